@@ -1,0 +1,69 @@
+# `make` lists the targets. They need python3 (3.11 or newer) with venv, make, and the package index.
+
+PYTHON ?= python3
+VENV ?= .venv
+CONFIG ?= examples/stdlib.toml
+TRAIN_FLAGS ?=
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.installed
+
+# The folders that are checked; the ones a young checkout lacks are left out.
+CODE = $(wildcard src tests bench examples)
+PYTEST = $(BIN)/python -m pytest
+PYTEST_FLAGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help install train soak test test-all test-unit lint format types layers bench clean
+
+help: ## list the targets
+	@echo "usage: make TARGET"
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{printf "%-18s%s\n", $$1, $$2}'
+	@echo
+	@echo "variables: VENV=$(VENV) PYTHON=$(PYTHON) CONFIG=$(CONFIG) TRAIN_FLAGS='$(TRAIN_FLAGS)'"
+
+install: $(STAMP) ## make the virtual environment, or bring it up to date with pyproject.toml
+
+# The version is read from src, so installing again also follows a change there.
+$(STAMP): pyproject.toml src/planetary/version.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "planetary needs Python 3.11 or newer, found " + sys.version.split()[0] + "; name another one with PYTHON=python3.12")'
+	@echo "installing into $(VENV) (the first time takes a minute or two)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[all,test]'
+	@touch $@
+
+train: $(STAMP) ## train the example model with two workers (the main job)
+	$(BIN)/planetary train $(CONFIG) $(TRAIN_FLAGS)
+
+test: lint types layers test-all ## run every check and every test
+
+# tests/conftest.py puts the quick tests first, so one run fails early and ends with one closing line.
+test-all: $(STAMP) ## run every test and no check
+	$(PYTEST) -q $(PYTEST_FLAGS)
+
+soak: $(STAMP) ## run thousands of random fault schedules and long churn (many minutes)
+	PLANETARY_CHURN_S=600 $(PYTEST) -q -m "soak or processes" tests/collectives $(PYTEST_FLAGS)
+
+test-unit: $(STAMP) ## run the tests that start no process and no compiler (under a minute)
+	$(PYTEST) -q -m "not processes and not compiles and not soak" $(PYTEST_FLAGS)
+
+lint: $(STAMP) ## check style and format
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+
+format: $(STAMP) ## put the code into the project's format
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+types: $(STAMP) ## check the types
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+layers: $(STAMP) ## check that each package imports only from layers below it
+	$(BIN)/lint-imports
+
+bench: $(STAMP) ## run the measurements behind the README's numbers (see bench/README.md)
+	@for script in bench/net_throughput.py bench/train_step.py bench/recovery.py bench/allreduce.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean: ## remove the virtual environment and what checks and builds leave behind; keeps runs/
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

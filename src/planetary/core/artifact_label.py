@@ -1,0 +1,46 @@
+"""What a compiled artifact says about itself, readable before anything in it is loaded.
+
+The label is one line of JSON baked into the module as reflection text. It is found by searching the bytes,
+so a worker can refuse an artifact of another compiler version or another CPU without handing it to the
+loader.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from planetary.core.errors import TrustError
+
+_MARK = "planetary-artifact"
+_PATTERN = re.compile(rb"planetary-artifact (\{[^\x00]*?\})\x00")
+
+
+class ArtifactLabel(msgspec.Struct, frozen=True):
+    """What a compiled module was made from and for."""
+
+    iree: str  # version of the compiler
+    backend: str  # "cpu", "cuda", "hip", "vulkan", "metal"
+    target: str  # e.g. "host", "baseline", "sm_80"
+    features: str  # identifies the CPU a "host" module was tuned for
+    stablehlo: str  # sha256 of the portable artifact of the training step
+
+    def encode(self) -> str:
+        """Return the text to bake in."""
+        return f"{_MARK} {msgspec.json.encode(self).decode()}"
+
+
+def read_label(vmfb: bytes | memoryview) -> ArtifactLabel:
+    """Return the label of a compiled module.
+
+    Raises:
+        TrustError: there is none, or it is not readable: the file was not made by planetary.
+    """
+    found = _PATTERN.search(vmfb)
+    if found is None:
+        raise TrustError("the compiled module carries no planetary label; it was not made by `compile_artifact`")
+    try:
+        return msgspec.json.decode(found.group(1), type=ArtifactLabel)
+    except msgspec.DecodeError as error:
+        raise TrustError(f"the compiled module's label is damaged: {error}") from error

@@ -1,0 +1,244 @@
+"""Every key of a configuration file, with its type, range, default and meaning.
+
+A key is one line here: its type and range are enforced when a file is read, its default stands beside it, and
+the comment says what it means and in which unit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+Index = Annotated[int, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=0, lt=2**32)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]  # of a moving average: 0 keeps nothing, 1 would keep everything
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+ProperFraction = Annotated[float, Meta(gt=0, lt=1)]
+Text = Annotated[str, Meta(min_length=1)]
+Memory = Annotated[
+    str,
+    Meta(
+        pattern=r"^(none|blocks|\d+(\.\d+)? ?([KMG]?B|[KMG]iB)?)$",
+        description='"none", "blocks" or a string of bytes such as "200MiB"',
+    ),
+]
+# What executes the training step: drivers of IREE, or XLA through PJRT
+Backend = Literal["cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]
+
+
+class RunConfig(msgspec.Struct, frozen=True):
+    """`[run]`: the name and place of the run."""
+
+    name: str = ""  # of the run's folder; empty: the name of the configuration file without its ending
+    dir: Text = "runs"  # folder that holds the run folders, relative to the current folder
+    seed: Seed = 0  # of the initial parameters, the data order and everything else that is drawn
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """`[model]`: what is trained."""
+
+    # "module:function", "path.py:function", or the path of a .mlir or .mlirbc file or of an exported folder
+    source: Text = "planetary.models.nanochat:build"
+    options: dict[str, Any] = msgspec.field(default_factory=dict)  # keyword arguments of the function
+    # argument name -> role, for a bare .mlir whose arguments are not "parameters, then two of data"
+    roles: dict[str, Literal["param", "buffer", "input", "target"]] = msgspec.field(default_factory=dict)
+    # path of a safetensors file whose tensors replace the initial values of the same name; empty: none
+    weights: str = ""
+    # name patterns that may be missing from that file, or be there without the model knowing them
+    weights_optional: tuple[str, ...] = ()
+
+
+class DataConfig(msgspec.Struct, frozen=True):
+    """`[data]`: what it is trained on."""
+
+    source: Text = "stdlib"  # "stdlib", or a path or URL of text, .jsonl, .u16 or .u32 tokens
+    tokenizer: Text = "byte"  # "byte", or the path of a `tokenizer.json`
+    text_key: Text = "text"  # the key that holds the text in a .jsonl line
+    held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
+    # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
+    # task
+    delivery: Literal["path", "gateway"] = "path"
+
+
+class TrainConfig(msgspec.Struct, frozen=True):
+    """`[train]`: how long, and in which portions."""
+
+    rounds: Count = 12  # outer steps
+    inner_steps: Count = 30  # H: inner steps of each worker in one round
+    batch_size: Count = 8  # sequences in a batch
+    sequence_length: Count = 128  # target tokens in a sequence
+    inner_state: Literal["persist", "reset"] = "persist"  # the optimizer's state at the start of a round
+    micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
+    precision: Literal["f32", "bf16", "f16"] = "f32"  # of the factors in matrix products; parameters stay float32
+    rounding: Literal["nearest", "stochastic"] = "nearest"  # of parameters to bf16 or f16
+    # recompute activations to save memory: "none", "blocks" (as many as possible), or the bytes they may take
+    remat: Memory = "none"
+
+
+class OptimizerConfig(msgspec.Struct, frozen=True):
+    """`[optimizer]`: the inner optimizer, which is part of the compiled step."""
+
+    name: Literal["adamw", "sgd", "lion", "adafactor", "muon"] = "adamw"
+    learning_rate: Positive = 3e-3  # at its peak, after the warm-up; "lion" wants a third to a tenth of adamw's
+    beta1: Decay = 0.9  # "adamw", "lion", and what "muon" leaves to AdamW
+    beta2: Decay = 0.95
+    epsilon: Positive = 1e-8
+    momentum: Decay = 0.95  # "sgd" and "muon"
+    nesterov: bool = True  # "sgd" and "muon"
+    adam_for: tuple[str, ...] = ("*embed*", "*wte*", "*head*")  # "muon": name patterns of matrices left to AdamW
+    weight_decay: NotNegative = 0.1  # decoupled, times the learning rate
+    decay_min_rank: Index = 2  # parameters of fewer dimensions do not decay
+    no_decay: tuple[str, ...] = ()  # nor do those whose name matches one of these patterns
+    clip_norm: NotNegative = 1.0  # the gradient's global norm is cut to this; 0: never
+    warmup_steps: Index = 20  # inner steps of linear rise from 0
+    schedule: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"] = "cosine"  # what follows the warm-up
+    final_fraction: Fraction = 0.1  # of the peak, at the end of "cosine", "linear" and "wsd"
+    cooldown_fraction: ProperFraction = 0.2  # of the run, at its end, in which "wsd" falls
+    average_decay: Decay = 0.0  # of a moving average of the weights in the optimizer's state; 0: none is kept
+
+
+class OuterConfig(msgspec.Struct, frozen=True):
+    """`[outer]`: the outer Nesterov step that the training controller takes."""
+
+    learning_rate: Positive = 0.7
+    momentum: Decay = 0.9
+
+
+class FabricConfig(msgspec.Struct, frozen=True):
+    """`[fabric]`: the machines."""
+
+    workers: Count = 2  # that take part; a local run starts this many
+    quorum: Count = 1  # contributions that suffice to close a round once its deadline has passed
+    latency_budget_s: Positive = 2.0  # how long a healthy peer may take to answer; see `timings`
+    round_deadline_s: NotNegative = 0.0  # 0: derived from the observed time per inner step
+    abandon_after_s: NotNegative = 600.0  # a run without any connected worker fails after this; 0: never
+    host: Text = "127.0.0.1"  # that the gateway listens on
+    port: Port = 0  # that the gateway listens on; 0: any free one
+    backend: Backend = "cpu"
+    # what the step is compiled for: "host", "baseline", or a chip such as "sm_80"; PJRT compiles it on the worker
+    target: Text = "host"
+    island: Count = 1  # devices of one worker, which run every step together; above 1 for PJRT only
+    threads: Index = 0  # per worker; 0: the workers of one machine share its cores
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True):
+    """`[checkpoint]`: when the state is written, and how much of it is kept."""
+
+    every: Count = 1  # rounds
+    keep: Count = 2  # newest checkpoints
+
+
+class EvalConfig(msgspec.Struct, frozen=True):
+    """`[eval]`: how the held-out loss is measured."""
+
+    every: Count = 1  # rounds
+    batches: Count = 8  # fixed batches of held-out tokens
+
+
+class Config(msgspec.Struct, frozen=True):
+    """A whole configuration."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = msgspec.field(default_factory=ModelConfig)
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    outer: OuterConfig = OuterConfig()
+    fabric: FabricConfig = FabricConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    eval: EvalConfig = EvalConfig()
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Tokens read for one inner step: each sequence has one more than its targets, since targets are
+        shifted.
+        """
+        return self.train.batch_size * (self.train.sequence_length + 1)
+
+    @property
+    def tokens_per_slice(self) -> int:
+        """Tokens of one lease: what one worker reads in one round."""
+        return self.train.inner_steps * self.tokens_per_batch
+
+    @property
+    def targets_per_slice(self) -> int:
+        """Target tokens of one lease: what its loss is averaged over and its contribution weighted by."""
+        return self.train.inner_steps * self.train.batch_size * self.train.sequence_length
+
+    @property
+    def total_inner_steps(self) -> int:
+        """Inner steps that one worker takes in the whole run: the length of the learning-rate schedule."""
+        return self.train.rounds * self.train.inner_steps
+
+    @property
+    def timings(self) -> Timings:
+        """All time limits, derived from `fabric.latency_budget_s`."""
+        return Timings(self.fabric.latency_budget_s)
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """Every time limit of the fabric, in seconds, as a multiple of the one latency budget.
+
+    The budget is how long a healthy peer may take to answer on this network under load. Raise it on slow or
+    crowded machines; nothing else needs tuning. Limits on work (an inner step, a round) are not here: they
+    come from observed times.
+    """
+
+    latency_budget_s: float
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Each side sends at least one frame in this time: four chances to be heard within a budget."""
+        return self.latency_budget_s / 4
+
+    @property
+    def silent_after_s(self) -> float:
+        """A side that sent nothing for this long is lost: a full budget plus the heartbeat that may just have
+        left.
+        """
+        return self.latency_budget_s * 1.25
+
+    @property
+    def connect_s(self) -> float:
+        """For opening a connection and finishing its handshake: two round trips and a slow accept queue."""
+        return self.latency_budget_s * 4
+
+    @property
+    def grace_s(self) -> float:
+        """How long a round keeps the lease of a lost worker for one that comes back: a restart, then a
+        handshake.
+        """
+        return self.latency_budget_s * 2
+
+    @property
+    def startup_grace_s(self) -> float:
+        """How long the first round waits for the other workers once one is ready: they start one after the
+        other and load the step.
+        """
+        return self.latency_budget_s * 10
+
+    @property
+    def restart_first_s(self) -> float:
+        """Pause before the first restart of a failed worker."""
+        return self.latency_budget_s / 20
+
+    @property
+    def restart_limit_s(self) -> float:
+        """Longest pause before a restart; pauses double until they reach it."""
+        return self.latency_budget_s * 15
+
+    @property
+    def stagger_s(self) -> float:
+        """Pause between the starts of two workers on one machine."""
+        return self.latency_budget_s / 8
+
+    @property
+    def shutdown_s(self) -> float:
+        """How long processes get to end by themselves before they are killed."""
+        return self.latency_budget_s

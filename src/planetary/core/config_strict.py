@@ -1,0 +1,181 @@
+"""From plain tables to a typed `Config`: nothing unknown, nothing of the wrong type, nothing out of range.
+
+The rules come from the types in `config_schema`; this file only finds the words for what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from planetary.core.config_schema import Config
+from planetary.core.errors import UserError
+
+
+def _struct_fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
+    info = inspect.type_info(struct)
+    assert isinstance(info, inspect.StructType)
+    return {field.name: field for field in info.fields}
+
+
+def _section_type(section: inspect.Field) -> type[msgspec.Struct]:
+    assert isinstance(section.type, inspect.StructType)
+    return section.type.cls
+
+
+SECTIONS: Mapping[str, type[msgspec.Struct]] = {
+    name: _section_type(field) for name, field in _struct_fields(Config).items()
+}
+"""Section name -> its type, in the order of the file."""
+
+FIELDS: Mapping[str, Mapping[str, inspect.Field]] = {name: _struct_fields(struct) for name, struct in SECTIONS.items()}
+"""Section name -> key -> what is known about the key."""
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """Return the member of `known` that looks most like `word`."""
+    return max(known, key=lambda candidate: SequenceMatcher(None, word, candidate).ratio())
+
+
+def _nearest_key(section: str, key: str) -> str:
+    """The known key that was probably meant: the same word in another section beats a similar one in this
+    section.
+    """
+    elsewhere = [f"{name}.{key}" for name, fields in FIELDS.items() if key in fields]
+    if elsewhere:
+        return elsewhere[0]
+    return f"{section}.{nearest(key, list(FIELDS[section]))}"
+
+
+def check_known(section: str, key: str | None, origin: str) -> None:
+    """Raise `UserError` unless `section` (and `key` in it, when given) exists; `origin` says where it was
+    written.
+    """
+    if section not in SECTIONS:
+        homes = [f"[{name}] {section}" for name, fields in FIELDS.items() if section in fields]
+        meant = homes[0] if homes else f"[{nearest(section, list(SECTIONS))}]"
+        raise UserError(f"{origin}: unknown section {section!r}; did you mean {meant}? Sections: {', '.join(SECTIONS)}")
+    if key is not None and key not in FIELDS[section]:
+        raise UserError(
+            f"{origin}: unknown key {section}.{key}; did you mean {_nearest_key(section, key)}? "
+            f"Keys of [{section}]: {', '.join(FIELDS[section])}"
+        )
+
+
+def expects_text(section: str, key: str) -> bool:
+    """Whether the value of a known key is a string."""
+    kind = FIELDS[section][key].type
+    return isinstance(kind.type if isinstance(kind, inspect.Metadata) else kind, inspect.StrType | inspect.LiteralType)
+
+
+def describe(kind: inspect.Type) -> str:
+    """Say in words what a key takes, e.g. `"a whole number >= 1"`."""
+    if isinstance(kind, inspect.Metadata):
+        return (kind.extra_json_schema or {}).get("description") or describe(kind.type)
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        limits = [
+            f"{sign} {limit}"
+            for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
+            if limit is not None
+        ]
+        noun = "a whole number" if isinstance(kind, inspect.IntType) else "a finite number"
+        return " ".join([noun, " and ".join(limits)]).strip()
+    if isinstance(kind, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{value}"' for value in kind.values)
+    if isinstance(kind, inspect.StrType):
+        return "a string that is not empty" if kind.min_length else "a string"
+    if isinstance(kind, inspect.DictType):
+        value = kind.value_type
+        return "a table" if isinstance(value, inspect.AnyType) else f"a table whose values are {describe(value)}"
+    if isinstance(kind, inspect.VarTupleType):
+        return f"an array whose values are {describe(kind.item_type)}"
+    raise AssertionError(f"no words for {kind}")  # a schema change must add them
+
+
+def show_found(value: object) -> str:
+    """Name a value and its TOML type, cut to a length that fits an error message."""
+    names = {
+        bool: "boolean",
+        int: "whole number",
+        float: "number",
+        str: "string",
+        list: "array",
+        dict: "table",
+    }
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return f"{text} ({names.get(type(value), type(value).__name__)})"
+
+
+def check_value(section: str, key: str, value: object, origin: str) -> Any:
+    """Return `value` as the type that the known key takes, or raise `UserError` saying what was expected."""
+    kind = FIELDS[section][key].type
+    wanted = next(field.type for field in msgspec.structs.fields(SECTIONS[section]) if field.name == key)
+    # Comparisons with a NaN are all false, so the ranges in the types do not catch it.
+    if not isinstance(value, float) or math.isfinite(value):
+        try:
+            return msgspec.convert(value, wanted, strict=True)
+        except msgspec.ValidationError:
+            pass
+    raise UserError(f"{origin}: {section}.{key}: expected {describe(kind)}, found {show_found(value)}")
+
+
+def build_config(tables: Mapping[str, object], origin: str) -> Config:
+    """Turn plain tables into a `Config`; absent keys get their defaults.
+
+    Args:
+        tables: section -> key -> value, as `tomllib` returns it.
+        origin: where the values were written (a file's name, `"--set"`), for error texts.
+
+    Raises:
+        UserError: naming the first key that is unknown (and the nearest known one), of the wrong type, out of
+            range, or in contradiction with another.
+    """
+    sections: dict[str, Any] = {}
+    for section, table in tables.items():
+        check_known(section, None, origin)
+        if not isinstance(table, Mapping):
+            raise UserError(f"{origin}: {section}: expected a section [{section}], found {show_found(table)}")
+        values = {}
+        for key, value in table.items():
+            check_known(section, key, origin)
+            values[key] = check_value(section, key, value, origin)
+        sections[section] = SECTIONS[section](**values)
+    config = Config(**sections)
+    _check_together(config, origin)
+    return config
+
+
+def _check_together(config: Config, origin: str) -> None:
+    """Check what no key can check alone."""
+    if config.fabric.quorum > config.fabric.workers:
+        raise UserError(
+            f"{origin}: fabric.quorum: expected at most fabric.workers ({config.fabric.workers}), found "
+            f"{config.fabric.quorum}: such a round could never be closed by its quorum"
+        )
+    name = config.run.name
+    if name in {".", ".."} or "/" in name or "\\" in name:
+        raise UserError(
+            f"{origin}: run.name: expected the name of one folder, found {show_found(name)}; the place of "
+            "the run folders is run.dir"
+        )
+    if config.train.batch_size % config.train.micro_batches:
+        raise UserError(
+            f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "
+            f"{config.train.micro_batches}: the parts of a batch must be equal"
+        )
+    total = config.total_inner_steps
+    if config.optimizer.warmup_steps >= total:
+        raise UserError(
+            f"{origin}: optimizer.warmup_steps: expected fewer than the {total} inner steps of the run "
+            f"(train.rounds × train.inner_steps), found {config.optimizer.warmup_steps}: the learning rate "
+            "would never reach its peak. Train longer or lower the warm-up"
+        )

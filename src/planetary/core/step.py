@@ -1,0 +1,33 @@
+"""What a compiled training step takes and returns: the contract between the compiler and every worker."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.tensors import TensorSpec
+
+
+class StepSpec(msgspec.Struct, frozen=True):
+    """Signature of a training-step module. All lists are in argument order.
+
+    The module has two functions:
+
+    `train_step(params..., buffers..., opt_state..., step: i32, batch...) ->
+    (params'..., opt_state'..., loss: f32, grad_norm: f32)`: one forward, backward, clip, schedule and optimizer
+    update. `step` is the 0-based index of the inner step since the start of the run; it drives the schedule only.
+    The optimizer's own count is part of `opt_state`, because a worker that joins late starts with fresh moments.
+
+    `eval_step(params..., buffers..., batch...) -> loss: f32`: the mean loss of one batch.
+    """
+
+    model: str  # a name for people
+    params: tuple[TensorSpec, ...]  # trained
+    buffers: tuple[TensorSpec, ...]  # constant inputs of the model such as RoPE tables; never trained
+    opt_state: tuple[TensorSpec, ...]  # starts as zeros
+    batch: tuple[TensorSpec, ...]  # inputs, then targets
+    stablehlo_digest: str  # sha256 of the portable artifact that both functions were compiled from
+
+    @property
+    def param_count(self) -> int:
+        """Number of trained scalars."""
+        return sum(spec.size for spec in self.params)

@@ -1,0 +1,69 @@
+"""Names, shapes and element types of tensors, in StableHLO's spelling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import UserError
+
+# Element type -> the numpy type that holds it on the host. A bfloat16 is held as its 16 raw bits: numpy has no such
+# type, and a worker must not need ml_dtypes.
+HOST_DTYPES: Mapping[str, np.dtype] = {
+    "f64": np.dtype("<f8"),
+    "f32": np.dtype("<f4"),
+    "f16": np.dtype("<f2"),
+    "bf16": np.dtype("<u2"),
+    "i64": np.dtype("<i8"),
+    "i32": np.dtype("<i4"),
+    "i16": np.dtype("<i2"),
+    "i8": np.dtype("i1"),
+    "ui64": np.dtype("<u8"),
+    "ui32": np.dtype("<u4"),
+    "ui16": np.dtype("<u2"),
+    "ui8": np.dtype("u1"),
+    "i1": np.dtype("?"),
+    "complex<f32>": np.dtype("<c8"),
+    "complex<f64>": np.dtype("<c16"),
+}
+
+
+def host_dtype(dtype: str) -> np.dtype:
+    """Return the numpy type that holds `dtype` on the host, or raise `UserError` naming the known ones."""
+    try:
+        return HOST_DTYPES[dtype]
+    except KeyError:
+        raise UserError(f"unknown element type {dtype!r}; known: {', '.join(HOST_DTYPES)}") from None
+
+
+class TensorSpec(msgspec.Struct, frozen=True):
+    """Name, element type (StableHLO spelling, e.g. `"f32"`) and shape of one tensor."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes on the host and on the wire."""
+        return self.size * host_dtype(self.dtype).itemsize
+
+    def empty(self) -> np.ndarray:
+        """Return an uninitialised C-contiguous host array of this shape and type."""
+        return np.empty(self.shape, host_dtype(self.dtype))
+
+    def zeros(self) -> np.ndarray:
+        """Return a host array of zeros of this shape and type."""
+        return np.zeros(self.shape, host_dtype(self.dtype))
+
+
+# A named tensor tree, flattened: the order of the names is the order of the graph's arguments.
+Tensors = Mapping[str, np.ndarray]

@@ -1,0 +1,33 @@
+"""Sockets and who may use them: connections for whole messages, server, client, certificates, tokens."""
+
+from planetary.net.authority import Authority
+from planetary.net.client import Trust, connect
+from planetary.net.connection import Connection, Tuning
+from planetary.net.handshake import (
+    TokenCheck,
+    answer_hello,
+    judge_hello,
+    raise_refusal,
+    receive_hello,
+    say_hello,
+)
+from planetary.net.server import Server, ServerLimits, serve
+from planetary.net.threaded import ThreadedConnection
+
+__all__ = [
+    "Authority",
+    "Connection",
+    "Server",
+    "ServerLimits",
+    "ThreadedConnection",
+    "TokenCheck",
+    "Trust",
+    "Tuning",
+    "answer_hello",
+    "connect",
+    "judge_hello",
+    "raise_refusal",
+    "receive_hello",
+    "say_hello",
+    "serve",
+]

@@ -1,0 +1,68 @@
+"""Host names, addresses and ports: is it loopback, and who holds a port."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+from pathlib import Path
+
+from planetary.core.errors import UserError
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a numeric address is this machine's own loopback."""
+    try:
+        parsed = ipaddress.ip_address(address.split("%", 1)[0])
+    except ValueError:
+        return False
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback
+
+
+def resolve_listen_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
+    """Return family and numeric address to listen on; of several, an IPv4 one. Raises `UserError`.
+
+    An empty host means all of this machine's addresses.
+    """
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host!r}: {error}; give an address of this machine") from None
+    found.sort(key=lambda item: item[0] is not socket.AF_INET)
+    family, _, _, _, address = found[0]
+    return family, (str(address[0]), int(address[1]))
+
+
+def port_holder(port: int) -> str | None:
+    """Name the process that listens on a TCP port, e.g. `"process 4711 (python3)"`; None when it cannot be
+    found.
+
+    Reads /proc, so it finds nothing on other systems or for another user's process.
+    """
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            listens = fields[3] == "0A"
+            if listens and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    if not inodes:
+        return None
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended, or belongs to another user
+            if any(_target(link) in inodes for link in (process / "fd").iterdir()):
+                return f"process {process.name} ({(process / 'comm').read_text().strip()})"
+    return None
+
+
+def _target(link: Path) -> str:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return ""  # closed since it was listed

@@ -1,0 +1,265 @@
+"""The gateway's own certificate authority, in a folder of files that only its user can read.
+
+    authority.pem   key and certificate of the authority: made once, never replaced
+    server.pem      key and certificate that the gateway shows; made anew when it runs out
+    invites.key     secret under which invite tokens are made
+
+Every server certificate carries the authority's certificate in an extension. A client that knows only the
+authority's fingerprint, from its invite token, can therefore find the authority without asking for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import os
+import secrets
+import ssl
+import stat
+import tempfile
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+
+from planetary.core.errors import ResourceError, TrustError
+
+SERVER_NAME = "planetary-gateway"
+"""The name in every gateway's certificate; clients check it whatever address they dialled."""
+
+# Object identifiers under 2.25 are anybody's own: a UUID as a number (ITU-T X.667). It is drawn from the
+# name.
+_AUTHORITY_EXTENSION = ObjectIdentifier(
+    f"2.25.{uuid.uuid5(uuid.NAMESPACE_URL, 'https://github.com/planetary-compute/planetary#authority').int}"
+)
+_AUTHORITY_DAYS = 20 * 365
+_SERVER_DAYS = 365
+_RENEW_DAYS = 30
+_BACKDATE = datetime.timedelta(days=1)  # for workers whose clock is slow
+
+
+@dataclass(frozen=True)
+class Authority:
+    """An opened authority.
+
+    Attributes:
+        folder: where its files are.
+        certificate: the authority's certificate, PEM.
+        fingerprint: SHA-256 of the certificate's DER bytes; 32 bytes.
+        invite_secret: 32 bytes.
+    """
+
+    folder: Path
+    certificate: str
+    fingerprint: bytes
+    invite_secret: bytes
+
+    @classmethod
+    def open(cls, folder: Path, now: float) -> Authority:
+        """Open the authority in `folder`, making what is missing. `now` is Unix time in seconds.
+
+        Raises `TrustError` when a file is damaged, foreign or readable by others, `ResourceError` when the
+        folder cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            key, certificate = _load_pair(_create_once(folder / "authority.pem", lambda: _new_authority(now)))
+            if _ends(certificate) < now:
+                raise TrustError(
+                    f"the certificate authority in {folder} ran out; delete the folder's files and make new invites"
+                )
+            _keep_server_certificate(folder / "server.pem", key, certificate, now)
+            secret = _read_private(_create_once(folder / "invites.key", lambda: secrets.token_bytes(32)))
+        except OSError as error:
+            raise ResourceError(f"cannot keep the certificate authority in {folder}: {error}") from None
+        if len(secret) != 32:
+            raise TrustError(f"{folder / 'invites.key'} must have 32 bytes, it has {len(secret)}")
+        pem = certificate.public_bytes(serialization.Encoding.PEM).decode()
+        return cls(folder, pem, fingerprint_of(certificate), secret)
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return what `serve` needs to show the gateway's certificate."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.num_tickets = 0  # connections last; nobody resumes one
+        context.load_cert_chain(self.folder / "server.pem")
+        return context
+
+
+def client_context(authority: str) -> ssl.SSLContext:
+    """Return a context that trusts servers of one authority (PEM) and no others, named `SERVER_NAME`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the chain and the host name
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=authority)
+    return context
+
+
+def fingerprint_of(certificate: x509.Certificate) -> bytes:
+    """Return the SHA-256 of a certificate's DER bytes."""
+    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
+
+
+def authority_in(server_certificate: bytes, expected_fingerprint: bytes, where: str) -> str:
+    """Return the authority (PEM) that a server certificate (DER) carries, once its fingerprint is the
+    expected one.
+
+    Raises `TrustError` saying what was expected and found. `where` names the server in it.
+    """
+    try:
+        leaf = x509.load_der_x509_certificate(server_certificate)
+        extension = leaf.extensions.get_extension_for_oid(_AUTHORITY_EXTENSION).value
+        if not isinstance(extension, x509.UnrecognizedExtension):
+            raise ValueError("its authority extension has another form")
+        authority = x509.load_der_x509_certificate(extension.value)
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension) as error:
+        raise TrustError(
+            f"the certificate of {where} is not one of a planetary gateway ({error}); expected one of the "
+            f"authority {expected_fingerprint.hex()}. Check host and port"
+        ) from None
+    found = fingerprint_of(authority)
+    if not secrets.compare_digest(found, expected_fingerprint):
+        raise TrustError(
+            f"{where} is not the gateway that the invite token is for: expected certificate authority "
+            f"{expected_fingerprint.hex()}, found {found.hex()}. Check host and port, or ask for a new token"
+        )
+    return authority.public_bytes(serialization.Encoding.PEM).decode()
+
+
+# --- certificates
+
+
+def _new_authority(now: float) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "planetary gateway authority")])
+    builder = (
+        _builder(name, name, key, now, _AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+    )
+    return _pair(key, builder.sign(key, hashes.SHA256()))
+
+
+def _new_server(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, now: float) -> bytes:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
+    carried = authority.public_bytes(serialization.Encoding.DER)
+    issuer_key = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
+    builder = (
+        _builder(name, authority.subject, key, now, _SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key), critical=False)
+        .add_extension(x509.UnrecognizedExtension(_AUTHORITY_EXTENSION, carried), critical=False)
+    )
+    return _pair(key, builder.sign(authority_key, hashes.SHA256()))
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: float, days: int
+) -> x509.CertificateBuilder:
+    start = datetime.datetime.fromtimestamp(now, datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(start - _BACKDATE)
+        .not_valid_after(start + datetime.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _keep_server_certificate(
+    path: Path, authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, now: float
+) -> None:
+    _, current = _load_pair(_create_once(path, lambda: _new_server(authority_key, authority, now)))
+    try:
+        current.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        signed_here = False
+    else:
+        signed_here = True
+    if not signed_here or _ends(current) - now < _RENEW_DAYS * 86400:
+        temporary = _write_private(path, _new_server(authority_key, authority, now))
+        temporary.replace(path)
+
+
+def _ends(certificate: x509.Certificate) -> float:
+    return certificate.not_valid_after_utc.timestamp()
+
+
+# --- private files
+
+
+def _pair(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> bytes:
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private + certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _load_pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    data = _read_private(path)
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+        certificate = x509.load_pem_x509_certificate(data)
+    except (ValueError, TypeError) as error:
+        raise TrustError(f"{path} does not hold a key and a certificate: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        raise TrustError(f"{path}: the key does not belong to the certificate")
+    return key, certificate
+
+
+def _read_private(path: Path) -> bytes:
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if os.name == "posix" and mode & 0o077:
+        raise TrustError(
+            f"{path} must be readable by its owner only, its mode is {mode:o}. If nobody else read it, "
+            f"run: chmod 600 {path}"
+        )
+    return path.read_bytes()
+
+
+def _create_once(path: Path, make: Callable[[], bytes]) -> Path:
+    """Make a private file unless it is there. Of processes that try at once, the first one's stays."""
+    if not path.exists():
+        temporary = _write_private(path, make())
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+        finally:
+            temporary.unlink()
+    return path
+
+
+def _write_private(beside: Path, data: bytes) -> Path:
+    descriptor, name = tempfile.mkstemp(dir=beside.parent, prefix=f".{beside.name}.")  # mode 0600
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return Path(name)

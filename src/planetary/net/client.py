@@ -1,0 +1,121 @@
+"""Dials a gateway, and makes sure that it is the right one before it is told anything."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from planetary.core.errors import PeerError, TrustError, UserError
+from planetary.net import invite
+from planetary.net.addresses import is_loopback
+from planetary.net.authority import SERVER_NAME, authority_in, client_context
+from planetary.net.connection import Connection, ConnectionProtocol, Tuning
+from planetary.wire.inbox import Allocate, allocate_any
+from planetary.wire.limits import Limits
+
+
+class Trust:
+    """By what a client recognises its gateway: an invite token, or nothing on this machine's own loopback.
+
+    It remembers the gateway's authority once it was found, so that a reconnection needs one handshake only.
+    """
+
+    def __init__(self, token: str) -> None:
+        """Trust the gateway whose authority the token names. Raises `TrustError` for a malformed one."""
+        self.token = token.strip()
+        self.invite = invite.read(token) if token else None
+        self.authority: str | None = None  # PEM, once found
+
+    @classmethod
+    def plain_loopback(cls) -> Trust:
+        """Trust whoever listens on this machine, without TLS: for a user who asked for that explicitly."""
+        return cls("")
+
+    def __repr__(self) -> str:
+        """Name the trust without showing the token."""
+        return f"Trust({self.invite.id if self.invite else 'plain loopback'})"
+
+
+async def connect(
+    host: str,
+    port: int,
+    trust: Trust,
+    *,
+    timeout_s: float = 10.0,
+    limits: Limits | None = None,
+    allocate: Allocate = allocate_any,
+    tuning: Tuning | None = None,
+) -> Connection:
+    """Connect to a gateway within `timeout_s` seconds in all.
+
+    With a token: the first time, an unverified TLS connection is opened only to look at the certificate and
+    closed again; its authority must have the fingerprint in the token. Then, and for every later connection,
+    TLS with full verification. The token is never sent here; it goes into the `Hello`.
+
+    Raises `PeerError` when nobody answers, `TrustError` when the gateway is not the one the token names
+    (saying what was expected and found), `UserError` for a plain connection to anything but loopback.
+    """
+    where = f"{host}:{port}"
+    connection = Connection(limits=limits, allocate=allocate, tuning=tuning)
+    try:
+        async with asyncio.timeout(timeout_s):
+            if trust.invite is None:
+                return await _open(connection, host, port, None)
+            if trust.authority is None:
+                shown = await _shown_certificate(host, port)
+                trust.authority = authority_in(shown, trust.invite.authority_fingerprint, where)
+            context = client_context(trust.authority)
+            return await _open(connection, host, port, context)
+    except TimeoutError:
+        raise PeerError(
+            f"connecting to {where}: no answer within {timeout_s:g} s; is the gateway up? Is a firewall between?"
+        ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise TrustError(
+            f"connecting to {where}: expected a certificate for {SERVER_NAME!r} by the authority of the "
+            f"invite token, found one that fails: {error.verify_message}"
+        ) from None
+    except ssl.SSLError as error:
+        plain = error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
+        hint = "it does not speak TLS; was the gateway started without?" if plain else str(error)
+        raise TrustError(f"connecting to {where}: expected a TLS handshake, but {hint}") from None
+    except OSError as error:
+        raise PeerError(
+            f"connecting to {where}: {error.strerror or error}; is the gateway up, and is this its address?"
+        ) from None
+
+
+async def _open(connection: Connection, host: str, port: int, context: ssl.SSLContext | None) -> Connection:
+    transport, _ = await asyncio.get_running_loop().create_connection(
+        lambda: ConnectionProtocol(connection),
+        host,
+        port,
+        ssl=context,
+        server_hostname=SERVER_NAME if context is not None else None,
+        ssl_shutdown_timeout=1.0 if context is not None else None,
+    )
+    address = transport.get_extra_info("peername")[0]
+    if context is None and not is_loopback(address):
+        connection.abort()
+        raise UserError(
+            f"refusing to talk to {host}:{port} ({address}) without TLS: it is not this machine. "
+            "Give the invite token of the gateway"
+        )
+    return connection
+
+
+async def _shown_certificate(host: str, port: int) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent, and what is shown is checked by its fingerprint
+    transport, _ = await asyncio.get_running_loop().create_connection(
+        asyncio.Protocol, host, port, ssl=context, server_hostname=SERVER_NAME
+    )
+    try:
+        shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    finally:
+        transport.abort()
+    if not shown:
+        raise TrustError(f"connecting to {host}:{port}: it showed no certificate")
+    return shown

@@ -1,0 +1,359 @@
+"""One connection to a peer: whole messages with their tensors, in both directions, over TCP or TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from planetary.core.errors import ClosedError, PeerError, ProtocolError, ResourceError
+from planetary.net.sender import Sender
+from planetary.wire.inbox import Allocate, Inbox, Received, allocate_any
+from planetary.wire.limits import KIB, MIB, Limits
+from planetary.wire.messages import Goodbye, Heartbeat, Message
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """How patient one side of a connection is, and how much it holds for its reader."""
+
+    write_stall_s: float = 30.0  # the peer is lost when it takes not one byte for so long
+    linger_s: float = 1.0  # for the peer to close its side after a goodbye
+    unread_messages: int = 256  # beyond these, and
+    unread_bytes: int = 256 * MIB  # these, nothing more is taken from the socket
+
+
+class Connection:
+    """Sends and receives messages. Made by `connect` or `serve`; its methods belong to the event loop's
+    thread.
+
+    Once the connection is over, every call raises the same error: `RemoteProtocolError` when the peer broke
+    the protocol, `PeerError` when it vanished, fell silent or stopped reading, `ClosedError` when either side
+    said goodbye. Messages that arrived before that are still handed out.
+
+    Attributes:
+        peer: address of the peer, for people.
+        bytes_received: bytes of frames taken from the socket, after TLS.
+        heartbeats_received: how many heartbeats came in; `receive` never returns one.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits | None = None,
+        allocate: Allocate = allocate_any,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.peer = "a peer that never connected"
+        self.bytes_received = 0
+        self.heartbeats_received = 0
+        self._loop = asyncio.get_running_loop()
+        self._inbox = Inbox(limits, allocate)
+        self._tuning = tuning or Tuning()
+        self._sender = Sender(self._tuning.write_stall_s, self._on_stall)
+
+        self._transport: asyncio.Transport | None = None
+        self._over_tls = False
+        self._error: Exception | None = None  # set once; the connection is over
+        self._lost = self._loop.create_future()  # done when the socket is gone
+        self._linger_timer: asyncio.TimerHandle | None = None
+        self._scratch = memoryview(bytearray(64 * KIB))  # takes what a peer sends after the end
+
+        self._unread: deque[Received] = deque()
+        self._unread_bytes = 0
+        self._reading_paused = False
+        self._news = asyncio.Event()
+        self._any_message = False
+        self._first_message_timer: asyncio.TimerHandle | None = None
+
+        self._last_received = self._loop.time()
+        self._heartbeat_s = self._silent_after_s = 0.0
+        self._beat_timer: asyncio.TimerHandle | None = None
+
+    # --- for callers
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of frames given to the socket, before TLS. May be read from any thread."""
+        return self._sender.bytes_sent
+
+    @property
+    def last_received(self) -> float:
+        """Time of the event loop's clock (seconds) at which bytes of the peer last arrived."""
+        return self._last_received
+
+    @property
+    def unread(self) -> int:
+        """Number of messages that `receive` would return without waiting. May be read from any thread."""
+        return len(self._unread)
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the connection is over, or None while it is up. May be read from any thread."""
+        return self._error
+
+    @property
+    def duplicates(self) -> int:
+        """Number of messages that were dropped because their id had been seen."""
+        return self._inbox.duplicates
+
+    async def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> int:
+        """Send a message; return its id when all its bytes were handed to the operating system.
+
+        Messages sent one after the other arrive in that order. Concurrent sends take turns chunk by chunk,
+        and a message without tensors overtakes those with. The arrays must not change while this runs. A
+        cancelled send withdraws the message if part of it is still here; the peer then never sees it.
+
+        Raises `LocalProtocolError` when the message or an array has no place on the wire (the connection
+        stays up), else see the class.
+        """
+        self._raise_if_over()
+        return await self._sender.send(message, tensors)
+
+    async def receive(self, timeout_s: float | None = None) -> Received:
+        """Return the next message. Raises `TimeoutError` after `timeout_s` seconds, else see the class.
+
+        Without a timeout the wait is bounded by the peer's silence, see `keep_alive`. A cancelled receive
+        loses nothing.
+        """
+        async with asyncio.timeout(timeout_s):
+            await self._wait_for_news()
+        received = self._unread.popleft()
+        self._unread_bytes -= received.nbytes
+        if self._reading_paused and not self._is_full():
+            self._reading_paused = False
+            self._last_received = self._loop.time()  # the silence was ours
+            if self._transport is not None and self._error is None:
+                self._transport.resume_reading()
+        return received
+
+    async def wait_for_message(self) -> None:
+        """Wait until `receive` would return at once, or raise as it would."""
+        await self._wait_for_news()
+
+    def keep_alive(self, heartbeat_s: float, silent_after_s: float) -> None:
+        """Send a heartbeat whenever nothing else was sent for `heartbeat_s` seconds, from now on.
+
+        The connection ends with `PeerError` when nothing arrived for `silent_after_s` seconds.
+        """
+        self._heartbeat_s, self._silent_after_s = heartbeat_s, silent_after_s
+        self._last_received = self._loop.time()
+        self._beat()
+
+    def accept_peer(self, limits: Limits | None = None, allocate: Allocate | None = None) -> None:
+        """Lift the limits for strangers once the peer has shown who it is."""
+        self._inbox.limits = limits or Limits()
+        if allocate is not None:
+            self._inbox.allocate = allocate
+
+    def expect_message(self, within_s: float) -> None:
+        """End the connection with `PeerError` unless a whole message arrives within so many seconds."""
+
+        def too_late() -> None:
+            if not self._any_message:
+                self._end(
+                    PeerError(f"{self.peer} sent no whole message within {within_s:g} s of connecting"),
+                    abort=True,
+                )
+
+        self._first_message_timer = self._loop.call_later(within_s, too_late)
+
+    async def close(self, reason: str) -> None:
+        """Say goodbye and close, within about `linger_s` seconds. Sends under way raise `ClosedError`."""
+        self._end(ClosedError(f"the connection to {self.peer} was closed here: {reason}"), farewell=reason)
+        if self._transport is None:
+            return
+        try:
+            await asyncio.shield(self._lost)
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection at once, without a goodbye."""
+        self._end(ClosedError(f"the connection to {self.peer} was dropped here"), abort=True)
+
+    # --- receiving; the names are those of `asyncio.BufferedProtocol`, whose calls are passed on
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Start on a connected socket."""
+        self._transport = transport
+        name = transport.get_extra_info("peername")
+        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "an unnamed socket")
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._over_tls = transport.get_extra_info("ssl_object") is not None
+        self._sender.start(transport)
+        self._last_received = self._loop.time()
+
+    def get_buffer(self, _size_hint: int) -> memoryview:
+        """Return where the next bytes go: tensor bytes straight into their array."""
+        return self._scratch if self._error is not None else self._inbox.next_buffer()
+
+    def buffer_updated(self, count: int) -> None:
+        """Take `count` bytes that were received into the buffer."""
+        self._last_received = self._loop.time()
+        self.bytes_received += count
+        if self._error is not None:
+            return
+        try:
+            received = self._inbox.filled(count)
+        except Exception as error:  # noqa: BLE001 - a hook may raise anything; receive() raises it again
+            self._end(_with_peer(error, self.peer), farewell=str(error))
+            return
+        for item in received:
+            if isinstance(item.message, Heartbeat):
+                self.heartbeats_received += 1
+            elif isinstance(item.message, Goodbye):
+                self._end(ClosedError(f"{self.peer} said goodbye: {item.message.reason}"))
+                return
+            else:
+                self._any_message = True
+                self._unread.append(item)
+                self._unread_bytes += item.nbytes
+        if received:
+            self._news.set()
+            if self._is_full() and not self._reading_paused and self._transport is not None:
+                self._reading_paused = True
+                self._transport.pause_reading()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Note that the socket is gone."""
+        lost = self._inbox.unfinished() if self._error is None else None
+        why = f": {error}" if error else ""
+        if lost:
+            what = f" in the middle of what it sent: {lost}"
+        elif self.bytes_received:
+            what = " without a goodbye"
+        elif self._over_tls:
+            what = " before it sent anything"
+        else:
+            what = " before it sent anything; if it is a gateway with TLS, an invite token is needed"
+        self._transport = None
+        self._end(PeerError(f"{self.peer} closed the connection{what}{why}"))
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    def _is_full(self) -> bool:
+        return len(self._unread) >= self._tuning.unread_messages or self._unread_bytes >= self._tuning.unread_bytes
+
+    async def _wait_for_news(self) -> None:
+        while not self._unread:
+            self._raise_if_over()
+            self._news.clear()
+            await self._news.wait()
+
+    def pause_writing(self) -> None:
+        """Stop writing: the socket takes no more."""
+        self._sender.pause()
+
+    def resume_writing(self) -> None:
+        """Go on writing: the socket took everything."""
+        self._sender.resume()
+
+    def _on_stall(self) -> None:
+        stall_s = self._tuning.write_stall_s
+        text = f"{self.peer} took no bytes for {stall_s:g} s although a message was waiting for it"
+        self._end(PeerError(text), abort=True)
+
+    # --- life and death
+
+    def _beat(self) -> None:
+        if self._error is not None or self._transport is None:
+            return
+        now = self._loop.time()
+        sender = self._sender
+        if sender.idle and now - sender.last_sent >= self._heartbeat_s:
+            sender.post(Heartbeat())
+        silent_s = now - self._last_received
+        if silent_s >= self._silent_after_s and not self._reading_paused:
+            text = f"{self.peer} was silent for {silent_s:.1f} s; a peer that lives sends something every "
+            self._end(PeerError(f"{text}{self._heartbeat_s:g} s"), abort=True)
+            return
+        beat_at = sender.last_sent + self._heartbeat_s if sender.idle else now + self._heartbeat_s
+        next_at = beat_at if self._reading_paused else min(beat_at, self._last_received + self._silent_after_s)
+        if self._beat_timer is not None:
+            self._beat_timer.cancel()
+        self._beat_timer = self._loop.call_later(max(next_at - now, 0.001), self._beat)
+
+    def _raise_if_over(self) -> None:
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+
+    def _end(self, error: Exception, *, farewell: str | None = None, abort: bool = False) -> None:
+        """End the connection for `error` unless it has ended; `abort` also cuts a lingering end short."""
+        first = self._error is None
+        can_part = False
+        if first:
+            self._error = error
+            self._news.set()
+            for timer in (self._beat_timer, self._first_message_timer):
+                if timer is not None:
+                    timer.cancel()
+            can_part = self._sender.stop(error, Goodbye(reason=farewell[:2000]) if farewell is not None else None)
+        transport = self._transport
+        if transport is None:
+            return
+        if abort or (first and not can_part):
+            transport.abort()
+        elif first:
+            self._linger_timer = self._loop.call_later(self._tuning.linger_s, transport.abort)
+            if farewell is None:
+                transport.close()
+                return
+            # A socket closed with unread bytes resets the farewell away, so what still comes is read and
+            # dropped.
+            if self._reading_paused:
+                transport.resume_reading()
+            if transport.can_write_eof():
+                try:
+                    transport.write_eof()
+                except OSError:  # the peer reset the connection, and the event loop has not noticed yet
+                    transport.abort()
+
+
+def _with_peer(error: Exception, peer: str) -> Exception:
+    if isinstance(error, ProtocolError | ResourceError):
+        return type(error)(f"{peer}: {error}")
+    return error
+
+
+class ConnectionProtocol(asyncio.BufferedProtocol):
+    """Passes the event loop's calls on to a connection; `on_made` is called once it is connected."""
+
+    def __init__(self, connection: Connection, on_made: Callable[[Connection], None] = lambda _: None) -> None:
+        self._connection = connection
+        self._on_made = on_made
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.BaseProtocol`."""
+        if not isinstance(transport, asyncio.Transport):
+            raise AssertionError(f"{transport!r} cannot be read and written")
+        self._connection.connection_made(transport)
+        self._on_made(self._connection)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._connection.connection_lost(exc)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See `asyncio.BufferedProtocol`."""
+        return self._connection.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See `asyncio.BufferedProtocol`."""
+        self._connection.buffer_updated(nbytes)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """See `asyncio.BaseProtocol`."""
+        self._connection.resume_writing()

@@ -1,0 +1,130 @@
+"""The first two messages of a connection: who the client is, and whether the gateway takes it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from planetary.core.errors import ClosedError, PeerError, RemoteProtocolError, TrustError
+from planetary.net import invite
+from planetary.net.connection import Connection
+from planetary.wire.inbox import Allocate
+from planetary.wire.messages import PROTOCOL_VERSION, Hello, Refused, Welcome
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenCheck:
+    """How a gateway recognises its tokens."""
+
+    secret: bytes
+    authority_fingerprint: bytes
+    revoked: Collection[str] = ()  # ids of invites
+
+
+def judge_hello(
+    hello: Hello, *, welcome: Welcome, software: str, tokens: TokenCheck | None, now: float
+) -> Welcome | Refused:
+    """Decide whether to take a client: `welcome`, or a refusal that says what to do about it.
+
+    `software` is the gateway's own version. `tokens` is None for a gateway without TLS on loopback, which
+    takes clients without a token. `now` is Unix time in seconds. Whether the client's IREE version and target
+    fit is judged elsewhere, after this.
+    """
+    if hello.protocol != PROTOCOL_VERSION:
+        client_is_old = hello.protocol < PROTOCOL_VERSION
+        side = f"{hello.role} {hello.worker!r}" if client_is_old else "gateway"
+        reason = (
+            f"protocol versions differ: the gateway speaks {PROTOCOL_VERSION} (planetary {software}), "
+            f"{hello.role} {hello.worker!r} speaks {hello.protocol} (planetary {hello.software}); "
+            f"upgrade planetary on the side of the {side}"
+        )
+        return Refused(code="protocol", reason=reason)
+    if tokens is not None:
+        try:
+            invite.verify(
+                hello.token,
+                tokens.secret,
+                tokens.authority_fingerprint,
+                role=hello.role,
+                now=now,
+                revoked=tokens.revoked,
+            )
+        except TrustError as error:
+            return Refused(code="token", reason=str(error))
+    return welcome
+
+
+async def receive_hello(connection: Connection, timeout_s: float) -> Hello:
+    """Return the client's first message: the gateway's side.
+
+    Raises `RemoteProtocolError` when it is another message, `PeerError` when it does not come in time.
+    """
+    try:
+        received = await connection.receive(timeout_s)
+    except TimeoutError:
+        raise PeerError(f"{connection.peer} did not say hello within {timeout_s:g} s") from None
+    if not isinstance(received.message, Hello):
+        raise RemoteProtocolError(
+            f"{connection.peer}: expected Hello as the first message, found {type(received.message).__name__}"
+        )
+    return received.message
+
+
+async def answer_hello(
+    connection: Connection, answer: Welcome | Refused, timeout_s: float, allocate: Allocate | None = None
+) -> bool:
+    """Send the gateway's decision within `timeout_s` seconds; return whether the client was taken.
+
+    A client that was taken is kept alive from then on and may send messages of every size (its tensors go
+    where `allocate` says, by default where the server was told); the connection to
+    one that was refused is closed.
+    """
+    if isinstance(answer, Welcome):
+        connection.accept_peer(allocate=allocate)  # before the client can know
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connection.send(answer)
+    except TimeoutError:
+        connection.abort()
+        raise PeerError(f"{connection.peer} did not take the answer to its hello in {timeout_s:g} s") from None
+    if isinstance(answer, Refused):
+        await connection.close(answer.reason)
+        return False
+    connection.keep_alive(answer.heartbeat_s, answer.silent_after_s)
+    return True
+
+
+async def say_hello(connection: Connection, hello: Hello, timeout_s: float) -> Welcome | Refused:
+    """Introduce this client and return the gateway's answer within `timeout_s` seconds.
+
+    After a `Welcome` the connection is kept alive as the gateway asked. Raises `PeerError` when there is no
+    answer.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connection.send(hello)
+            received = await connection.receive()
+    except TimeoutError:
+        connection.abort()
+        raise PeerError(f"{connection.peer} did not answer the hello within {timeout_s:g} s") from None
+    answer = received.message
+    if not isinstance(answer, Welcome | Refused):
+        connection.abort()
+        raise RemoteProtocolError(f"{connection.peer}: expected Welcome or Refused, found {type(answer).__name__}")
+    if isinstance(answer, Welcome):
+        connection.keep_alive(answer.heartbeat_s, answer.silent_after_s)
+    return answer
+
+
+def raise_refusal(refused: Refused) -> None:
+    """Raise what a refusal means to the client.
+
+    `ClosedError` when the run is finished, `PeerError` when trying again later can help, else `TrustError`.
+    """
+    text = f"the gateway refused this client: {refused.reason}"
+    if refused.code == "finished":
+        raise ClosedError(text)
+    if refused.retry:
+        raise PeerError(text)
+    raise TrustError(text)

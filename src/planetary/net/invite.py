@@ -1,0 +1,117 @@
+"""Invite tokens: all that a worker needs to join, in one line.
+
+`plt1.` and then base64url of a JSON object followed by 32 bytes of HMAC-SHA256 over `plt1.` and that JSON.
+The gateway keeps no list of tokens: it recognises its own by the MAC. The token names the gateway's
+certificate authority, so that a worker that was given nothing else can tell the gateway from an impostor
+before it shows the token.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from collections.abc import Collection
+from typing import Literal
+
+import msgspec
+
+from planetary.core.errors import TrustError
+
+_PREFIX = "plt1."
+_MAC_BYTES = 32
+_MOST_CHARACTERS = 2048
+
+Role = Literal["supervisor", "worker"]
+ROLES: tuple[Role, ...] = ("supervisor", "worker")
+
+
+class Invite(msgspec.Struct, frozen=True, kw_only=True):
+    """What a token says. Only the gateway can tell whether it is genuine."""
+
+    authority: str  # SHA-256 of the authority's certificate, hexadecimal
+    id: str  # by which it can be revoked
+    roles: tuple[Role, ...]  # what its holder may join as
+    expires: int  # Unix time in seconds; 0: never
+
+    @property
+    def authority_fingerprint(self) -> bytes:
+        """SHA-256 of the authority's certificate; 32 bytes."""
+        return bytes.fromhex(self.authority)
+
+
+def mint(secret: bytes, authority_fingerprint: bytes, *, expires: float = 0.0, roles: Collection[Role] = ROLES) -> str:
+    """Return a new token. `expires` is Unix time in seconds, 0 for never."""
+    invite = Invite(
+        authority=authority_fingerprint.hex(),
+        id=secrets.token_hex(6),
+        roles=tuple(roles),
+        expires=int(expires),
+    )
+    body = msgspec.json.encode(invite)
+    return _PREFIX + base64.urlsafe_b64encode(body + _mac(secret, body)).rstrip(b"=").decode()
+
+
+def read(token: str) -> Invite:
+    """Read a token without a way to tell whether it is genuine: what a client can do. Raises `TrustError`."""
+    return _split(token)[0]
+
+
+def verify(
+    token: str,
+    secret: bytes,
+    authority_fingerprint: bytes,
+    *,
+    role: str,
+    now: float,
+    revoked: Collection[str] = (),
+) -> Invite:
+    """Return what a token says once it is known to be genuine and valid now for `role`.
+
+    `now` is Unix time in seconds, `revoked` the ids that are no longer welcome. Raises `TrustError` saying
+    what is wrong; the text does not contain the token.
+    """
+    invite, body, mac = _split(token)
+    if not hmac.compare_digest(mac, _mac(secret, body)) or not hmac.compare_digest(
+        invite.authority_fingerprint, authority_fingerprint
+    ):
+        raise TrustError("the invite token was not made by this gateway; make one there with `planetary invite`")
+    if invite.id in revoked:
+        raise TrustError(f"the invite token {invite.id} was revoked; ask for a new one")
+    if invite.expires and now >= invite.expires:
+        raise TrustError(f"the invite token {invite.id} expired {_ago(now - invite.expires)} ago; ask for a new one")
+    if role not in invite.roles:
+        raise TrustError(f"the invite token {invite.id} is for the role {' or '.join(invite.roles)}, not for {role!r}")
+    return invite
+
+
+def _split(token: str) -> tuple[Invite, bytes, bytes]:
+    malformed = f"the invite token is malformed: expected {_PREFIX!r} and then base64url"
+    token = token.strip()
+    if not token:
+        raise TrustError("no invite token was given; make one on the gateway with `planetary invite`")
+    if not token.startswith(_PREFIX) or len(token) > _MOST_CHARACTERS or not token.isascii():
+        raise TrustError(f"{malformed}, found {len(token)} characters that start with {token[:5]!r}")
+    text = token[len(_PREFIX) :]
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        body, mac = data[:-_MAC_BYTES], data[-_MAC_BYTES:]
+        invite = msgspec.json.decode(body, type=Invite)
+        if len(invite.authority_fingerprint) != hashlib.sha256().digest_size:
+            raise ValueError("wrong length of the fingerprint")
+    except (binascii.Error, msgspec.MsgspecError, ValueError, RecursionError):
+        raise TrustError(f"{malformed}; was it copied whole?") from None
+    return invite, body, mac
+
+
+def _mac(secret: bytes, body: bytes) -> bytes:
+    return hmac.new(secret, _PREFIX.encode() + body, hashlib.sha256).digest()
+
+
+def _ago(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} seconds"

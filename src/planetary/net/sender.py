@@ -1,0 +1,168 @@
+"""Feeds a transport from an outbox: a bounded amount at a time, and never for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from planetary.wire.limits import KIB
+from planetary.wire.messages import Message
+from planetary.wire.outbox import Frame, Outbox, Outgoing
+
+# What is handed to the transport in one piece. It buffers at most about two of them.
+_PIECE_BYTES = 256 * KIB
+# Since 3.12 a transport keeps a view of what the socket did not take at once, where 3.11 copies it. A
+# cancelled send gives its arrays back to the caller at once, so the transport must not see them.
+_TRANSPORT_KEEPS_VIEWS = sys.version_info >= (3, 12)
+
+
+class Sender:
+    """The sending half of a connection. All methods belong to the event loop's thread.
+
+    Attributes:
+        bytes_sent: bytes given to the transport.
+        last_sent: time of the event loop's clock (seconds) at which that last happened.
+    """
+
+    def __init__(self, stall_s: float, on_stall: Callable[[], None]) -> None:
+        self.bytes_sent = 0
+        self._loop = asyncio.get_running_loop()
+        self.last_sent = self._loop.time()
+        self._stall_s = stall_s
+        self._on_stall = on_stall
+        self._outbox = Outbox()
+        self._transport: asyncio.WriteTransport | None = None
+        self._waiting: dict[Outgoing, asyncio.Future[None]] = {}
+        self._frame: Frame | None = None  # on its way into the transport
+        self._pieces: deque[bytes | memoryview] = deque()  # of that frame, still to be written
+        self._pump_due = False
+        self._paused = False
+        self._stall_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is waiting to be written."""
+        return not (self._outbox or self._pieces or self._paused)
+
+    def start(self, transport: asyncio.WriteTransport) -> None:
+        """Begin to write to a connected transport."""
+        self._transport = transport
+        # Arrays may change once `send` returns, so it must be told when the transport holds nothing of them.
+        # A TLS transport holds ciphertext only, and takes a high-water mark of 0 for "always paused".
+        over_tls = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=1 if over_tls else 0, low=0)
+        self.last_sent = self._loop.time()
+        self._pump()
+
+    async def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None) -> int:
+        """Write a message; return its id when the operating system has all its bytes."""
+        outgoing = self._outbox.add(message, tensors)
+        done = self._loop.create_future()
+        self._waiting[outgoing] = done
+        self._pump()
+        try:
+            await done
+        except asyncio.CancelledError:
+            self._withdraw(outgoing)
+            raise
+        return outgoing.message.id
+
+    def post(self, message: Message) -> None:
+        """Queue a small message without waiting for it."""
+        self._outbox.add(message)
+        self._pump()
+
+    def stop(self, error: Exception, farewell: Message | None = None) -> bool:
+        """Write nothing more; sends under way raise `error`. Return whether the peer could still be told
+        `farewell`.
+
+        It cannot in the middle of a frame or when the transport is full.
+        """
+        transport, self._transport = self._transport, None
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        for done in self._waiting.values():
+            if not done.done():
+                done.set_exception(error)
+        self._waiting.clear()
+        self._outbox.clear()
+        if transport is None or transport.is_closing() or self._pieces or self._paused:
+            return False
+        if farewell is not None:
+            self._outbox.add(farewell)
+            frame = self._outbox.next_frame()
+            if frame is not None:
+                self._write(transport, frame.head)
+        return True
+
+    def pause(self) -> None:
+        """The socket takes no more for now."""
+        self._paused = True
+        self._watch_stall()
+
+    def resume(self) -> None:
+        """The socket took everything."""
+        self._paused = False
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+        self._pump()
+
+    def _watch_stall(self) -> None:
+        if self._transport is not None:
+            left = self._transport.get_write_buffer_size()
+            self._stall_timer = self._loop.call_later(self._stall_s, self._check_stall, left)
+
+    def _check_stall(self, left_before: int) -> None:
+        if self._transport is None or not self._paused:
+            return
+        if self._transport.get_write_buffer_size() < left_before:
+            self._watch_stall()
+        else:
+            self._on_stall()
+
+    def _pump(self) -> None:
+        """Write until the transport is full, a chunk was written, or nothing is left."""
+        while not self._paused and self._transport is not None:
+            if not self._pieces:
+                self._finish_frame()
+                self._frame = self._outbox.next_frame()
+                if self._frame is None:
+                    return
+                self._pieces.append(self._frame.head)
+                if (payload := self._frame.payload) is not None:
+                    starts = range(0, len(payload), _PIECE_BYTES)
+                    self._pieces.extend(payload[start : start + _PIECE_BYTES] for start in starts)
+            self._write(self._transport, self._pieces.popleft())
+            if not self._pieces and self._frame is not None and self._frame.payload is not None:
+                if not self._pump_due:  # others get the event loop between two chunks
+                    self._pump_due = True
+                    self._loop.call_soon(self._pump_when_due)
+                return
+
+    def _pump_when_due(self) -> None:
+        self._pump_due = False
+        self._pump()
+
+    def _write(self, transport: asyncio.WriteTransport, piece: bytes | memoryview) -> None:
+        self.bytes_sent += len(piece)
+        self.last_sent = self._loop.time()
+        transport.write(bytes(piece) if _TRANSPORT_KEEPS_VIEWS else piece)
+
+    def _finish_frame(self) -> None:
+        frame, self._frame = self._frame, None
+        if frame is not None and frame.last and frame.outgoing is not None:
+            done = self._waiting.pop(frame.outgoing, None)
+            if done is not None and not done.done():
+                done.set_result(None)
+
+    def _withdraw(self, outgoing: Outgoing) -> None:
+        self._waiting.pop(outgoing, None)
+        if self._frame is not None and self._frame.outgoing is outgoing:
+            # The frame that was begun must be ended, but its array is the caller's again.
+            self._pieces = deque(bytes(piece) for piece in self._pieces)
+        self._outbox.withdraw(outgoing)
+        self._pump()

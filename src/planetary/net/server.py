@@ -1,0 +1,198 @@
+"""Listens for peers and hands each one that speaks the protocol to a callback."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from planetary.core.errors import PlanetaryError, ResourceError, UserError
+from planetary.net.addresses import is_loopback, port_holder, resolve_listen_address
+from planetary.net.connection import Connection, ConnectionProtocol, Tuning
+from planetary.wire.inbox import Allocate, allocate_any
+from planetary.wire.limits import STRANGER, Limits
+from planetary.wire.messages import Refused
+
+log = logging.getLogger(__name__)
+
+OnConnection = Callable[[Connection], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerLimits:
+    """What strangers may cost a server."""
+
+    connections: int = 1024  # at the same time, strangers included
+    first_message_s: float = 10.0  # from connecting to the first whole message; also for the TLS handshake
+    stranger: Limits = field(default=STRANGER)  # until `Connection.accept_peer` is called
+
+
+class Server:
+    """A listening socket and its connections. Made by `serve`.
+
+    Attributes:
+        host, port: the numeric address that is listened on; the port is the real one when 0 was asked for.
+    """
+
+    def __init__(
+        self,
+        on_connection: OnConnection,
+        limits: ServerLimits,
+        allocate: Allocate,
+        tuning: Tuning | None,
+    ) -> None:
+        self.host = ""
+        self.port = 0
+        self._on_connection = on_connection
+        self._limits = limits
+        self._allocate = allocate
+        self._tuning = tuning
+        self._tasks: dict[asyncio.Task[None], Connection] = {}
+        self._listener: asyncio.Server | None = None
+
+    @property
+    def connections(self) -> int:
+        """Number of connections that are up."""
+        return len(self._tasks)
+
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        """Begin to listen; see `serve`."""
+        sock = _listening_socket(host, port, with_tls=tls is not None)
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._protocol,
+                sock=sock,
+                ssl=tls,
+                ssl_handshake_timeout=self._limits.first_message_s if tls is not None else None,
+                ssl_shutdown_timeout=1.0 if tls is not None else None,
+            )
+        except BaseException:
+            sock.close()
+            raise
+        self.host, self.port = sock.getsockname()[:2]
+
+    async def close(self, reason: str = "the server stops") -> None:
+        """Stop listening, say goodbye to every peer, and wait until their callbacks have ended."""
+        if self._listener is not None:
+            self._listener.close()
+        await asyncio.gather(*(connection.close(reason) for connection in self._tasks.values()))
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            await self._listener.wait_closed()
+
+    async def __aenter__(self) -> Server:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        connection = Connection(limits=self._limits.stranger, allocate=self._allocate, tuning=self._tuning)
+        return ConnectionProtocol(connection, self._welcome)
+
+    def _welcome(self, connection: Connection) -> None:
+        task = asyncio.get_running_loop().create_task(self._attend(connection))
+        self._tasks[task] = connection
+        task.add_done_callback(self._tasks.pop)
+
+    async def _attend(self, connection: Connection) -> None:
+        if len(self._tasks) > self._limits.connections:
+            await self._turn_away(connection)
+            return
+        connection.expect_message(self._limits.first_message_s)
+        try:
+            await connection.wait_for_message()
+        except PlanetaryError as error:
+            # Port scanners, broken or old clients are worth a line; whoever says nothing has only looked at the
+            # certificate, as every client does the first time.
+            log.log(logging.INFO if connection.bytes_received else logging.DEBUG, "a stranger left: %s", error)
+            return
+        try:
+            await self._on_connection(connection)
+        except PlanetaryError as error:
+            log.info("connection to %s ended: %s", connection.peer, error)
+            await connection.close(str(error))
+        except Exception:
+            log.exception("the callback for %s failed", connection.peer)
+            await connection.close("internal error of the server")
+        else:
+            await connection.close("done")
+        finally:
+            connection.abort()
+
+    async def _turn_away(self, connection: Connection) -> None:
+        text = f"the gateway has its {self._limits.connections} connections; try again later"
+        try:
+            async with asyncio.timeout(self._limits.first_message_s):
+                await connection.send(Refused(code="busy", reason=text, retry=True))
+        except (TimeoutError, PlanetaryError):
+            connection.abort()
+        await connection.close(text)
+
+
+async def serve(
+    host: str,
+    port: int,
+    on_connection: OnConnection,
+    *,
+    tls: ssl.SSLContext | None = None,
+    limits: ServerLimits | None = None,
+    allocate: Allocate = allocate_any,
+    tuning: Tuning | None = None,
+) -> Server:
+    """Listen on `host` (loopback: "127.0.0.1") and `port` (0: any free one); return the running server.
+
+    `on_connection` runs as a task of its own for each peer whose first message arrived; that message is still
+    to be received. When it returns or raises, its connection is closed. Until it calls `accept_peer` the peer
+    may send small messages without tensors only.
+
+    Raises `ResourceError` when the port is in use (it names the holder where the system tells) or may not be
+    used, `UserError` when the address is not this machine's, or is not loopback while `tls` is None.
+    """
+    server = Server(on_connection, limits or ServerLimits(), allocate, tuning)
+    await server.start(host, port, tls)
+    return server
+
+
+def _listening_socket(host: str, port: int, *, with_tls: bool) -> socket.socket:
+    family, address = resolve_listen_address(host, port)
+    if not with_tls and not is_loopback(address[0]):
+        raise UserError(
+            f"refusing to listen on {host!r} without TLS: anybody on the network could send training "
+            "results. Listen on 127.0.0.1, or let the gateway use its certificate"
+        )
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # lets a restarted gateway have its port back; elsewhere it would let two share it
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family is socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if address[0] != "::" else 0)
+        sock.bind(address)
+        sock.listen(128)
+        sock.setblocking(False)
+    except OSError as error:
+        sock.close()
+        raise _listen_error(host, port, error) from None
+    return sock
+
+
+def _listen_error(host: str, port: int, error: OSError) -> PlanetaryError:
+    if error.errno == errno.EADDRINUSE:
+        holder = port_holder(port) or "another process (its name is hidden from this user)"
+        return ResourceError(
+            f"cannot listen on {host}:{port}: the port is in use by {holder}. Stop it, choose another port "
+            f"(e.g. {port + 1 if port < 65535 else 18010}), or port 0 for any free one"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return ResourceError(f"cannot listen on {host}:{port}: this user may not use the port. Choose one above 1023")
+    if error.errno == errno.EADDRNOTAVAIL:
+        return UserError(f"cannot listen on {host}:{port}: the address is not one of this machine's")
+    return ResourceError(f"cannot listen on {host}:{port}: {error}")

@@ -1,0 +1,168 @@
+"""A gateway connection for a program that computes in its main thread.
+
+The connection lives on an event loop in a background thread, which answers heartbeats however long the main
+thread computes, as long as that lets other threads run (numpy and IREE do).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from planetary.core.errors import ClosedError
+from planetary.net.client import Trust, connect
+from planetary.net.connection import Connection
+from planetary.net.handshake import say_hello
+from planetary.wire.inbox import Allocate, Received, allocate_any
+from planetary.wire.limits import Limits
+from planetary.wire.messages import Hello, Message, Refused, Welcome
+
+_CONNECT_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 5.0
+
+T = TypeVar("T")
+
+
+class ThreadedConnection:
+    """A connection to a gateway whose calls block. All of them may come from any thread, `close` included.
+
+    Attributes:
+        answer: what the gateway answered to the `Hello`. After a `Refused` the connection is closed already.
+    """
+
+    answer: Welcome | Refused
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        trust: Trust,
+        hello: Hello,
+        *,
+        timeout_s: float = _CONNECT_TIMEOUT_S,
+        limits: Limits | None = None,
+        allocate: Allocate = allocate_any,
+    ) -> None:
+        """Connect and introduce this client, each within `timeout_s` seconds. Raises as `connect` and
+        `say_hello`.
+
+        `allocate` is called in the background thread.
+        """
+        self._loop = asyncio.new_event_loop()
+        self._stopped = False
+        self._lock = threading.Lock()
+        name = f"planetary connection to {host}:{port}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+        async def open_connection() -> tuple[Connection, Welcome | Refused]:
+            connection = await connect(host, port, trust, timeout_s=timeout_s, limits=limits, allocate=allocate)
+            try:
+                answer = await say_hello(connection, hello, timeout_s)
+            except BaseException:
+                connection.abort()
+                raise
+            if isinstance(answer, Refused):
+                await connection.close("refused")
+            return connection, answer
+
+        try:
+            self._connection, self.answer = self._call(open_connection())
+        except BaseException:
+            self._stop()
+            raise
+        if isinstance(self.answer, Refused):
+            self._stop()
+
+    def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> int:
+        """Send a message; return its id when all its bytes were handed over. See `Connection.send`."""
+        return self._call(self._connection.send(message, tensors))
+
+    def receive(self, timeout_s: float | None) -> Received | None:
+        """Return the next message, or None when none came within `timeout_s` seconds (0: look only).
+
+        None instead of a number waits until the gateway is silent for too long. Raises as
+        `Connection.receive`.
+        """
+        if timeout_s is not None and timeout_s <= 0 and not self._connection.unread:
+            if self._connection.error is not None:
+                raise self._connection.error.with_traceback(None)
+            return None
+        try:
+            return self._call(self._connection.receive(timeout_s))
+        except TimeoutError:
+            return None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of frames given to the socket, before TLS."""
+        return self._connection.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of frames taken from the socket, after TLS."""
+        return self._connection.bytes_received
+
+    @property
+    def peer(self) -> str:
+        """Address of the gateway, for people."""
+        return self._connection.peer
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the connection is over, or None while it is up."""
+        return self._connection.error
+
+    def close(self, reason: str) -> None:
+        """Say goodbye, close and end the background thread. Does nothing the second time."""
+        if self._stopped:
+            return
+        with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
+            self._call(self._connection.close(reason), _CLOSE_TIMEOUT_S)
+        self._stop()
+
+    def __enter__(self) -> ThreadedConnection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close("done" if kind is None else f"failed with {kind.__name__}")
+
+    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine on the background loop and wait for it. All of them bound their own time."""
+        with self._lock:
+            if self._stopped:
+                coroutine.close()
+                raise ClosedError("the connection to the gateway was closed here")
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout_s)
+        except BaseException:
+            future.cancel()  # an interrupt from the keyboard, or the timeout: nobody waits for it any more
+            raise
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._finish())
+        self._loop.close()
+
+    async def _finish(self) -> None:
+        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
+
+    def _stop(self) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CLOSE_TIMEOUT_S)

@@ -1,0 +1,133 @@
+"""The layout of frames: a fixed prefix, a header and a payload. Pure functions; no socket, no state.
+
+    offset  size  field
+         0     4  magic b"PLNT"
+         4     1  protocol version
+         5     1  kind
+         6     2  zero
+         8     4  length of the header, in bytes
+        12     4  length of the payload, in bytes
+        16     4  CRC-32 of the header
+        20     4  CRC-32 of the payload
+        24     4  CRC-32 of the 24 bytes before
+
+All integers are little endian. The first five bytes keep their meaning in every protocol version, so that two
+versions that share nothing else still notice each other.
+
+    kind      header                                     payload
+    CONTROL   JSON list of the tensors that follow,      JSON of the message
+              empty when there are none
+    CHUNK     Cap'n Proto `TensorHeader`                 a run of raw bytes of one tensor
+    WITHDRAW  Cap'n Proto `TensorHeader`                 none: the sender gave up on the message's tensors
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from zlib import crc32
+
+from planetary.core.errors import LocalProtocolError, RemoteProtocolError
+from planetary.wire.limits import Limits
+from planetary.wire.messages import PROTOCOL_VERSION
+
+MAGIC = b"PLNT"
+_FIELDS = struct.Struct("<4sBBHIIII")
+_CHECK = struct.Struct("<I")
+START_BYTES = len(MAGIC) + 1
+PREFIX_BYTES = _FIELDS.size + _CHECK.size
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """What a frame carries."""
+
+    CONTROL = 1
+    CHUNK = 2
+    WITHDRAW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A frame's prefix, checked against the limits."""
+
+    kind: Kind
+    header_bytes: int
+    payload_bytes: int
+    header_crc: int
+    payload_crc: int
+
+
+def encode_prefix(kind: Kind, header: Buffer, payload: Buffer, protocol: int = PROTOCOL_VERSION) -> bytes:
+    """Return the prefix of a frame with this header and payload (a buffer of single bytes)."""
+    fields = _FIELDS.pack(MAGIC, protocol, kind, 0, len(header), len(payload), crc32(header), crc32(payload))
+    return fields + _CHECK.pack(crc32(fields))
+
+
+def decode_prefix(data: Buffer, limits: Limits) -> Prefix:
+    """Read `PREFIX_BYTES` bytes. Raises `RemoteProtocolError` for anything that must not be read further."""
+    check_start(data)
+    _, _, kind, zero, header_bytes, payload_bytes, header_crc, payload_crc = _FIELDS.unpack_from(data)
+    if _CHECK.unpack_from(data, _FIELDS.size)[0] != crc32(bytes(data[: _FIELDS.size])):
+        raise RemoteProtocolError("reading a frame: its prefix does not match its checksum; the bytes are damaged")
+    if zero or kind not in Kind._value2member_map_:
+        raise RemoteProtocolError(f"reading a frame: expected kind 1, 2 or 3, found {kind} (reserved {zero})")
+    prefix = Prefix(Kind(kind), header_bytes, payload_bytes, header_crc, payload_crc)
+    _check_lengths(prefix, limits)
+    return prefix
+
+
+def check_start(data: Buffer) -> None:
+    """Raise `RemoteProtocolError` unless the first `START_BYTES` bytes are our magic and protocol version."""
+    magic, protocol = bytes(data[: len(MAGIC)]), data[len(MAGIC)]
+    if magic != MAGIC:
+        raise RemoteProtocolError(
+            f"reading a frame: expected it to start with {MAGIC!r}, found {magic!r}{_guess(magic)}"
+        )
+    if protocol != PROTOCOL_VERSION:
+        raise RemoteProtocolError(skew_text(theirs=protocol))
+
+
+def skew_text(theirs: int, ours: int = PROTOCOL_VERSION) -> str:
+    """Say which side of a connection must be upgraded when the two speak different protocol versions."""
+    which = "this side" if theirs > ours else "the peer"
+    return f"protocol versions differ: this side speaks {ours}, the peer speaks {theirs}; upgrade planetary on {which}"
+
+
+def verify(what: str, data: Buffer, expected_crc: int) -> None:
+    """Raise `RemoteProtocolError` unless the CRC-32 of `data` is the expected one."""
+    if crc32(data) != expected_crc:
+        raise RemoteProtocolError(f"reading a frame: its {what} does not match its checksum; the bytes are damaged")
+
+
+def check_chunk_bytes(chunk_bytes: int, limits: Limits) -> None:
+    """Raise `LocalProtocolError` unless a sender may cut tensors into runs of this many bytes."""
+    if not 0 < chunk_bytes <= limits.chunk_bytes:
+        raise LocalProtocolError(f"a tensor chunk has 1 to {limits.chunk_bytes} bytes, not {chunk_bytes}")
+
+
+def _check_lengths(prefix: Prefix, limits: Limits) -> None:
+    if prefix.kind is Kind.CONTROL:
+        header = (0, limits.declaration_bytes)
+        payload = (1, limits.message_bytes)
+    else:
+        header = (1, limits.header_bytes)
+        payload = (1, limits.chunk_bytes) if prefix.kind is Kind.CHUNK else (0, 0)
+    for what, length, (least, most) in (
+        ("header", prefix.header_bytes, header),
+        ("payload", prefix.payload_bytes, payload),
+    ):
+        if not least <= length <= most:
+            raise RemoteProtocolError(
+                f"reading a {prefix.kind.name} frame: its {what} may have {least} to {most} bytes, it has {length}"
+            )
+
+
+def _guess(magic: bytes) -> str:
+    if magic[:2] in (b"\x15\x03", b"\x16\x03"):
+        return "; the peer speaks TLS and this side does not"
+    if magic in (b"GET ", b"HTTP", b"POST", b"HEAD", b"PUT "):
+        return "; the peer speaks HTTP: is this the right port?"
+    return "; the peer does not speak planetary's protocol"

@@ -1,0 +1,297 @@
+"""The receiving half of a connection as a state machine: bytes in, messages out, no I/O.
+
+Whoever reads the socket asks for `next_buffer()`, receives into it, and reports with `filled(n)`. While a
+tensor chunk is arriving that buffer is the tensor's own memory, so its bytes are never copied.
+
+A message without tensors comes out at once; one with tensors when all their bytes are there and every
+checksum matched. A small message may therefore overtake a large one that its peer is still sending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy as np
+
+from planetary.core.errors import LocalProtocolError, RemoteProtocolError, ResourceError
+from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.wire.control import decode_declaration, decode_message
+from planetary.wire.frames import PREFIX_BYTES, START_BYTES, Kind, Prefix, check_start, decode_prefix, verify
+from planetary.wire.limits import Limits
+from planetary.wire.messages import AnyMessage, Message
+from planetary.wire.tensor_header import TensorHeader, decode_tensor_header
+
+Allocate = Callable[[Message, TensorSpec], np.ndarray]
+"""Gives the array that a declared tensor is received into, or raises `RemoteProtocolError` to refuse it."""
+
+
+def allocate_any(_message: Message, spec: TensorSpec) -> np.ndarray:
+    """Allocate whatever was declared."""
+    return spec.empty()
+
+
+def refuse_tensors(message: Message, spec: TensorSpec) -> np.ndarray:
+    """Refuse every tensor."""
+    raise RemoteProtocolError(f"reading {type(message).__name__}: it may have no tensors, {spec.name!r} was declared")
+
+
+def expect_tensors(specs: Iterable[TensorSpec]) -> Allocate:
+    """Return a hook that allocates exactly these tensors and refuses other names, shapes and host types."""
+    expected = {spec.name: spec for spec in specs}
+
+    def allocate(message: Message, spec: TensorSpec) -> np.ndarray:
+        wanted = expected.get(spec.name)
+        if wanted is None:
+            raise RemoteProtocolError(f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected")
+        if wanted.shape != spec.shape or host_dtype(wanted.dtype) != host_dtype(spec.dtype):
+            raise RemoteProtocolError(
+                f"reading {type(message).__name__}: tensor {spec.name!r} must be "
+                f"{wanted.dtype}{list(wanted.shape)}, declared was {spec.dtype}{list(spec.shape)}"
+            )
+        return wanted.empty()
+
+    return allocate
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A whole message. `tensors` has one array per declared tensor, in the declared order."""
+
+    message: AnyMessage
+    tensors: Mapping[str, np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(array.nbytes for array in self.tensors.values())
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A message whose tensors are still arriving. A dropped duplicate has no arrays."""
+
+    message: AnyMessage
+    specs: tuple[TensorSpec, ...]
+    arrays: dict[str, np.ndarray] | None
+    views: list[memoryview] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)  # bytes, per tensor
+    missing: int = 0  # bytes, of all tensors
+
+    def __post_init__(self) -> None:
+        if self.arrays is not None:
+            self.views = [array.reshape(-1).view(np.uint8).data for array in self.arrays.values()]
+        self.arrived = [0] * len(self.specs)
+        self.missing = sum(spec.nbytes for spec in self.specs)
+
+
+class Inbox:
+    """Parses one connection's incoming bytes.
+
+    After any error the inbox is broken: every further call raises the same error, because nothing that
+    follows in the stream can be trusted.
+    """
+
+    def __init__(self, limits: Limits | None = None, allocate: Allocate = allocate_any) -> None:
+        self.limits = limits or Limits()  # may be replaced between messages, e.g. once the peer is trusted
+        self.allocate = allocate  # may be replaced between messages, too
+        self.duplicates = 0  # messages dropped because their id had been seen
+        self.bytes_received = 0
+        self._last_id = 0
+        self._arrivals: dict[int, _Arrival] = {}
+        self._error: Exception | None = None
+        self._scratch = bytearray()
+        self._prefix: Prefix | None = None
+        self._header: TensorHeader | None = None
+        self._payload_crc = 0
+        self._filled = 0
+        self._view = memoryview(bytearray(PREFIX_BYTES))
+
+    def next_buffer(self) -> memoryview:
+        """Return where the next bytes belong: at least one byte long. Valid until the next `filled`."""
+        if self._error is not None:
+            raise self._error
+        return self._view[self._filled :]
+
+    def filled(self, count: int) -> list[Received]:
+        """Take `count` bytes put at the start of `next_buffer()`; return the messages they completed.
+
+        Raises `RemoteProtocolError` when the bytes break the protocol, `ResourceError` when there is no
+        memory for a declared tensor, and whatever the allocation hook raises.
+        """
+        if self._error is not None:
+            raise self._error
+        if not 0 <= count <= len(self._view) - self._filled:
+            raise LocalProtocolError(f"filled {count} bytes of a buffer of {len(self._view) - self._filled}")
+        start = self._filled
+        self._filled += count
+        self.bytes_received += count
+        try:
+            if self._header is not None:  # a chunk's payload: checked while it is still in the processor's cache
+                self._payload_crc = crc32(self._view[start : self._filled], self._payload_crc)
+            if self._prefix is None and start < START_BYTES <= self._filled:
+                check_start(self._view)  # before the rest is waited for: another protocol may never send it
+            if self._filled < len(self._view):
+                return []
+            return self._advance()
+        except Exception as error:
+            self._error = error
+            self._arrivals.clear()
+            raise
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Received]:
+        """Copy `data` in, as one would receive it, and return the messages it completed."""
+        rest = memoryview(data)
+        received: list[Received] = []
+        while rest:
+            buffer = self.next_buffer()
+            count = min(len(buffer), len(rest))
+            buffer[:count] = rest[:count]
+            received += self.filled(count)
+            rest = rest[count:]
+        return received
+
+    def unfinished(self) -> str | None:
+        """Say what would be lost if the stream ended here, or return None when nothing would be."""
+        live = [arrival for arrival in self._arrivals.values() if arrival.arrays is not None]
+        if live:
+            message, missing = live[0].message, live[0].missing
+            return f"{type(message).__name__} {message.id} lacks {missing} bytes of its tensors"
+        if self._prefix is not None or self._filled:
+            return f"a frame lacks at least {len(self._view) - self._filled} bytes"
+        return None
+
+    # --- one region of the stream is complete
+
+    def _advance(self) -> list[Received]:
+        prefix = self._prefix
+        if prefix is None:
+            self._prefix = prefix = decode_prefix(self._view, self.limits)
+            whole_frame = prefix.kind is not Kind.CHUNK
+            self._expect(bytearray(prefix.header_bytes + (prefix.payload_bytes if whole_frame else 0)))
+            return []
+        if prefix.kind is Kind.CONTROL:
+            received = self._on_control(prefix)
+        elif self._header is not None:
+            received = self._on_payload(prefix, self._header)
+        else:
+            header = self._read_header(prefix)
+            if prefix.kind is Kind.CHUNK:
+                self._expect(self._destination(prefix, header))
+                self._header, self._payload_crc = header, 0
+                return []
+            self._on_withdraw(header)
+            received = []
+        self._prefix = self._header = None
+        self._expect(bytearray(PREFIX_BYTES))
+        return received
+
+    def _expect(self, buffer: bytearray | memoryview) -> None:
+        self._view, self._filled = memoryview(buffer), 0
+
+    def _on_control(self, prefix: Prefix) -> list[Received]:
+        declaration, payload = self._view[: prefix.header_bytes], self._view[prefix.header_bytes :]
+        verify("header", declaration, prefix.header_crc)
+        verify("payload", payload, prefix.payload_crc)
+        message = decode_message(payload)
+        specs = decode_declaration(declaration, self.limits)
+        duplicate = message.id <= self._last_id
+        if duplicate:
+            self.duplicates += 1
+            if message.id in self._arrivals:
+                raise RemoteProtocolError(
+                    f"reading {type(message).__name__}: message {message.id} came again while its tensors were arriving"
+                )
+        else:
+            self._last_id = message.id
+        if not specs:
+            return [] if duplicate else [Received(message, {})]
+        self._check_room(specs)
+        arrays = None if duplicate else self._allocate(message, specs)
+        arrival = _Arrival(message, specs, arrays)
+        if arrival.missing:
+            self._arrivals[message.id] = arrival
+            return []
+        return [] if arrays is None else [Received(message, arrays)]
+
+    def _check_room(self, specs: tuple[TensorSpec, ...]) -> None:
+        if len(self._arrivals) >= self.limits.messages_under_way:
+            raise RemoteProtocolError(
+                f"reading a message: expected at most {self.limits.messages_under_way} messages with tensors "
+                "under way, found one more"
+            )
+        total = sum(spec.nbytes for spec in specs)
+        total += sum(spec.nbytes for arrival in self._arrivals.values() for spec in arrival.specs)
+        if total > self.limits.tensor_bytes:
+            raise RemoteProtocolError(
+                f"reading a message: the tensors under way may have {self.limits.tensor_bytes} bytes "
+                f"together, they would have {total}"
+            )
+
+    def _allocate(self, message: AnyMessage, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+        arrays = {}
+        for spec in specs:
+            try:
+                array = self.allocate(message, spec)
+            except MemoryError:
+                raise ResourceError(
+                    f"receiving {type(message).__name__}: no memory for the {spec.nbytes} bytes of {spec.name!r}"
+                ) from None
+            wrong = array.shape != spec.shape or array.dtype != host_dtype(spec.dtype)
+            if wrong or not array.flags.c_contiguous or not array.flags.writeable:
+                raise LocalProtocolError(
+                    f"receiving {spec.name!r}: expected a writable contiguous {spec.dtype}{list(spec.shape)} "
+                    f"to receive into, the allocation hook gave {array.dtype}{list(array.shape)}"
+                )
+            arrays[spec.name] = array
+        return arrays
+
+    def _read_header(self, prefix: Prefix) -> TensorHeader:
+        data = bytes(self._view[: prefix.header_bytes])
+        verify("header", data, prefix.header_crc)
+        return decode_tensor_header(data)
+
+    def _arrival(self, header: TensorHeader) -> _Arrival:
+        arrival = self._arrivals.get(header.message)
+        if arrival is None:
+            raise RemoteProtocolError(f"reading a tensor frame: message {header.message} has no tensors under way")
+        return arrival
+
+    def _destination(self, prefix: Prefix, header: TensorHeader) -> memoryview:
+        arrival = self._arrival(header)
+        if header.tensor >= len(arrival.specs):
+            raise RemoteProtocolError(
+                f"reading a tensor frame: message {header.message} has {len(arrival.specs)} tensors, "
+                f"found a run of number {header.tensor}"
+            )
+        spec, arrived = arrival.specs[header.tensor], arrival.arrived[header.tensor]
+        end = arrived + prefix.payload_bytes
+        if header.offset != arrived or end > spec.nbytes:
+            raise RemoteProtocolError(
+                f"reading tensor {spec.name!r}: expected a run that starts at byte {arrived} and ends by "
+                f"{spec.nbytes}, found one of {prefix.payload_bytes} bytes at {header.offset}"
+            )
+        if arrival.arrays is not None:
+            return arrival.views[header.tensor][arrived:end]
+        if len(self._scratch) < prefix.payload_bytes:
+            self._scratch = bytearray(prefix.payload_bytes)
+        return memoryview(self._scratch)[: prefix.payload_bytes]
+
+    def _on_payload(self, prefix: Prefix, header: TensorHeader) -> list[Received]:
+        if self._payload_crc != prefix.payload_crc:
+            raise RemoteProtocolError(
+                f"reading a run of tensor {header.tensor} of message {header.message}: its bytes do not "
+                "match their checksum"
+            )
+        arrival = self._arrivals[header.message]
+        arrival.arrived[header.tensor] += prefix.payload_bytes
+        arrival.missing -= prefix.payload_bytes
+        if arrival.missing:
+            return []
+        del self._arrivals[header.message]
+        return [] if arrival.arrays is None else [Received(arrival.message, arrival.arrays)]
+
+    def _on_withdraw(self, header: TensorHeader) -> None:
+        self._arrival(header)
+        del self._arrivals[header.message]

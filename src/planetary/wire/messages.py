@@ -1,0 +1,240 @@
+"""Every control message, as a frozen typed struct. Tensors never travel inside one: they follow as raw frames.
+
+A message is JSON on the wire (`{"type": "TrainTask", ...}`). `id` is stamped by the sending connection, counts up,
+and lets the receiver drop duplicates. `task` identifies one unit of work for one worker: a reply for a task that is
+not under way is stale and is dropped. `round` is the outer step that a task belongs to. `version` names a set of
+global parameters by the number of outer steps behind it (0 = initial).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from planetary.core.step import StepSpec
+
+PROTOCOL_VERSION = 1
+"""Raised whenever a message changes in a way that an older peer would misread."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Base of all control messages."""
+
+    id: int = 0  # stamped by the connection that sends it
+
+
+# --- session ---------------------------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """First message of every connection, client to gateway."""
+
+    role: Literal["supervisor", "worker"]
+    protocol: int
+    software: str  # version of planetary
+    token: str  # invite token; empty only on loopback without TLS
+    worker: str  # the worker's stable name, e.g. "node-a/0"; survives restarts
+    node: str
+    pid: int  # of the process that speaks
+    backend: str = ""  # worker only: "cpu", "cuda", "hip", "vulkan", "metal"
+    target: str = ""  # worker only: e.g. "host", "baseline", "sm_80"
+    target_features: str = ""  # worker only: what identifies binaries that run on it; part of the artifact cache key
+    iree_version: str = ""  # worker only: version of the runtime
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The gateway accepts the connection."""
+
+    run: str
+    heartbeat_s: float  # each side sends at least one frame per this many seconds
+    silent_after_s: float  # a side that was silent for longer is lost
+
+
+class Refused(Message, frozen=True, kw_only=True):
+    """The gateway refuses the connection and closes it."""
+
+    code: Literal["protocol", "token", "iree", "target", "busy", "banned", "finished"]
+    reason: str  # one sentence for people: what was expected, what was found, which side to upgrade
+    retry: bool = False  # whether trying again later can help
+
+
+class Heartbeat(Message, frozen=True, kw_only=True):
+    """Sent in both directions when nothing else was sent for `heartbeat_s`."""
+
+
+class Goodbye(Message, frozen=True, kw_only=True):
+    """The sender closes the connection on purpose."""
+
+    reason: str
+
+
+# --- supervisor and gateway ------------------------------------------------------------------------------------
+
+
+class WorkerStarted(Message, frozen=True, kw_only=True):
+    """The supervisor started its worker process."""
+
+    pid: int
+    attempt: int  # 1 for the first start
+
+
+class WorkerExited(Message, frozen=True, kw_only=True):
+    """The supervisor's worker process ended."""
+
+    pid: int
+    code: int  # exit status; negative: the signal that ended it
+    restart_in_s: float | None  # None: it will not be restarted
+    reason: str
+
+
+class RestartWorker(Message, frozen=True, kw_only=True):
+    """The gateway asks the supervisor to kill and restart its worker, e.g. because it is silent or stuck."""
+
+    reason: str
+
+
+class Shutdown(Message, frozen=True, kw_only=True):
+    """The run is over: finish and exit with status 0."""
+
+    reason: str
+
+
+# --- worker and gateway ----------------------------------------------------------------------------------------
+
+
+class Job(Message, frozen=True, kw_only=True):
+    """What the worker is to run: sent once after `Welcome`."""
+
+    run: str
+    artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
+    buffers: str  # sha256 of the packed model buffers, or "" when the model has none
+    spec: StepSpec
+    inner_state: Literal["persist", "reset"]  # what happens to the optimizer's state at the start of a round
+
+
+class FetchBlob(Message, frozen=True, kw_only=True):
+    """The worker asks for a content-addressed blob."""
+
+    digest: str
+
+
+class BlobData(Message, frozen=True, kw_only=True):
+    """The blob, as one u8 tensor named "blob"."""
+
+    digest: str
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The worker loaded the artifact and can take tasks."""
+
+    artifact: str
+    opt_state_round: int  # the round after which its optimizer state was saved; 0: fresh
+
+
+class Parameters(Message, frozen=True, kw_only=True):
+    """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version."""
+
+    version: int
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """A run of tokens in a token file."""
+
+    url: str  # path or any fsspec URL; "" when the tokens come along as a tensor named "tokens"
+    dtype: str  # "ui8", "ui16" or "ui32"
+    offset: int  # first token
+    count: int  # number of tokens
+
+
+class TrainTask(Message, frozen=True, kw_only=True):
+    """Train `steps` inner steps from parameters `version` on `slice`, then answer with `TrainResult`."""
+
+    task: int
+    round: int
+    version: int
+    lease: int  # position of the slice in the run's data order
+    slice: Slice
+    steps: int
+    first_step: int  # inner step index of the first step, for the schedule
+
+
+class EvalTask(Message, frozen=True, kw_only=True):
+    """Evaluate parameters `version` on `slice` (whole batches), then answer with `EvalResult`."""
+
+    task: int
+    version: int
+    slice: Slice
+    batches: int
+
+
+class CancelTask(Message, frozen=True, kw_only=True):
+    """Stop working on `task`; no answer is wanted."""
+
+    task: int
+    reason: str
+
+
+class Progress(Message, frozen=True, kw_only=True):
+    """The worker finished inner step `step` (1-based within the task)."""
+
+    task: int
+    round: int
+    step: int  # 0: the first one is about to start
+    loss: float | None = None  # of that inner step
+
+
+class TrainResult(Message, frozen=True, kw_only=True):
+    """A finished train task; the parameters after the last inner step follow as tensors."""
+
+    task: int
+    round: int
+    steps: int
+    tokens: int  # target tokens trained on
+    loss: float  # mean over the inner steps
+    grad_norm: float  # of the last inner step, before clipping
+    seconds: float  # from the start of the first inner step to the end of the last
+    payload: Literal["end_parameters"] = "end_parameters"
+
+
+class EvalResult(Message, frozen=True, kw_only=True):
+    """A finished eval task."""
+
+    task: int
+    version: int
+    loss: float  # mean over the batches
+    batches: int
+
+
+class TaskFailed(Message, frozen=True, kw_only=True):
+    """The worker could not finish a task. It stays connected unless it says `Goodbye`."""
+
+    task: int
+    kind: Literal["numerics", "data", "resource", "internal"]
+    reason: str
+    step: int = 0  # 1-based inner step at which it happened; 0: before the first
+
+
+AnyMessage = (
+    Hello
+    | Welcome
+    | Refused
+    | Heartbeat
+    | Goodbye
+    | WorkerStarted
+    | WorkerExited
+    | RestartWorker
+    | Shutdown
+    | Job
+    | FetchBlob
+    | BlobData
+    | Ready
+    | Parameters
+    | TrainTask
+    | EvalTask
+    | CancelTask
+    | Progress
+    | TrainResult
+    | EvalResult
+    | TaskFailed
+)

@@ -1,0 +1,78 @@
+"""The few file operations that a checkpoint is made of, each one durable, each one replaceable by a failing
+one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import IO
+
+try:
+    from fcntl import F_FULLFSYNC, fcntl  # macOS: its fsync does not reach the disk itself  # pyright: ignore
+except ImportError:
+    F_FULLFSYNC, fcntl = None, None
+
+Bytes = bytes | bytearray | memoryview
+
+
+def flush_to_disk(descriptor: int) -> None:
+    """Return when the file's data would survive a power cut."""
+    if F_FULLFSYNC is not None and fcntl is not None:
+        fcntl(descriptor, F_FULLFSYNC)
+    else:
+        os.fsync(descriptor)
+
+
+class DurableFiles:
+    """Operations on the real disk. All raise `OSError` as the operating system does."""
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder and the ones above it; it may exist."""
+        path.mkdir(parents=True, exist_ok=True)
+
+    def write_file(self, path: Path, chunks: Iterable[Bytes]) -> None:
+        """Write a new file and return when it is on the disk (its name in the folder is not yet)."""
+        with path.open("wb") as file:
+            for chunk in chunks:
+                self.append(file, chunk)
+            file.flush()
+            self.sync_file(file)
+
+    def append(self, file: IO[bytes], chunk: Bytes) -> None:
+        """Write one piece of a file."""
+        file.write(chunk)
+
+    def sync_file(self, file: IO[bytes]) -> None:
+        """Bring an open file's data to the disk."""
+        flush_to_disk(file.fileno())
+
+    def sync_folder(self, path: Path) -> None:
+        """Bring the names in a folder to the disk: what was made, renamed or removed in it."""
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Rename a file or folder; `target` must not exist."""
+        os.rename(source, target)
+
+    def remove_file(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        path.rmdir()
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a folder of files and folders, one by one."""
+        for entry in sorted(path.iterdir()):
+            if entry.is_dir() and not entry.is_symlink():
+                self.remove_tree(entry)
+            else:
+                self.remove_file(entry)
+        self.remove_folder(path)

@@ -1,0 +1,182 @@
+"""Files of JSON lines that survive `kill -9`: the journal and the metrics.
+
+A line counts when its newline is there. A writer that is killed, or that meets a full disk, can leave a
+torn last line; readers pass over it and the next writer cuts it off, so both always agree on which records
+exist.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from planetary.core.errors import ClosedError, ResourceError, UserError
+
+T = TypeVar("T")
+
+_TAIL_BLOCK = 1 << 16  # bytes read at a time when looking for the last newline
+
+
+class JsonLinesWriter:
+    """Appends records to a file, each with one `write` call, so that another process never sees half a line.
+
+    May be used from several threads. Raises `ResourceError` when the file cannot be opened or written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open or create `path`, and cut off a torn last line."""
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._encoder = msgspec.json.Encoder()
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
+        except OSError as error:
+            raise ResourceError(f"cannot open {self.path} for appending: {error.strerror or error}") from error
+        try:
+            self._size = _length_of_whole_lines(self._fd)
+            os.ftruncate(self._fd, self._size)
+        except OSError as error:
+            os.close(self._fd)
+            raise ResourceError(f"cannot repair the end of {self.path}: {error.strerror or error}") from error
+
+    def append(self, record: Any, *, durable: bool = False) -> None:
+        """Write one record (anything `msgspec.json` can encode) as one line.
+
+        With `durable`, return only when the line is on the disk (fsync); without, it survives the death of
+        this process but maybe not a power cut. When it raises, the record is not in the file.
+        """
+        line = self._encoder.encode(record) + b"\n"
+        with self._lock:
+            if self._fd < 0:
+                raise ClosedError(f"cannot append to {self.path}: it was closed")
+            try:
+                written = 0
+                while written < len(line):
+                    written += os.write(self._fd, line[written:])
+                if durable:
+                    os.fsync(self._fd)
+            except OSError as error:
+                # Shrinking a file needs no space, so this also works on a full disk.
+                os.ftruncate(self._fd, self._size)
+                raise ResourceError(
+                    f"cannot append to {self.path}: {error.strerror or error}; "
+                    f"{self._size} bytes of earlier records are intact"
+                ) from error
+            self._size += len(line)
+
+    def close(self) -> None:
+        """Flush to the disk and close; closing twice is fine."""
+        with self._lock:
+            if self._fd >= 0:
+                fd, self._fd = self._fd, -1
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+
+    def __enter__(self) -> JsonLinesWriter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+def read_json_lines(path: str | os.PathLike[str], record_type: type[T] | Any) -> Iterator[T]:
+    """Yield every whole line of `path`, decoded as `record_type` (any type or union that msgspec can decode).
+
+    A torn last line is passed over. Raises `UserError` naming file and line number when the file is missing
+    or a whole line is not a valid record: that is damage, not a crash.
+    """
+    decoder = msgspec.json.Decoder(record_type)
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    whole = data[: data.rfind(b"\n") + 1]
+    for number, line in enumerate(whole.split(b"\n")[:-1], start=1):
+        yield _decode(decoder, line, path, number)
+
+
+class JsonLinesTail:
+    """Follows a growing file: each `poll` returns the records that were completed since the last one.
+
+    It neither waits nor sleeps, and the file need not exist yet. A file that became shorter than what was
+    already read was replaced: it is read again from the start.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], record_type: type[T] | Any = Any) -> None:
+        """Start before the first record of `path`."""
+        self.path = Path(path)
+        self._decoder = msgspec.json.Decoder(record_type)
+        self._offset = 0
+        self._lines = 0
+
+    def poll(self) -> list[Any]:
+        """Return the new records, oldest first. Raises `UserError` for a damaged line, once, and goes on
+        after it.
+        """
+        try:
+            with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:
+                    self._offset = self._lines = 0
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UserError(f"cannot read {self.path}: {error.strerror or error}") from error
+        records: list[Any] = []
+        start = 0
+        while (end := data.find(b"\n", start)) >= 0:
+            try:
+                record = _decode(self._decoder, data[start:end], self.path, self._lines + 1)
+            except UserError:
+                if records:  # deliver what is good; the next poll begins at the damage
+                    return records
+                self._advance(end + 1 - start)
+                raise
+            records.append(record)
+            self._advance(end + 1 - start)
+            start = end + 1
+        return records
+
+    def _advance(self, nbytes: int) -> None:
+        self._offset += nbytes
+        self._lines += 1
+
+
+def follow(tail: JsonLinesTail, wait: Callable[[], bool]) -> Iterator[Any]:
+    """Yield records as they are appended, calling `wait` between polls, until `wait` returns false.
+
+    `wait` decides how to pause and when to stop; what was appended before it said stop is still delivered.
+    """
+    while True:
+        yield from tail.poll()
+        if not wait():
+            yield from tail.poll()
+            return
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], line: bytes, path: object, number: int) -> Any:
+    try:
+        return decoder.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        shown = line[:80].decode("utf-8", "backslashreplace")
+        raise UserError(f"{path}, line {number} is damaged: {error}; it reads {shown!r}") from error
+
+
+def _length_of_whole_lines(fd: int) -> int:
+    """Number of bytes up to and including the last newline."""
+    end = os.fstat(fd).st_size
+    while end > 0:
+        start = max(0, end - _TAIL_BLOCK)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0

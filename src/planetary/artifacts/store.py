@@ -1,0 +1,127 @@
+"""A folder of content-addressed blobs, and names that point at them.
+
+Layout: `blobs/ab/abcdef…` (file name = sha256 of its bytes) and `links/<sha256 of a key>` (the digest that
+the key names). Every file is written under a temporary name, flushed and renamed into place, so a reader
+sees all of a file or nothing, and a file that another process has mapped is never written to: a new inode
+takes its name instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+from planetary.core.errors import ResourceError, TrustError, UserError
+
+_HEX = frozenset("0123456789abcdef")
+
+
+def digest_of(data: bytes | bytearray | memoryview) -> str:
+    """Return the sha256 of `data` in lower-case hex: the name of a blob."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_atomically(path: Path, data: bytes | bytearray | memoryview) -> None:
+    """Make `path` hold exactly `data`, creating its folder; on any failure `path` is as it was before.
+
+    Raises:
+        ResourceError: the disk is full or the folder cannot be written.
+    """
+    temporary: str | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        temporary = None
+    except OSError as error:
+        hint = "free some space" if error.errno == errno.ENOSPC else "check the folder's permissions"
+        raise ResourceError(f"cannot write {path}: {error.strerror or error}; {hint} and try again") from error
+    finally:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+
+
+class BlobStore:
+    """Blobs by digest and links by key, in one folder that any number of processes may share."""
+
+    def __init__(self, root: Path | str) -> None:
+        self.root = Path(root)
+
+    def path(self, digest: str) -> Path:
+        """Return where the blob of `digest` lies or would lie. Raises `UserError` for what is no sha256 in
+        hex.
+        """
+        if len(digest) != 64 or not _HEX.issuperset(digest):
+            raise UserError(f"expected a sha256 digest of 64 lower-case hex digits, found {digest!r}")
+        return self.root / "blobs" / digest[:2] / digest
+
+    def has(self, digest: str) -> bool:
+        """Whether the blob is there; its content is checked when it is read."""
+        return self.path(digest).is_file()
+
+    def put(self, data: bytes | bytearray | memoryview) -> str:
+        """Store `data` and return its digest; storing the same bytes again changes nothing.
+
+        Raises:
+            ResourceError: the disk is full or the folder cannot be written.
+        """
+        digest = digest_of(data)
+        path = self.path(digest)
+        # A file of another size is the wreck of a crash; the rename below replaces its name, not its bytes.
+        if not (path.is_file() and path.stat().st_size == len(data)):
+            write_atomically(path, data)
+        return digest
+
+    def get(self, digest: str) -> bytes:
+        """Return the blob.
+
+        Raises:
+            UserError: there is no such blob here.
+            TrustError: the file's bytes do not have this digest any more; the file is removed.
+        """
+        path = self.path(digest)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            raise UserError(f"blob {digest[:12]}… is not in {self.root}") from None
+        except OSError as error:
+            raise ResourceError(f"cannot read {path}: {error.strerror or error}") from error
+        found = digest_of(data)
+        if found != digest:
+            path.unlink(missing_ok=True)
+            raise TrustError(
+                f"blob {path} is damaged: expected sha256 {digest[:12]}…, found {found[:12]}…; "
+                "it was removed, fetch or build it again"
+            )
+        return data
+
+    def verified_path(self, digest: str) -> Path:
+        """Return the path of a blob whose bytes were just checked, e.g. to map it. Raises as `get` does."""
+        self.get(digest)
+        return self.path(digest)
+
+    def link(self, key: str, digest: str) -> None:
+        """Let `key` (any text) name the blob of `digest`; replaces what it named before."""
+        self.path(digest)
+        write_atomically(self._link_path(key), f"{digest}\n{key}\n".encode())
+
+    def resolve(self, key: str) -> str | None:
+        """Return the digest that `key` names, if that blob is here; else None."""
+        try:
+            lines = self._link_path(key).read_text().split("\n", 1)
+        except FileNotFoundError:
+            return None
+        digest = lines[0]
+        if len(lines) != 2 or lines[1] != f"{key}\n" or len(digest) != 64 or not _HEX.issuperset(digest):
+            return None  # damaged: as good as absent, whoever needs it makes it again
+        return digest if self.has(digest) else None
+
+    def _link_path(self, key: str) -> Path:
+        return self.root / "links" / digest_of(key.encode())

@@ -1,0 +1,87 @@
+"""Bring a module into the form that differentiation works on: one function `main` without calls.
+
+Every call is replaced by the callee's operations, and so is every composite (by its decomposition) except
+those that have a rule of their own. The size of the result is that of the executed program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from planetary.compiler import ir
+from planetary.compiler.ir import Block, Operation, Value
+from planetary.core.errors import CompileError
+
+
+def inline_calls(module: ir.Module, keep_composites: Collection[str] = ()) -> None:
+    """Inline every call and every composite whose name is not in `keep_composites`, and drop unused
+    functions.
+
+    Raises:
+        CompileError: a function calls itself, or calls one that the module does not have.
+    """
+    main = ir.main_function(module)
+    for function in ir.functions(module).values():
+        if function != main:
+            ir.set_private(function)
+    inline_everywhere(module, keep_composites)
+
+
+def inline_everywhere(module: ir.Module, keep_composites: Collection[str] = ()) -> None:
+    """Like `inline_calls`, in a module with several public functions, all of which stay."""
+    named = ir.functions(module)
+    done: set[str] = set()
+    for name in named:
+        _flatten(name, named, keep_composites, done, [])
+    ir.run_passes(module, "symbol-dce")
+
+
+def _flatten(name: str, named: Mapping[str, Any], keep: Collection[str], done: set[str], open_calls: list[str]) -> None:
+    if name in done:
+        return
+    if name in open_calls:
+        raise CompileError(
+            f"cannot inline @{name}: it calls itself ({' -> '.join([*open_calls, name])}); a recursive"
+            " function has no fixed size and cannot be differentiated"
+        )
+    function = named[name]
+    for call, callee in _calls(function, keep):
+        if callee not in named:
+            raise CompileError(
+                f"cannot inline the call of @{callee} at {ir.location_text(call)}: there is no such"
+                " function in the module"
+            )
+        _flatten(callee, named, keep, done, [*open_calls, name])
+        with ir.insert_before(call):
+            results = copy_block(ir.entry_block(named[callee]), list(call.operands))
+        for old, new in zip(call.results, results, strict=True):
+            ir.replace_uses(old, new)
+        call.erase()
+    done.add(name)
+
+
+def copy_block(block: Block, arguments: Sequence[Value]) -> list[Value]:
+    """Copy the operations of a function body to the insertion point; returns what its return would."""
+    mapping: dict[Value, Value] = dict(zip(block.arguments, arguments, strict=True))
+    body = ir.operations(block)
+    for op in body[:-1]:
+        copy = ir.clone(op, [mapping[value] for value in op.operands])
+        if len(op.regions):
+            ir.replace_captured(copy, mapping)
+        mapping.update(zip(op.results, copy.results, strict=True))
+    return [mapping[value] for value in body[-1].operands]
+
+
+def _calls(function: Any, keep: Collection[str]) -> list[tuple[Operation, str]]:
+    """The calls and expandable composites in a function, with the names of their callees."""
+    found: list[tuple[Operation, str]] = []
+
+    def visit(op: Operation) -> None:
+        if op.name == "func.call":
+            found.append((op, ir.text(op, "callee")))
+        elif op.name == "stablehlo.composite" and ir.text(op, "name") not in keep:
+            found.append((op, ir.text(op, "decomposition")))
+
+    ir.walk(function, visit)
+    return found

@@ -1,0 +1,167 @@
+"""A training step in StableHLO to the artifact for a target: a VMFB by IREE's compiler, through a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from planetary.compiler import ir, normalise
+from planetary.compiler.targets import Target, compiler_flags
+from planetary.compiler.train_step import TrainStep, replaced_arguments
+from planetary.core.artifact_label import ArtifactLabel
+from planetary.core.errors import CompileError, TrustError
+
+COMPILE_TIMEOUT_S = 1800.0
+_SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
+"""For a step that recomputes activations: IREE would otherwise start some of it as soon as its inputs are there."""
+_PIPELINE_VERSION = 2  # raise when `normalise.for_target` changes: part of the cache key
+
+
+class ArtifactCache(Protocol):
+    """Content-addressed blobs with keys that name them; `planetary.artifacts.store.BlobStore` is one."""
+
+    def resolve(self, key: str) -> str | None:
+        """Return the digest that `key` names, if its blob is there."""
+        ...
+
+    def link(self, key: str, digest: str) -> None:
+        """Let `key` name a blob."""
+        ...
+
+    def put(self, data: bytes) -> str:
+        """Store a blob and return its digest."""
+        ...
+
+    def get(self, digest: str) -> bytes:
+        """Return a blob."""
+        ...
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled training step.
+
+    Attributes:
+        data: its bytes: a VMFB, or the portable StableHLO itself for the PJRT backends.
+        digest: their sha256.
+        key: what it was made from: StableHLO digest, compiler version, target and flags.
+        target: what it was made for.
+        cached: whether it came from the cache.
+    """
+
+    data: bytes = field(repr=False)
+    digest: str
+    key: str
+    target: Target
+    cached: bool
+
+
+def compiler_version() -> str:
+    """Return the version of IREE's compiler, e.g. `"3.13.0"`."""
+    return importlib.metadata.version("iree-base-compiler")
+
+
+def artifact_key(stablehlo_digest: str, target: Target) -> str:
+    """Return the cache key of a target's artifact, as readable JSON."""
+    key = {
+        "stablehlo": stablehlo_digest,
+        "iree": compiler_version(),
+        "backend": target.backend,
+        "target": target.name,
+        "features": target.features,
+        "flags": compiler_flags(target),
+        "pipeline": _PIPELINE_VERSION,
+    }
+    return "vmfb " + json.dumps(key, sort_keys=True)
+
+
+def compile_artifact(train_step: TrainStep, target: Target, cache: ArtifactCache | None = None) -> Artifact:
+    """Compile a training step for `target`, or return what the cache has.
+
+    For the PJRT backends the artifact is the portable StableHLO itself: XLA compiles it where it runs.
+
+    Raises:
+        UserError: the target is unknown.
+        CompileError: IREE refuses the module; the text has its first complaint.
+    """
+    if target.is_pjrt:
+        if cache is not None:
+            cache.put(train_step.portable)
+        digest = train_step.spec.stablehlo_digest
+        return Artifact(train_step.portable, digest, f"stablehlo {digest}", target, cached=False)
+    key = artifact_key(train_step.spec.stablehlo_digest, target)
+    digest = cache.resolve(key) if cache is not None else None
+    if cache is not None and digest is not None:
+        # A damaged entry was removed by the cache that found it so; it is only a copy of what is built below.
+        with contextlib.suppress(TrustError):
+            return Artifact(cache.get(digest), digest, key, target, cached=True)
+    label = ArtifactLabel(
+        iree=compiler_version(),
+        backend=target.backend,
+        target=target.name,
+        features=target.features,
+        stablehlo=train_step.spec.stablehlo_digest,
+    )
+    with ir.new_context():
+        module = ir.parse_module(train_step.portable)
+        normalise.for_target(module, label, replaced_arguments(train_step.spec))
+        text = ir.to_text(module)
+    flags = compiler_flags(target)
+    if "stablehlo.optimization_barrier" in text:
+        flags = [*flags, _SAVE_MEMORY]
+    vmfb = run_compiler(text, flags)
+    digest = hashlib.sha256(vmfb).hexdigest()
+    if cache is not None:
+        cache.put(vmfb)
+        cache.link(key, digest)
+    return Artifact(vmfb, digest, key, target, cached=False)
+
+
+def run_compiler(text: str, flags: list[str]) -> bytes:
+    """Return the VMFB of a module, made by a process of its own so that a crash of the compiler stays there.
+
+    Raises:
+        CompileError: the compiler fails, crashes or takes longer than `COMPILE_TIMEOUT_S`.
+    """
+    from iree.compiler.tools.binaries import find_tool
+
+    with tempfile.TemporaryDirectory(prefix="planetary-compile-") as folder:
+        source, output = Path(folder) / "step.mlir", Path(folder) / "step.vmfb"
+        source.write_text(text)
+        command = [
+            find_tool("iree-compile"),
+            str(source),
+            "--iree-input-type=stablehlo",
+            *flags,
+            "-o",
+            str(output),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise CompileError(
+                f"IREE's compiler did not finish within {COMPILE_TIMEOUT_S:.0f} s with flags {' '.join(flags)}"
+            ) from None
+        if done.returncode != 0 or not output.is_file():
+            end = f"exit status {done.returncode}" if done.returncode >= 0 else f"killed by signal {-done.returncode}"
+            raise CompileError(
+                f"IREE {compiler_version()} cannot compile the training step with flags {' '.join(flags)} "
+                f"({end}): {first_complaint(done.stderr.decode(errors='replace'))}"
+            )
+        return output.read_bytes()
+
+
+def first_complaint(stderr: str) -> str:
+    """Return the first error line of the compiler's output, shortened, without the path of its input."""
+    lines = [line for line in stderr.splitlines() if "error:" in line] or stderr.strip().splitlines()[-1:]
+    if not lines:
+        return "no message"
+    _, mark, message = lines[0].partition("error:")
+    return (message.strip() if mark else lines[0].strip())[:500]

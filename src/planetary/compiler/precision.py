@@ -1,0 +1,175 @@
+"""Low-precision arithmetic around float32 parameters: contractions, stochastic rounding, loss scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planetary.compiler import ir, ops
+from planetary.compiler.ir import Block, Type, Value
+from planetary.core.tensors import TensorSpec
+
+CONTRACTIONS = frozenset({"stablehlo.dot_general", "stablehlo.dot", "stablehlo.convolution"})
+
+
+def round_contractions(block: Block, element: Type) -> int:
+    """Let every float32 contraction in a block, and in the bodies of its loops, multiply in `element`.
+
+    Operands are rounded to nearest; products are summed, and results kept, in float32. A contraction with an
+    `algorithm` of its own, or of another type, is left as it is. Returns how many were changed.
+    """
+    found = []
+
+    def visit(op: ir.Operation) -> None:
+        if op.name in CONTRACTIONS and ir.attribute(op, "algorithm") is None:
+            found.append(op)
+
+    for op in ir.operations(block):
+        ir.walk(op, visit)
+    wide = [op for op in found if all(ir.element_of(v) == ir.f32() for v in (*op.operands, op.results[0]))]
+    for op in wide:
+        with ir.insert_before(op), ir.located(op):
+            for position, operand in enumerate(list(op.operands)):
+                op.operands[position] = ops.convert(operand, element)
+    return len(wide)
+
+
+def coarsest_factor(stablehlo: str | bytes) -> str:
+    """Return the element type with the fewest digits among the factors of a module's contractions: "bf16", "f16"
+    or "f32" (which stands for all others).
+    """
+    kinds: set[str] = set()
+
+    def visit(op: ir.Operation) -> None:
+        if op.name in CONTRACTIONS:
+            kinds.update(str(ir.element_of(factor)) for factor in op.operands)
+
+    with ir.new_context():
+        ir.walk(ir.parse_module(stablehlo).operation, visit)
+    return next((kind for kind in ("bf16", "f16") if kind in kinds), "f32")
+
+
+def widen_factors(module: ir.Module) -> None:
+    """Let contractions with a wider result than factors multiply in the type of the result, which is equal.
+
+    Why: XLA's CPU client (jaxlib 0.10) compiles such a contraction of bf16 or f16 factors, and then refuses to run
+    it unless the contracted dimensions are in the usual places.
+    """
+    found = []
+
+    def visit(op: ir.Operation) -> None:
+        if op.name in CONTRACTIONS and any(ir.element_of(v) != ir.element_of(op.results[0]) for v in op.operands):
+            found.append(op)
+
+    ir.walk(module.operation, visit)
+    for op in found:
+        if all(str(ir.element_of(v)) in {"bf16", "f16"} for v in op.operands):
+            with ir.insert_before(op), ir.located(op):
+                for position, operand in enumerate(list(op.operands)):
+                    op.operands[position] = ops.convert(operand, ir.element_of(op.results[0]))
+
+
+# --- stochastic rounding ------------------------------------------------------------------------------------
+
+
+def round_stochastically(value: Value, element: Type, step: Value, salt: int) -> Value:
+    """Emit a float32 tensor in bf16 or f16, rounded up or down at random so that the expectation is exact.
+
+    Each element becomes one of its two neighbours, the nearer one with the greater probability; infinities
+    and NaN stay. The random bits are a function of `step` (i32 scalar), `salt` and the element's index
+    alone, the same on every device.
+    """
+    bits = _random_bits(ir.shape_of(value), step, salt)
+    raw = ir.emit("stablehlo.bitcast_convert", [value], [ir.tensor(ir.shape_of(value), ir.i32())]).results[0]
+    dropped = {"bf16": 16, "f16": 13}[str(element)]
+    mask = (1 << dropped) - 1
+    noise = ops.and_(bits, ops.full_like(bits, mask))
+    moved = ops.and_(ops.add(raw, noise), ops.full_like(raw, ~mask))
+    rounded = ir.emit("stablehlo.bitcast_convert", [moved], [value.type]).results[0]
+    if dropped == 13:  # below 2^-14 an f16 has a fixed spacing of 2^-24 instead of a fixed number of digits
+        uniform = ops.scale(ops.convert(ops.and_(bits, ops.full_like(bits, (1 << 23) - 1)), ir.f32()), 2.0**-23)
+        fixed = ops.scale(ops.floor(ops.add(ops.scale(value, 2.0**24), uniform)), 2.0**-24)
+        rounded = ops.select(ops.compare_number(ops.abs_(value), 2.0**-14, "LT"), fixed, rounded)
+    rounded = ops.select(ir.emit("stablehlo.is_finite", [value]).results[0], rounded, value)
+    return ops.convert(rounded, element)
+
+
+def _random_bits(shape: Sequence[int], step: Value, salt: int) -> Value:
+    """Emit 32 random bits per element: a hash of (index, salt, step) by the finaliser of MurmurHash3."""
+    count = 1
+    for size in shape:
+        count *= size
+    key = _mixed_bits(ops.add(step, ops.full_like(step, _signed(salt * 0x9E3779B9))))
+    index = ops.multiply(ops.iota([count], ir.i32(), 0), ops.full([count], ir.i32(), _signed(0x9E3779B1)))
+    return ops.reshape(_mixed_bits(ops.add(index, ops.broadcast_scalar(key, [count]))), shape)
+
+
+def _mixed_bits(h: Value) -> Value:
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        down = ops.binary("stablehlo.shift_right_logical", h, ops.full_like(h, shift))
+        h = ops.multiply(ops.binary("stablehlo.xor", h, down), ops.full_like(h, _signed(factor)))
+    return h
+
+
+def _signed(number: int) -> int:
+    """Return the i32 with the low 32 bits of a number."""
+    low = number & 0xFFFFFFFF
+    return low - (1 << 32) if low >> 31 else low
+
+
+# --- loss scaling -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740, section 3.2).
+
+    The scale is `2 ** (16 - halvings)`, so that a state of zeros starts at 65536. A step whose gradients are
+    not finite changes nothing but the scale, which is halved; after `patience` good steps in a row it is
+    doubled. At a scale of 1 nothing is left to halve: then gradients that are not finite are the model's own
+    and go the way of all others.
+
+    Attributes:
+        halvings: i32 scalar, from -8 to 16.
+        good: i32 scalar, good steps in a row.
+    """
+
+    halvings: Value
+    good: Value
+    patience: int = 2000
+
+    STATE = (TensorSpec("loss_scale.halvings", "i32", ()), TensorSpec("loss_scale.good_steps", "i32", ()))
+    MOST_HALVINGS = 16
+    LEAST_HALVINGS = -8
+
+    @property
+    def factor(self) -> Value:
+        """Emit the scale, an f32 scalar."""
+        return _power_of_two(ops.subtract(ops.full_like(self.halvings, 16), self.halvings))
+
+    @property
+    def inverse(self) -> Value:
+        """Emit one over the scale, exactly."""
+        return _power_of_two(ops.shift(self.halvings, -16))
+
+    def overflowed(self, grad_norm: Value) -> Value:
+        """Emit whether the step must be skipped, a boolean scalar."""
+        finite = ir.emit("stablehlo.is_finite", [grad_norm]).results[0]
+        can_fall = ops.compare_number(self.halvings, self.MOST_HALVINGS, "LT")
+        return ops.and_(ops.not_(finite), can_fall)
+
+    def advanced(self, skipped: Value) -> list[Value]:
+        """Emit the new (halvings, good steps)."""
+        one, zero = ops.full_like(self.good, 1), ops.full_like(self.good, 0)
+        good = ops.add(self.good, one)
+        full = ops.compare_number(good, self.patience, "GE")
+        raised = ops.maximum(ops.subtract(self.halvings, one), ops.full_like(one, self.LEAST_HALVINGS))
+        halvings = ops.select(skipped, ops.add(self.halvings, one), ops.select(full, raised, self.halvings))
+        return [halvings, ops.select(ops.or_(skipped, full), zero, good)]
+
+
+def _power_of_two(exponent: Value) -> Value:
+    """Emit `2 ** exponent` as f32, exactly, for an i32 scalar between -126 and 127."""
+    biased = ops.shift(exponent, 127)
+    bits = ops.binary("stablehlo.shift_left", biased, ops.full_like(biased, 23))
+    return ir.emit("stablehlo.bitcast_convert", [bits], [ir.tensor((), ir.f32())]).results[0]

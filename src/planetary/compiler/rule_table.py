@@ -1,0 +1,148 @@
+"""The table of operations: each stands in it exactly once, with a rule, as inactive, or as unsupported.
+
+A *rule* receives a `Site` (the operation in the forward graph, and which of its inputs want a gradient)
+and the cotangents of its results, emits the backward operations at the insertion point, and returns one
+contribution per input: a value of the input's type, None for zero, or an `InPlace`. An *inactive*
+operation has derivative zero everywhere it has one, or carries no numbers. An *unsupported* one raises
+when a gradient has to pass through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from planetary.compiler import ir
+from planetary.compiler.ir import Operation, Value
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """A contribution that is cheaper to write into an existing cotangent than to add to it.
+
+    Attributes:
+        onto: given the cotangent gathered so far, returns it with this contribution added.
+    """
+
+    onto: Callable[[Value], Value]
+
+
+Contribution: TypeAlias = Value | InPlace | None
+
+
+@dataclass(eq=False)
+class Site:
+    """One operation of the forward graph while its backward operations are emitted.
+
+    Attributes:
+        op: the operation.
+        inputs: its operands, then the outside values that its regions use.
+        results: its results.
+        needs: for every input, whether anybody wants its gradient.
+        notes: scratch shared by all sites of one backward pass, for rules that work in pairs.
+    """
+
+    op: Operation
+    inputs: list[Value]
+    results: list[Value]
+    needs: list[bool]
+    notes: dict[Any, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.op.name
+
+    @property
+    def x(self) -> Value:
+        """The first input."""
+        return self.inputs[0]
+
+    @property
+    def y(self) -> Value:
+        """The first result."""
+        return self.results[0]
+
+
+Rule: TypeAlias = Callable[[Site, list[Value | None]], Sequence[Contribution]]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How the differentiator treats one operation. Exactly one of `rule`, `inactive`, `unsupported` is
+    set.
+    """
+
+    name: str
+    rule: Rule | None = None
+    inactive: str | None = None
+    unsupported: str | None = None
+    note: str = ""
+
+
+_entries: dict[str, Entry] = {}
+
+
+def _enter(entry: Entry) -> None:
+    if entry.name in _entries:
+        raise AssertionError(f"{entry.name} stands in the rule table twice")
+    _entries[entry.name] = entry
+
+
+def entries() -> dict[str, Entry]:
+    """A copy of the table by operation name; custom calls and composites appear as `stablehlo.custom_call
+    @name`.
+    """
+    return dict(_entries)
+
+
+def key_of(op: Operation) -> str:
+    """The name under which an operation stands in the table."""
+    name: str = op.name
+    if name == "stablehlo.custom_call":
+        return f"{name} @{ir.text(op, 'call_target_name')}"
+    if name == "stablehlo.composite":
+        return f"{name} @{ir.text(op, 'name')}"
+    return name
+
+
+def find(op: Operation) -> Entry | None:
+    """The entry for an operation, or None if it stands nowhere."""
+    return _entries.get(key_of(op))
+
+
+def rule_many(*names: str, note: str = "") -> Callable[[Rule], Rule]:
+    """Register a rule that receives the list of all result cotangents (None: zero)."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            _enter(Entry(name, rule=function, note=note))
+        return function
+
+    return register
+
+
+def rule(*names: str, note: str = "") -> Callable[..., Any]:
+    """Register a rule of a one-result operation: `function(site, cotangent)`."""
+
+    def register(function: Callable[[Site, Value], Sequence[Contribution]]) -> Any:
+        def many(site: Site, cotangents: list[Value | None]) -> Sequence[Contribution]:
+            return function(site, cotangents[0])
+
+        for name in names:
+            _enter(Entry(name, rule=many, note=note))
+        return function
+
+    return register
+
+
+def inactive(reason: str, *names: str) -> None:
+    """Register operations whose derivative is zero, or that carry no gradient."""
+    for name in names:
+        _enter(Entry(name, inactive=reason))
+
+
+def unsupported(reason: str, *names: str) -> None:
+    """Register operations through which no gradient can pass; the reason says what to do."""
+    for name in names:
+        _enter(Entry(name, unsupported=reason))

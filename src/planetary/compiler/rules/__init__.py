@@ -1,0 +1,50 @@
+"""The rules, grouped by kind of operation; importing this package fills `rule_table`."""
+
+from __future__ import annotations
+
+from planetary.compiler import rule_table
+from planetary.compiler.rules import (
+    composites,
+    control_flow,
+    convolution,
+    dot,
+    elementwise,
+    fft,
+    gather_scatter,
+    lapack,
+    linear_algebra,
+    rare,
+    reduce,
+    shape,
+    sorting,
+    special,
+    window,
+)
+
+__all__ = [
+    "composite_names",
+    "composites",
+    "control_flow",
+    "convolution",
+    "dot",
+    "elementwise",
+    "fft",
+    "gather_scatter",
+    "lapack",
+    "linear_algebra",
+    "rare",
+    "reduce",
+    "shape",
+    "sorting",
+    "special",
+    "window",
+]
+
+_COMPOSITE = "stablehlo.composite @"
+
+
+def composite_names() -> list[str]:
+    """Names of the composites that have an entry of their own; all others are replaced by their
+    decomposition.
+    """
+    return [name.removeprefix(_COMPOSITE) for name in rule_table.entries() if name.startswith(_COMPOSITE)]

@@ -1,0 +1,73 @@
+"""Reading the small scalar functions inside reductions, scatters and sorts, and applying them to whole
+tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planetary.compiler import ir, ops
+from planetary.compiler.ir import Block, Value
+from planetary.core.errors import UnsupportedOpError
+
+
+def single_operation(block: Block) -> str | None:
+    """The name of the one binary operation that a two-argument body applies to its arguments, else None."""
+    body = ir.operations(block)
+    if len(body) != 2 or len(body[0].operands) != 2 or len(block.arguments) != 2:
+        return None
+    op, end = body
+    arguments = list(block.arguments)
+    operands = list(op.operands)
+    if operands not in (arguments, arguments[::-1]) or list(end.operands) != list(op.results):
+        return None
+    return op.name
+
+
+def returned_argument(block: Block) -> int | None:
+    """The position of the argument that a body returns unchanged, else None."""
+    body = ir.operations(block)
+    if len(body) != 1 or len(body[0].operands) != 1:
+        return None
+    for position, argument in enumerate(block.arguments):
+        if body[0].operands[0] == argument:
+            return position
+    return None
+
+
+def vectorized(block: Block, arguments: Sequence[Value]) -> list[Value]:
+    """Apply a scalar body elementwise to tensors of one shape, emitting at the insertion point.
+
+    Values that the body uses from outside must be scalars; they are broadcast.
+
+    Raises:
+        UnsupportedOpError: the body holds an operation that is not elementwise.
+    """
+    shape = ir.shape_of(arguments[0])
+    mapping: dict[Value, Value] = dict(zip(block.arguments, arguments, strict=True))
+
+    def look_up(value: Value) -> Value:
+        if value not in mapping:
+            mapping[value] = ops.broadcast_scalar(value, shape)
+        return mapping[value]
+
+    body = ir.operations(block)
+    for op in body[:-1]:
+        if op.name == "stablehlo.constant":
+            single = ir.clone(op, []).results[0]
+            mapping[op.results[0]] = ops.broadcast_scalar(single, shape)
+            continue
+        if op.name in ("stablehlo.reshape", "stablehlo.broadcast_in_dim"):
+            mapping[op.results[0]] = look_up(op.operands[0])
+            continue
+        if len(op.regions) or any(ir.shape_of(result) != () for result in op.results):
+            raise UnsupportedOpError(
+                op.name,
+                ir.location_text(op),
+                "inside a reduction body only elementwise operations are supported",
+            )
+        kinds = [ir.tensor(shape, ir.element_of(result)) for result in op.results]
+        operands = [look_up(operand) for operand in op.operands]
+        copy = ir.emit(op.name, operands, kinds, ir.attributes_of(op))
+        mapping.update(zip(op.results, copy.results, strict=True))
+    return [look_up(value) for value in body[-1].operands]

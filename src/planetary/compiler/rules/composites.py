@@ -1,0 +1,61 @@
+"""Rules of composites: the marks of `planetary.compiler.markers`.
+
+Any other composite is differentiated through its decomposition. To give one a rule by name, register
+`rule_many("stablehlo.composite @its.name")` before the model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from planetary.compiler import ir, ops, routines
+from planetary.compiler.ir import Value
+from planetary.compiler.markers import CUSTOM_VJP, STOP_GRADIENT
+from planetary.compiler.rule_table import Contribution, Site, inactive, rule_many
+from planetary.compiler.traced import emit_traced
+from planetary.core.errors import UnsupportedOpError
+
+inactive("the author asked for no gradient", f"stablehlo.composite @{STOP_GRADIENT}")
+
+
+@rule_many(f"stablehlo.composite @{CUSTOM_VJP}", note="the author's own gradient")
+def _custom_vjp(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+    count = ir.dictionary(site.op, "composite_attributes")["arguments"]
+    arguments, unused = site.inputs[:count], site.inputs[count:]
+    results = len(unused)
+    cotangents = [ops.zeros(blank.type) if ct is None else ct for blank, ct in zip(unused, cts[:results], strict=True)]
+    gradients = list(ir.clone(site.op, [*arguments, *cotangents]).results)[results:]
+    parts: list[Contribution] = []
+    for argument in arguments:
+        parts.append(gradients.pop(0) if ir.is_differentiable_type(argument.type) else None)
+    return [*parts, *([None] * results)]
+
+
+@rule_many(
+    *(f"stablehlo.composite @{routines.PREFIX}{routine.name}" for routine in routines.ROUTINES),
+    note="a JAX library routine, recognised in the exported operations; the gradient is JAX's own",
+)
+def _library_routine(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+    import jax
+
+    function = routines.find(ir.text(site.op, "name").removeprefix(routines.PREFIX)).load()
+    wanted = [i for i, needed in enumerate(site.needs) if needed]
+    ct = cts[0]
+    assert ct is not None
+
+    def backward(ct: Any, *arguments: Any) -> Any:
+        def of_wanted(*inner: Any) -> Any:
+            full = list(arguments)
+            for position, value in zip(wanted, inner, strict=True):
+                full[position] = value
+            return function(*full)
+
+        return jax.vjp(of_wanted, *(arguments[i] for i in wanted))[1](ct)
+
+    try:
+        found = emit_traced(backward, ct, *site.inputs)
+    except (NotImplementedError, ValueError) as error:
+        raise UnsupportedOpError(ir.text(site.op, "name"), ir.location_text(site.op), f"JAX says: {error}") from error
+    by_position = dict(zip(wanted, found, strict=True))
+    return [by_position.get(i) for i in range(len(site.inputs))]

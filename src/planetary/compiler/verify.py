@@ -1,0 +1,338 @@
+"""Checks a compiled artifact against a reference execution before anybody trains with it.
+
+Compilers lie: a sign folded wrongly or a sum cut short makes a module that runs, converges a little and is
+wrong. So one training step and one evaluation on random numbers are compared, tensor by tensor, with XLA's
+execution of the same StableHLO. XLA is a compiler too: where the two differ and the step is small enough, the
+StableHLO interpreter says which of them is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from planetary.compiler import interpreter
+from planetary.compiler.iree import Artifact, ArtifactCache, compile_artifact
+from planetary.compiler.manifest import to_host_dtype
+from planetary.compiler.precision import coarsest_factor
+from planetary.compiler.reference import run_reference
+from planetary.compiler.targets import Target
+from planetary.compiler.train_step import TrainStep
+from planetary.core.errors import CompileError, TrustError
+from planetary.core.step import StepSpec
+from planetary.core.tensors import TensorSpec
+
+CHANGE_TOLERANCE = 2e-3
+"""Largest accepted error of a tensor's change, relative to the largest change in that tensor.
+
+Two compilers add the same float32 terms in different orders. Over the depth of a transformer that leaves
+about 1e-5 (measured: under 3e-5 for the default model); a hundred times as much still catches every wrong
+term, sign or index, which are errors of the order of one.
+"""
+
+ROUNDING = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-8, "f16": 2.0**-10}
+_ROUNDINGS = 4  # accepted on top, in units of the largest value: storing the result rounds it
+LOSS_TOLERANCE = 1e-4  # relative; a loss is a mean over thousands of terms
+
+_FACTOR_ROUNDINGS = 4
+"""Where factors are rounded to 16 bits, accepted errors are at least so many roundings of a factor, and the loss's
+an eighth of one: a float32 factor that differs in its last bit may be rounded to the other neighbour (measured: a
+change off by 0.7 roundings, for bf16).
+"""
+
+_TRIAL_STEP = 7  # any index will do, but not 0: a schedule may start from a learning rate of 0
+
+
+class StepRunner(Protocol):
+    """What runs a compiled step here; `planetary.runtime.executor.Executor` is one."""
+
+    def load(
+        self,
+        params: Mapping[str, np.ndarray],
+        buffers: Mapping[str, np.ndarray],
+        opt_state: Mapping[str, np.ndarray] | None,
+    ) -> None:
+        """Put everything on the device."""
+        ...
+
+    def train_step(self, step: int, batch: Sequence[np.ndarray]) -> tuple[float, float]:
+        """Run one inner step; return loss and gradient norm."""
+        ...
+
+    def eval_step(self, batch: Sequence[np.ndarray]) -> float:
+        """Return the loss of one batch."""
+        ...
+
+    def read_params(self) -> dict[str, np.ndarray]:
+        """Return the parameters."""
+        ...
+
+    def read_opt_state(self) -> dict[str, np.ndarray]:
+        """Return the optimizer state."""
+        ...
+
+    def close(self) -> None:
+        """Release the device."""
+        ...
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What a check found."""
+
+    digest: str  # of the artifact that was asked about
+    checked: str  # digest of the artifact that was run
+    target: str  # what the artifact that was run was made for, e.g. "cpu host"
+    stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked in its place
+    loss: float  # of the random batch
+    worst_tensor: str
+    worst_error: float  # as a fraction of what is accepted
+    seconds: float
+    against: str = "XLA"  # the execution that the artifact agrees with
+
+    @property
+    def summary(self) -> str:
+        """One sentence for people."""
+        what = f"its CPU build ({self.target}) stands in and" if self.stand_in else f"the artifact ({self.target})"
+        return (
+            f"{what} agrees with {self.against}: the worst tensor, {self.worst_tensor}, is at {self.worst_error:.1%} "
+            "of the "
+            "accepted error"
+        )
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """Random inputs of one comparison."""
+
+    params: dict[str, np.ndarray]
+    buffers: dict[str, np.ndarray]
+    opt_state: dict[str, np.ndarray]
+    batch: list[np.ndarray]
+
+
+def verify_artifact(
+    train_step: TrainStep,
+    artifact: Artifact,
+    open_runner: Callable[[Artifact, StepSpec], StepRunner],
+    *,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    local: Target,
+    cache: ArtifactCache | None = None,
+) -> VerifyReport:
+    """Run one training and one evaluation step of `artifact` and compare them with the reference.
+
+    Args:
+        train_step: what the artifact was compiled from.
+        artifact: what to check. If it is no CPU artifact of this machine, a build of the same operations for
+            `local` is checked in its place, and the report says so.
+        open_runner: loads an artifact on this machine.
+        params: the model's initial parameters; they are perturbed, so that none is zero.
+        buffers: the model's buffers.
+        local: the CPU target of this machine.
+        cache: remembers reports by the artifact's digest, so the same bytes are checked once.
+
+    Raises:
+        CompileError: a result differs by more than the tolerance; the text names the worst tensor.
+    """
+    memo = f"verified 1 {artifact.digest}"
+    if cache is not None and (digest := cache.resolve(memo)) is not None:
+        with contextlib.suppress(TrustError):  # a damaged report was removed; check again
+            return msgspec.json.decode(cache.get(digest), type=VerifyReport)
+    started = time.perf_counter()
+    stand_in = not runs_here(artifact.target, local)
+    local = Target("pjrt:cpu", artifact.target.name) if artifact.target.is_pjrt else local
+    subject = compile_artifact(train_step, local, cache) if stand_in else artifact
+    trial = make_trial(train_step.spec, params, buffers)
+    expected = run_expected(train_step, trial)
+    found = run_found(train_step.spec, open_runner(subject, train_step.spec), trial)
+
+    def compared(reference: Mapping[str, np.ndarray]) -> tuple[str, float]:
+        return compare(train_step.spec, trial, reference, found, ROUNDING[coarsest_factor(train_step.portable)])
+
+    name, error = compared(expected)
+    target = f"{subject.target.backend} {subject.target.name}"
+    against = "XLA"
+    if not error <= 1:  # also catches NaN
+        verdict, truth = _arbitrate(train_step, trial)
+        name_of_truth, error_of_truth = compared(truth) if truth is not None else (name, error)
+        if truth is not None and error_of_truth <= 1:
+            against = f"the StableHLO interpreter (XLA does not: {name!r} is {error:.3g} times the accepted error off)"
+            name, error = name_of_truth, error_of_truth
+        else:
+            raise CompileError(
+                f"the artifact for {target} is wrong: {name!r} differs from the reference execution by {error:.3g} "
+                f"times the accepted error; loss {found['loss']:.6g}, expected {expected['loss']:.6g}. {verdict} It "
+                "was not published; report the model and the IREE version, and try another target"
+            )
+    report = VerifyReport(
+        digest=artifact.digest,
+        checked=subject.digest,
+        target=target,
+        stand_in=stand_in,
+        loss=float(found["loss"]),
+        worst_tensor=name,
+        worst_error=error,
+        seconds=time.perf_counter() - started,
+        against=against,
+    )
+    if cache is not None:
+        cache.link(memo, cache.put(msgspec.json.encode(report)))
+    return report
+
+
+def runs_here(target: Target, local: Target) -> bool:
+    """Whether an artifact for `target` runs on the machine whose own CPU target is `local`."""
+    if target.backend == "pjrt:cpu":
+        return True
+    if target.backend != "cpu":
+        return False
+    if target.name == "host":
+        return target == local
+    return target.name == "baseline" and target.features == local.features.partition("-")[0]
+
+
+def make_trial(spec: StepSpec, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]) -> Trial:
+    """Return random inputs for a step, the same for the same spec.
+
+    Parameters are the initial ones plus noise, so that no gradient vanishes. The optimizer's state is
+    positive and away from zero: from a zero state, Adam's first update is the sign of the gradient, which
+    rounding decides where the gradient is nearly zero. Integers of a batch are small, so that they are
+    indices into most tables.
+    """
+    seed = int.from_bytes(hashlib.sha256(spec.stablehlo_digest.encode()).digest()[:8], "big")
+    rng = np.random.default_rng(seed)
+
+    def noisy(tensor: TensorSpec) -> np.ndarray:
+        noise = rng.standard_normal(tensor.shape, np.float32) * np.float32(0.02)
+        return to_host_dtype(_as_float(params[tensor.name], tensor.dtype).astype(np.float32) + noise, tensor.dtype)
+
+    def state(tensor: TensorSpec) -> np.ndarray:
+        if tensor.dtype not in ROUNDING:
+            return np.full(tensor.shape, 3, tensor.zeros().dtype)
+        return to_host_dtype(rng.uniform(1e-3, 2e-3, tensor.shape).astype(np.float32), tensor.dtype)
+
+    def data(tensor: TensorSpec) -> np.ndarray:
+        if tensor.dtype in ROUNDING:
+            return to_host_dtype(rng.standard_normal(tensor.shape, np.float32), tensor.dtype)
+        if tensor.dtype == "i1":
+            return rng.integers(0, 2, tensor.shape).astype(np.bool_)
+        return rng.integers(0, 100, tensor.shape).astype(tensor.zeros().dtype)
+
+    return Trial(
+        params={tensor.name: noisy(tensor) for tensor in spec.params},
+        buffers={tensor.name: buffers[tensor.name] for tensor in spec.buffers},
+        opt_state={tensor.name: state(tensor) for tensor in spec.opt_state},
+        batch=[data(tensor) for tensor in spec.batch],
+    )
+
+
+class Run(Protocol):
+    """Runs one function of a module; `run_reference` and `run_interpreter` do."""
+
+    def __call__(
+        self, stablehlo: bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str], /
+    ) -> list[np.ndarray]: ...
+
+
+def run_expected(train_step: TrainStep, trial: Trial, run: Run = run_reference) -> dict[str, np.ndarray]:
+    """Return the reference's results by name: new parameters and state, `loss`, `grad_norm`, `eval_loss`."""
+    spec = train_step.spec
+    model = [*trial.params.values(), *trial.buffers.values()]
+    arguments = [*model, *trial.opt_state.values(), np.array(_TRIAL_STEP, np.int32), *trial.batch]
+    changed = [*spec.params, *spec.opt_state]
+    dtypes = [*(tensor.dtype for tensor in changed), "f32", "f32"]
+    results = run(train_step.portable, "train_step", arguments, dtypes)
+    names = [*(tensor.name for tensor in changed), "loss", "grad_norm"]
+    evaluated = run(train_step.portable, "eval_step", [*model, *trial.batch], ["f32"])
+    return dict(zip(names, results, strict=True)) | {"eval_loss": evaluated[0]}
+
+
+def _arbitrate(train_step: TrainStep, trial: Trial) -> tuple[str, dict[str, np.ndarray] | None]:
+    """Return a sentence for the error, and the interpreter's results; None if it cannot give them."""
+    if interpreter.step_cost(train_step.spec) > interpreter.LARGEST_COST:
+        return "The step is too large for the StableHLO interpreter to say which of the two is wrong.", None
+    try:
+        truth = run_expected(train_step, trial, interpreter.run_interpreter)
+    except CompileError as error:
+        return f"The StableHLO interpreter could not say which of the two is wrong: {error}.", None
+    return "The StableHLO interpreter does not agree with it either.", truth
+
+
+def run_found(spec: StepSpec, runner: StepRunner, trial: Trial) -> dict[str, np.ndarray]:
+    """Return the artifact's results, under the names of `run_expected`; closes the runner."""
+    try:
+        runner.load(trial.params, trial.buffers, trial.opt_state)
+        evaluated = runner.eval_step(trial.batch)
+        loss, norm = runner.train_step(_TRIAL_STEP, trial.batch)
+        scalars = {"loss": loss, "grad_norm": norm, "eval_loss": evaluated}
+        found = runner.read_params() | runner.read_opt_state()
+    finally:
+        runner.close()
+    return found | {name: np.asarray(value, np.float32) for name, value in scalars.items()}
+
+
+def compare(
+    spec: StepSpec,
+    trial: Trial,
+    expected: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    factor_rounding: float = ROUNDING["f32"],
+) -> tuple[str, float]:
+    """Return the name of the tensor that differs most and its error as a fraction of what is accepted.
+
+    A non-finite result counts as infinitely wrong unless the reference has the same one in the same place. Where
+    an update is a sign (Lion), an argument near zero has either; as large a share of a tensor's elements as is
+    accepted for changes is left out there. Its momentum, from which the next sign is taken, is compared in full.
+
+    Args:
+        spec: signature of the step.
+        trial: what both were given.
+        expected: results of the reference.
+        found: results of the artifact.
+        factor_rounding: relative spacing of the factors of the model's contractions.
+    """
+    worst, where = -1.0, ""
+    change_tolerance = max(CHANGE_TOLERANCE, _FACTOR_ROUNDINGS * factor_rounding)
+    loss_tolerance = max(LOSS_TOLERANCE, factor_rounding / 8)
+    for name in ("loss", "eval_loss", "grad_norm"):
+        tolerance = loss_tolerance if name != "grad_norm" else change_tolerance
+        error = _error(expected[name], found[name], tolerance * float(np.abs(expected[name])))
+        if not error <= worst:
+            worst, where = error, name
+    before = trial.params | trial.opt_state
+    moved_by_sign = {t.name.removeprefix("lion.mean.") for t in spec.opt_state if t.name.startswith("lion.mean.")}
+    for tensor in (*spec.params, *spec.opt_state):
+        want = _as_float(expected[tensor.name], tensor.dtype)
+        have = _as_float(found[tensor.name], tensor.dtype)
+        change = np.max(np.abs(want - _as_float(before[tensor.name], tensor.dtype)), initial=0.0)
+        rounding = _ROUNDINGS * ROUNDING.get(tensor.dtype, 0.0) * np.max(np.abs(want), initial=0.0)
+        spared = int(change_tolerance * want.size) if tensor.name.removeprefix("average.") in moved_by_sign else 0
+        error = _error(want, have, float(change_tolerance * change + rounding), spared)
+        if not error <= worst:
+            worst, where = error, tensor.name
+    return where, worst
+
+
+def _error(want: np.ndarray, have: np.ndarray, accepted: float, spared: int = 0) -> float:
+    """Largest difference, but for so many elements, as a fraction of `accepted`; infinite where only one side is
+    finite.
+    """
+    if np.array_equal(want, have, equal_nan=True):
+        return 0.0
+    differences = np.abs(np.asarray(want, np.float64) - np.asarray(have, np.float64)).reshape(-1)
+    if not np.all(np.isfinite(differences)) or accepted <= 0 or not np.isfinite(accepted):
+        return float("inf")
+    return float(np.sort(differences)[-1 - spared]) / accepted
+
+
+def _as_float(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the numbers that a host array stands for."""
+    if dtype == "bf16":
+        return (array.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
+    return array if dtype == "f64" else array.astype(np.float32 if dtype in ROUNDING else np.int64)

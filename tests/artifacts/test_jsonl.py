@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from planetary.artifacts.jsonl import JsonLinesTail, JsonLinesWriter, follow, read_json_lines
+from planetary.core.errors import ClosedError, ResourceError, UserError
+
+
+class Row(msgspec.Struct, frozen=True):
+    n: int
+    text: str = ""
+
+
+def read(path: Path) -> list[int]:
+    return [row.n for row in read_json_lines(path, Row)]
+
+
+def test_records_come_back_in_order_across_writers(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with JsonLinesWriter(path) as writer:
+        writer.append(Row(1, "first\nwith a newline"))
+        writer.append({"n": 2}, durable=True)
+    with JsonLinesWriter(path) as writer:
+        writer.append(Row(3))
+    assert list(read_json_lines(path, Row)) == [Row(1, "first\nwith a newline"), Row(2), Row(3)]
+
+
+def test_a_record_is_in_the_file_before_the_writer_is_closed(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    writer = JsonLinesWriter(path)
+    writer.append(Row(1))
+    assert read(path) == [1]
+    writer.close()
+
+
+@pytest.mark.parametrize("cut", range(1, 9))
+def test_cut_at_any_byte_of_the_last_line_the_whole_lines_stay_and_the_next_writer_repairs(
+    tmp_path: Path, cut: int
+) -> None:
+    path = tmp_path / "events.jsonl"
+    last = b'{"n":2}\n'
+    path.write_bytes(b'{"n":1}\n' + last[:-cut])
+    assert read(path) == [1]
+    with JsonLinesWriter(path) as writer:
+        writer.append(Row(3))
+    assert read(path) == [1, 3]
+
+
+def test_a_torn_tail_longer_than_one_block_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"n":1}\n' + b'{"text":"' + b"x" * 200_000)
+    JsonLinesWriter(path).close()
+    assert path.read_bytes() == b'{"n":1}\n'
+
+
+def test_a_file_with_only_a_torn_line_becomes_empty(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"n":')
+    assert read(path) == []
+    JsonLinesWriter(path).close()
+    assert path.read_bytes() == b""
+
+
+def test_a_damaged_whole_line_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"n":1}\n{"n":"two"}\n')
+    with pytest.raises(UserError, match=r"events\.jsonl, line 2 is damaged"):
+        read(path)
+
+
+def test_a_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="absent"):
+        read(tmp_path / "absent.jsonl")
+
+
+def test_a_full_disk_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "events.jsonl"
+    writer = JsonLinesWriter(path)
+    writer.append(Row(1))
+    before = path.read_bytes()
+    real_write = os.write
+    calls = []
+
+    def write_some_then_fail(fd: int, data: bytes) -> int:
+        calls.append(len(data))
+        if len(calls) == 1:
+            return real_write(fd, data[:4])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", write_some_then_fail)
+    with pytest.raises(ResourceError, match="No space left"):
+        writer.append(Row(2))
+    monkeypatch.undo()
+    assert len(calls) == 2
+    assert path.read_bytes() == before
+    writer.append(Row(3))
+    writer.close()
+    assert read(path) == [1, 3]
+
+
+def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    with JsonLinesWriter(path) as writer:
+        threads = [
+            threading.Thread(target=lambda i=i: [writer.append(Row(i, "x" * 500)) for _ in range(50)]) for i in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(read(path)) == sorted(list(range(4)) * 50)
+
+
+def test_appending_after_close_is_refused(tmp_path: Path) -> None:
+    writer = JsonLinesWriter(tmp_path / "events.jsonl")
+    writer.close()
+    writer.close()
+    with pytest.raises(ClosedError):
+        writer.append(Row(1))
+
+
+def test_an_unwritable_place_is_a_resource_error(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="cannot open"):
+        JsonLinesWriter(tmp_path / "no" / "such" / "folder.jsonl")
+
+
+def test_the_tail_sees_each_record_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = JsonLinesTail(path, Row)
+    assert tail.poll() == []
+    path.write_bytes(b'{"n":1}\n{"n":2')
+    assert tail.poll() == [Row(1)]
+    assert tail.poll() == []
+    with path.open("ab") as file:
+        file.write(b"2}\n")
+    assert tail.poll() == [Row(22)]
+
+
+def test_the_tail_is_not_disturbed_when_a_new_writer_cuts_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"n":1}\n{"n":2')
+    tail = JsonLinesTail(path, Row)
+    assert tail.poll() == [Row(1)]
+    with JsonLinesWriter(path) as writer:
+        assert tail.poll() == []
+        writer.append(Row(3))
+    assert tail.poll() == [Row(3)]
+
+
+def test_the_tail_starts_again_when_the_file_was_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"n":1}\n{"n":2}\n')
+    tail = JsonLinesTail(path, Row)
+    tail.poll()
+    path.write_bytes(b'{"n":9}\n')
+    assert tail.poll() == [Row(9)]
+
+
+def test_the_tail_reports_damage_once_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"n":1}\nnonsense\n{"n":3}\n')
+    tail = JsonLinesTail(path, Row)
+    assert tail.poll() == [Row(1)]
+    with pytest.raises(UserError, match="line 2"):
+        tail.poll()
+    assert tail.poll() == [Row(3)]
+
+
+def test_follow_delivers_what_came_before_the_stop(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    writer = JsonLinesWriter(path)
+    turns = iter([Row(1), Row(2), None])
+
+    def wait() -> bool:
+        row = next(turns)
+        writer.append(row or Row(3))
+        return row is not None
+
+    assert list(follow(JsonLinesTail(path, Row), wait)) == [Row(1), Row(2), Row(3)]
+    writer.close()

@@ -1,0 +1,63 @@
+"""A batch in parts is the batch in one piece."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from step_runs import Run, close, mlp_batch, mlp_model, mlp_params
+
+from planetary.compiler import build_train_step, export_model
+from planetary.compiler.export import export_loss
+from planetary.compiler.reference import run_reference
+from planetary.compiler.step_options import StepOptions
+from planetary.core.errors import UserError
+
+
+def test_parts_add_up_to_the_whole() -> None:
+    options = StepOptions(learning_rate=0.02, schedule="constant")
+    whole = build_train_step(mlp_model(8), options)
+    parts = build_train_step(mlp_model(2), StepOptions(learning_rate=0.02, schedule="constant", micro_batches=4))
+    assert parts.spec.batch == whole.spec.batch
+    assert parts.spec.opt_state == whole.spec.opt_state
+    one, four = Run(whole, mlp_params()), Run(parts, mlp_params())
+    for index in range(4):
+        batch = mlp_batch(index)
+        assert four(index, batch) == pytest.approx(one(index, batch), rel=1e-5)
+        for have, want in zip(four.params, one.params, strict=True):
+            close(have, want, 2e-5)
+    arguments = [*one.params, *mlp_batch(9)]
+    losses = [run_reference(step.portable, "eval_step", arguments, ["f32"])[0] for step in (whole, parts)]
+    assert float(losses[0]) == pytest.approx(float(losses[1]), rel=1e-6)
+
+
+def test_the_graph_does_not_grow_with_the_number_of_parts() -> None:
+    texts = [build_train_step(mlp_model(2), StepOptions(micro_batches=n)).stablehlo for n in (2, 16)]
+    assert texts[0].count("stablehlo.") == texts[1].count("stablehlo.")
+    assert texts[0].count("stablehlo.while") == 2  # one in each function
+
+
+def test_one_part_is_no_loop() -> None:
+    step = build_train_step(mlp_model(), StepOptions(micro_batches=1))
+    assert step.spec == build_train_step(mlp_model()).spec
+    assert "while" not in step.stablehlo
+
+
+def test_a_transformer_trains_in_parts() -> None:
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8}
+    rng = np.random.default_rng(0)
+    batch = [rng.integers(0, 32, (4, 8)).astype(np.int32) for _ in range(2)]
+    found = []
+    for size, count in ((4, 1), (2, 2)):
+        model = export_model("planetary.models.nanochat:build", sizes | {"batch_size": size})
+        params = model.initial("param")
+        run = Run(build_train_step(model, StepOptions(micro_batches=count)), params)
+        found.append(run(0, batch))
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_a_scalar_in_the_batch_cannot_be_split() -> None:
+    params = {"w": np.ones((3, 3), np.float32)}
+    model = export_loss(lambda p, x, y: jnp.sum(x @ p["w"]) * y, params, (np.zeros((2, 3), np.float32), np.float32(1)))
+    with pytest.raises(UserError, match="is a scalar"):
+        build_train_step(model, StepOptions(micro_batches=2))

@@ -1,0 +1,150 @@
+"""A minimal reproducer of each defect of IREE that `planetary.compiler.normalise` works around.
+
+Each test asserts that the defect is still there. When one fails, IREE has mended it: delete the rewrite it names, and
+the test with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import iree.runtime as iree
+import numpy as np
+import pytest
+
+from planetary.compiler import ir, normalise
+from planetary.compiler.iree import compiler_version, run_compiler
+from planetary.compiler.targets import compiler_flags, parse_target
+from planetary.core.errors import CompileError
+from planetary.runtime.host import host_features
+
+pytestmark = pytest.mark.compiles
+
+MENDED = f"IREE {compiler_version()} has mended this: delete"
+
+
+def compile_for(target: str, text: str, *flags: str) -> bytes:
+    return run_compiler(text, [*compiler_flags(parse_target(target, host_features())), *flags])
+
+
+def complaint_about(text: str, target: str) -> str:
+    try:
+        compile_for(target, text)
+    except CompileError as error:
+        return str(error)
+    return ""
+
+
+def run_here(text: str, *arguments: np.ndarray, flags: tuple[str, ...] = ()) -> np.ndarray:
+    module = compile_for("cpu:host", text, *flags)
+    config = iree.Config(device=_device())
+    loaded = iree.load_vm_module(iree.VmModule.copy_buffer(config.vm_instance, module), config)
+    return np.array(loaded.main(*arguments).to_host())
+
+
+def _device() -> iree.HalDevice:
+    from planetary.runtime.iree_executor import _device
+
+    return _device("cpu", 0, None)
+
+
+def rewritten(text: str, rewrite: Callable[[ir.Module], None]) -> str:
+    with ir.new_context():
+        module = ir.parse_module(text)
+        rewrite(module)
+        return ir.to_text(module)
+
+
+NEGATED_SUM = """
+func.func @main(%x: tensor<4x64xf32>) -> tensor<4xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %minus = stablehlo.negate %x : tensor<4x64xf32>
+  %sum = stablehlo.reduce(%minus init: %zero) applies stablehlo.add across dimensions = [1]
+      : (tensor<4x64xf32>, tensor<f32>) -> tensor<4xf32>
+  return %sum : tensor<4xf32>
+}
+"""
+
+
+@pytest.mark.parametrize("target", ["cuda:sm_80", "hip:gfx942", "hip:gfx1100", "metal"])
+def test_a_negation_folded_into_a_sum_does_not_compile(target: str) -> None:
+    # IREE's words for "this reduction has no neutral element": it made a subtracting one of it.
+    complaint = complaint_about(NEGATED_SUM, target)
+    assert "neutral element" in complaint or "identity value" in complaint, (
+        f"{MENDED} normalise.negate_to_subtract once no target here fails any more; it said {complaint!r}"
+    )
+    assert compile_for(target, rewritten(NEGATED_SUM, normalise.negate_to_subtract))
+
+
+LONG_SUM = """
+func.func @main(%x: tensor<512x512xf32>) -> tensor<f32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %sum = stablehlo.reduce(%x init: %zero) applies stablehlo.add across dimensions = [0, 1]
+      : (tensor<512x512xf32>, tensor<f32>) -> tensor<f32>
+  return %sum : tensor<f32>
+}
+"""
+
+
+def test_a_long_sum_is_inexact() -> None:
+    tenths = np.full((512, 512), 0.1, np.float32)
+    expected = tenths.astype(np.float64).sum()
+
+    def error(text: str) -> float:
+        return float(abs(run_here(text, tenths) - expected) / expected)
+
+    assert error(LONG_SUM) > 1e-3, f"{MENDED} normalise.split_long_reductions"
+    assert error(rewritten(LONG_SUM, normalise.split_long_reductions)) < 1e-5
+
+
+DIFFERENCES = """
+func.func @main(%x: tensor<4x64xf32>, %w: tensor<64x64xf32>) -> tensor<4x64x64xf32> {
+  %s = stablehlo.dot_general %x, %w, contracting_dims = [1] x [0]
+      : (tensor<4x64xf32>, tensor<64x64xf32>) -> tensor<4x64xf32>
+  %rows = stablehlo.broadcast_in_dim %s, dims = [0, 1] : (tensor<4x64xf32>) -> tensor<4x64x64xf32>
+  %columns = stablehlo.broadcast_in_dim %s, dims = [0, 2] : (tensor<4x64xf32>) -> tensor<4x64x64xf32>
+  %all = stablehlo.subtract %rows, %columns : tensor<4x64x64xf32>
+  return %all : tensor<4x64x64xf32>
+}
+"""
+
+
+def test_the_differences_of_a_products_elements_are_all_zero() -> None:
+    x, w = np.ones((4, 64), np.float32), np.tile(np.arange(64, dtype=np.float32), (64, 1))
+    product = x @ w
+    expected = product[:, :, None] - product[:, None, :]
+    found = run_here(DIFFERENCES, x, w)
+    assert np.abs(found - expected).max() > 1, f"{MENDED} normalise.keep_apart_broadcasts"
+    found = run_here(rewritten(DIFFERENCES, normalise.keep_apart_broadcasts), x, w)
+    np.testing.assert_array_equal(found, expected)
+
+
+ONE_HOT_PRODUCT = """
+func.func @main(%wanted: tensor<8xi32>, %table: tensor<32x16xf32>) -> tensor<8x16xf32> {
+  %row = stablehlo.iota dim = 1 : tensor<8x32xi32>
+  %each = stablehlo.broadcast_in_dim %wanted, dims = [0] : (tensor<8xi32>) -> tensor<8x32xi32>
+  %hit = stablehlo.compare EQ, %each, %row : (tensor<8x32xi32>, tensor<8x32xi32>) -> tensor<8x32xi1>
+  %one_hot = stablehlo.convert %hit : (tensor<8x32xi1>) -> tensor<8x32xf32>
+  %rows = stablehlo.dot_general %one_hot, %table, contracting_dims = [1] x [0]
+      : (tensor<8x32xf32>, tensor<32x16xf32>) -> tensor<8x16xf32>
+  return %rows : tensor<8x16xf32>
+}
+"""
+LOOKUP = """
+func.func @main(%wanted: tensor<8xi32>, %table: tensor<32x16xf32>) -> tensor<8x16xf32> {
+  %rows = "stablehlo.gather"(%table, %wanted) <{dimension_numbers = #stablehlo.gather<offset_dims = [1],
+      collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, slice_sizes = array<i64: 1, 16>}>
+      : (tensor<32x16xf32>, tensor<8xi32>) -> tensor<8x16xf32>
+  return %rows : tensor<8x16xf32>
+}
+"""
+
+
+def test_a_converted_boolean_in_a_product_changes_sign_when_optimised() -> None:
+    """Why `lookups_to_matmuls` makes its one-hot matrix with a select."""
+    wanted, table = np.arange(8, dtype=np.int32), np.ones((32, 16), np.float32)
+    flags = ("--iree-opt-level=O2",)
+    found = run_here(ONE_HOT_PRODUCT, wanted, table, flags=flags)
+    assert (found == -1).all(), f"{MENDED} the select in normalise.lookups_to_matmuls, a convert will do"
+    found = run_here(rewritten(LOOKUP, normalise.lookups_to_matmuls), wanted, table, flags=flags)
+    assert (found == 1).all()

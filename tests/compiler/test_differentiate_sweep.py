@@ -1,0 +1,32 @@
+"""The wide table of JAX functions against `jax.vjp`: a part of it here, all dtypes in the slower tier."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from sweep_cases import Case, cases
+from vjp_oracle import check_together, jax_can
+
+
+def chosen(group: str, dtype: str, every: int = 1) -> list[Case]:
+    return list(cases(group, dtype))[::every]
+
+
+@pytest.mark.parametrize(("group", "every"), [("unary", 4), ("binary", 3), ("shape", 2), ("real", 5), ("dot", 1)])
+def test_gradients_of_the_table_equal_jax(group: str, every: int) -> None:
+    members = [c for c in chosen(group, "float32", every) if not jax_can(c)]
+    assert len(members) > 3
+    ratios = check_together(members)
+    assert {name: ratio for name, ratio in ratios.items() if not ratio <= 1} == {}
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16", "complex64", "complex128"])
+@pytest.mark.parametrize("group", ["unary", "binary", "shape", "real", "matrix", "dot"])
+def test_gradients_of_the_whole_table_equal_jax(group: str, dtype: str) -> None:
+    with jax.enable_x64(True):
+        members = [c for c in chosen(group, dtype) if not jax_can(c)]
+        ratios = {}
+        for first in range(0, len(members), 25):
+            ratios.update(check_together(members[first : first + 25]))
+    assert {name: ratio for name, ratio in ratios.items() if not ratio <= 1} == {}

@@ -1,0 +1,258 @@
+"""Every optimizer over 20 steps, and every schedule, against optax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+from step_runs import Run, close, mlp_batch, mlp_loss, mlp_model, mlp_params
+
+from planetary.compiler import build_train_step, ir, ops, optimizers, schedules
+from planetary.compiler.export import Model
+from planetary.compiler.optimizers_adafactor import (
+    clip_each_by_rms,
+    factored_dimensions,
+    scale_by_factored_rms,
+    scale_by_parameter_rms,
+)
+from planetary.compiler.reference import run_reference
+from planetary.compiler.schedules import Schedule
+from planetary.compiler.step_options import StepOptions, schedule_of
+from planetary.core.errors import UserError
+
+STEPS = 20
+RATE = 0.02
+GRADIENT = jax.jit(jax.grad(mlp_loss))
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return mlp_model()
+
+
+def _is_matrix(params: Any) -> Any:
+    return jax.tree.map(lambda p: p.ndim >= 2, params)
+
+
+def _follow(run: Run, transform: optax.GradientTransformation, tolerance: float = 2e-4) -> Any:
+    """Run both for `STEPS` steps; returns optax's parameters after each."""
+    params = mlp_params()
+    state = transform.init(params)
+    update = jax.jit(transform.update)
+    history = []
+    for index in range(STEPS):
+        batch = mlp_batch(index)
+        run(index, batch)
+        updates, state = update(GRADIENT(params, *batch), state, params)
+        params = optax.apply_updates(params, updates)
+        history.append(params)
+        for have, want in zip(run.params, params.values(), strict=True):
+            close(have, want, tolerance)
+    start = mlp_params()
+    assert all(np.max(np.abs(np.asarray(params[k]) - start[k])) > 1e-3 for k in params)  # everything moved
+    return history
+
+
+def _options(**changes: Any) -> StepOptions:
+    base = {"schedule": "constant", "learning_rate": RATE, "weight_decay": 0.1, "clip_norm": 0.5}
+    return StepOptions(**(base | changes))
+
+
+def _around(core: optax.GradientTransformation, mask: Callable[[Any], Any] = _is_matrix) -> Any:
+    return optax.chain(
+        optax.clip_by_global_norm(0.5),
+        core,
+        optax.add_decayed_weights(0.1, mask),
+        optax.scale_by_learning_rate(RATE),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "core"),
+    [
+        ({"optimizer": "adamw"}, optax.scale_by_adam(0.9, 0.95, 1e-8)),
+        ({"optimizer": "lion", "beta2": 0.99, "learning_rate": RATE}, optax.scale_by_lion(0.9, 0.99)),
+        ({"optimizer": "sgd", "momentum": 0.9, "nesterov": True}, optax.trace(0.9, nesterov=True)),
+        ({"optimizer": "sgd", "momentum": 0.9, "nesterov": False}, optax.trace(0.9)),
+        ({"optimizer": "sgd", "momentum": 0.0}, optax.identity()),
+    ],
+    ids=["adamw", "lion", "nesterov", "momentum", "sgd"],
+)
+def test_twenty_steps_are_those_of_optax(model: Model, changes: dict, core: optax.GradientTransformation) -> None:
+    run = Run(build_train_step(model, _options(**changes)), mlp_params())
+    _follow(run, _around(core))
+
+
+@pytest.mark.parametrize("min_size", [4, 128])
+def test_adafactor_is_that_of_optax(model: Model, min_size: int) -> None:
+    """Its published order of transforms, factored (4) and whole (128)."""
+    ours = optimizers.chain(
+        scale_by_factored_rms(min_size=min_size),
+        clip_each_by_rms(),
+        optimizers.scale_by_learning_rate(schedules.constant(RATE)),
+        scale_by_parameter_rms(),
+    )
+    run = Run(build_train_step(model, optimizer=ours), mlp_params())
+    _follow(run, optax.adafactor(RATE, min_dim_size_to_factor=min_size))
+    names = {spec.name: spec.shape for spec in run.step.spec.opt_state}
+    assert names["adafactor.count"] == ()
+    if min_size == 4:
+        assert names["adafactor.row.up"] == (5,)
+        assert names["adafactor.column.up"] == (7,)
+        assert names["adafactor.row.cube"] == (7, 4)
+        assert names["adafactor.square.gain"] == (7,)
+    else:
+        assert names["adafactor.square.cube"] == (7, 7, 4)
+
+
+def test_adafactor_by_name_clips_and_decays_like_the_others(model: Model) -> None:
+    run = Run(build_train_step(model, _options(optimizer="adafactor")), mlp_params())
+    parts = optax.adafactor(1.0, min_dim_size_to_factor=128)
+    _follow(run, _around(optax.chain(parts, optax.scale(-1.0))))
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_muon_is_that_of_optax_for_matrices_and_adamw_for_the_rest(model: Model, nesterov: bool) -> None:
+    run = Run(
+        build_train_step(model, _options(optimizer="muon", nesterov=nesterov, adam_for=("emb*",), clip_norm=0.0)),
+        mlp_params(),
+    )
+
+    def label(params: Any) -> Any:
+        return {name: "muon" if name in {"up", "down"} else "adam" for name in params}
+
+    matrices = optax.contrib.muon(RATE, beta=0.95, weight_decay=0.1, nesterov=nesterov, consistent_rms=0.2)
+    rest = optax.adamw(RATE, 0.9, 0.95, 1e-8, weight_decay=0.1, mask=_is_matrix)
+    _follow(run, optax.partition({"muon": matrices, "adam": rest}, label))
+    names = [spec.name for spec in run.step.spec.opt_state]
+    assert names[:4] == ["muon.count", "muon.mean.down", "muon.mean.up", "adam.count"]
+    assert "adam.square.cube" in names
+
+
+def test_muon_without_matrices_is_adamw(model: Model) -> None:
+    step = build_train_step(model, _options(optimizer="muon", adam_for=("*",)))
+    assert step.spec.opt_state[0].name == "adam.count"
+    run, adamw = Run(step, mlp_params()), Run(build_train_step(model, _options()), mlp_params())
+    for index in range(3):
+        assert run(index, mlp_batch(index)) == adamw(index, mlp_batch(index))
+    for have, want in zip(run.params, adamw.params, strict=True):
+        np.testing.assert_array_equal(have, want)
+
+
+def test_an_orthogonalised_matrix_has_singular_values_near_one() -> None:
+    from planetary.compiler.optimizers_muon import orthogonalised
+
+    rng = np.random.default_rng(0)
+    for shape in ((6, 4), (4, 6)):
+        with ir.new_context():
+            module = ir.empty_module()
+            with ir.new_function(module, "main", [ir.tensor(shape, ir.f32())]) as (arguments, finish):
+                finish([orthogonalised(arguments[0], 1e-8)])
+            text = ir.to_text(module)
+        found = run_reference(text, "main", [rng.standard_normal(shape, np.float32)], ["f32"])[0]
+        assert found.shape == shape
+        values = np.linalg.svd(found, compute_uv=False)
+        assert np.all((values > 0.6) & (values < 1.3)), values
+
+
+def test_names_choose_what_does_not_decay(model: Model) -> None:
+    run = Run(build_train_step(model, _options(no_decay=("emb*", "cube"))), mlp_params())
+    mask = {"cube": False, "down": True, "embed": False, "gain": False, "up": True}
+    _follow(run, _around(optax.scale_by_adam(0.9, 0.95, 1e-8), lambda params: mask))
+
+
+def test_the_average_of_the_weights_is_incremental_and_starts_after_the_first_update(model: Model) -> None:
+    run = Run(build_train_step(model, _options(average_decay=0.8)), mlp_params())
+    average, *rest = _follow(run, _around(optax.scale_by_adam(0.9, 0.95, 1e-8)))
+    for params in rest:
+        average = optax.incremental_update(params, average, 1 - 0.8)
+    found = run.named()
+    for name, want in average.items():
+        close(found[f"average.{name}"], want, 2e-4)
+    assert int(found["average.count"]) == STEPS
+
+
+def test_ties_and_small_dimensions_decide_what_is_factored() -> None:
+    assert factored_dimensions((8, 8), 8) == (0, 1)
+    assert factored_dimensions((9, 2, 8), 8) == (2, 0)
+    assert factored_dimensions((9, 7), 8) is None
+    assert factored_dimensions((900,), 8) is None
+
+
+def test_a_chain_hands_each_transform_its_own_state() -> None:
+    """Two momenta in a row are told apart although they have equal shapes."""
+    from planetary.compiler.optimizers_adaptive import add_momentum
+
+    both = optimizers.chain(
+        add_momentum(0.9, nesterov=False),
+        add_momentum(0.5, nesterov=False),
+        optimizers.scale_by_learning_rate(schedules.constant(RATE)),
+    )
+    run = Run(build_train_step(mlp_model(), optimizer=both), mlp_params())
+    _follow(run, optax.chain(optax.trace(0.9), optax.trace(0.5), optax.scale(-RATE)))
+
+
+# --- schedules ----------------------------------------------------------------------------------------------
+
+
+def _rates(schedule: Schedule, steps: int) -> list[float]:
+    with ir.new_context():
+        module = ir.empty_module()
+        with ir.new_function(module, "main", [ir.tensor((), ir.i32())]) as (arguments, finish):
+            finish([ops.convert(schedule(arguments[0]), ir.f32())])
+        text = ir.to_text(module)
+    return [float(run_reference(text, "main", [np.array(i, np.int32)], ["f32"])[0]) for i in range(steps)]
+
+
+def _warm_then(after: Callable[[Any], Any], warmup: int, peak: float) -> Callable[[int], float]:
+    """optax's own join of a linear rise, whose first step moves, with what comes after it."""
+    rise = optax.schedules.linear_schedule(peak / warmup, peak, warmup - 1)
+    return lambda i: float(optax.schedules.join_schedules([rise, after], [warmup])(i))
+
+
+@pytest.mark.parametrize(
+    ("options", "after"),
+    [
+        ({"schedule": "constant"}, optax.schedules.constant_schedule(0.1)),
+        ({"schedule": "linear"}, optax.schedules.linear_schedule(0.1, 0.02, 16)),
+        ({"schedule": "cosine"}, optax.schedules.cosine_decay_schedule(0.1, 16, 0.2)),
+        (
+            {"schedule": "wsd", "cooldown_fraction": 0.25},
+            optax.schedules.join_schedules(
+                [optax.schedules.constant_schedule(0.1), optax.schedules.linear_schedule(0.1, 0.02, 5)], [11]
+            ),
+        ),
+        ({"schedule": "inverse-sqrt"}, lambda i: 0.1 * np.sqrt(4 / (i + 5))),
+    ],
+    ids=["constant", "linear", "cosine", "wsd", "inverse-sqrt"],
+)
+def test_schedules_are_those_of_optax_after_a_warm_up(options: dict[str, Any], after: Callable[[Any], Any]) -> None:
+    chosen = StepOptions(learning_rate=0.1, warmup_steps=4, total_steps=20, final_fraction=0.2, **options)
+    expected = _warm_then(after, 4, 0.1)
+    np.testing.assert_allclose(_rates(schedule_of(chosen), 24), [expected(i) for i in range(24)], rtol=2e-6)
+
+
+def test_a_cool_down_must_fit_behind_the_warm_up() -> None:
+    with pytest.raises(UserError, match="warm-up and cool-down"):
+        schedule_of(StepOptions(schedule="wsd", warmup_steps=15, total_steps=20, cooldown_fraction=0.5))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"momentum": 1.0}, "momentum"),
+        ({"average_decay": -0.1}, "average_decay"),
+        ({"cooldown_fraction": 0.0}, "cooldown_fraction"),
+        ({"micro_batches": 0}, "micro_batches"),
+        ({"remat": "some"}, "remat"),
+        ({"remat": "3 TB"}, "remat"),
+    ],
+)
+def test_options_outside_their_range_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        StepOptions(**wrong)

@@ -1,0 +1,253 @@
+"""The training step in StableHLO against JAX and optax; no IREE here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from planetary.compiler import build_train_step, differentiate, export_model
+from planetary.compiler.export import Model, export_loss
+from planetary.compiler.reference import run_reference
+from planetary.compiler.train_step import StepOptions, TrainStep, replaced_arguments
+from planetary.core.errors import UserError
+from planetary.models import nanochat
+
+TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return export_model("planetary.models.nanochat:build", TINY)
+
+
+@pytest.fixture(scope="module")
+def case() -> tuple[Callable[..., jax.Array], Any, list[np.ndarray]]:
+    return _case(TINY)
+
+
+def _case(options: dict[str, int]) -> tuple[Callable[..., jax.Array], Any, list[np.ndarray]]:
+    """Loss, parameters away from their special initial values, and a batch."""
+    loss_fn, params, _ = nanochat.build(**options)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda p: p + 0.05 * rng.standard_normal(p.shape, np.float32), params)
+    return loss_fn, params, [rng.integers(0, 32, (2, 8)).astype(np.int32) for _ in range(2)]
+
+
+def _close(found: np.ndarray, expected: np.ndarray, tolerance: float = 1e-5) -> None:
+    """Largest difference relative to the largest expected element."""
+    error = np.max(np.abs(found - expected)) / np.max(np.abs(expected))
+    assert error <= tolerance, error
+
+
+def test_gradients_are_those_of_jax() -> None:
+    options = TINY | {"n_layer": 2}
+    model = export_model("planetary.models.nanochat:build", options)
+    loss_fn, params, batch = _case(options)
+    leaves = jax.tree.leaves(params)
+    expected = jax.tree.leaves(jax.jit(jax.grad(loss_fn))(params, *batch))
+    text = differentiate(model.text, wrt=tuple(range(len(leaves))))
+    arguments = [*leaves, *batch, np.ones((), np.float32)]
+    found = run_reference(text, "main", arguments, ["f32"] * len(leaves))
+    for have, want in zip(found, expected, strict=True):
+        _close(have, np.asarray(want))
+
+
+def test_gradients_are_those_of_finite_differences(model: Model, case: tuple) -> None:
+    loss_fn, params, batch = case
+    leaves, tree = jax.tree.flatten(params)
+    text = differentiate(model.text, wrt=tuple(range(len(leaves))))
+    gradients = run_reference(text, "main", [*leaves, *batch, np.ones((), np.float32)], ["f32"] * len(leaves))
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        wide = [np.asarray(leaf, np.float64) for leaf in leaves]
+        jitted = jax.jit(loss_fn)
+        for _ in range(3):
+            way = [rng.standard_normal(leaf.shape) for leaf in wide]
+
+            def loss_at(distance: float, way: list[np.ndarray] = way) -> float:
+                moved = [leaf + distance * w for leaf, w in zip(wide, way, strict=True)]
+                return float(jitted(jax.tree.unflatten(tree, moved), *batch))
+
+            slope = (loss_at(1e-5) - loss_at(-1e-5)) / 2e-5
+            along = sum(float(np.sum(g.astype(np.float64) * w)) for g, w in zip(gradients, way, strict=True))
+            assert along == pytest.approx(slope, rel=1e-4)
+
+
+class _Run:
+    """Runs `train_step` of a module with XLA, feeding its results back."""
+
+    def __init__(self, step: TrainStep, params: list[np.ndarray]) -> None:
+        self.step, self.params = step, params
+        self.state = [spec.zeros() for spec in step.spec.opt_state]
+
+    def __call__(self, index: int, batch: list[np.ndarray]) -> tuple[float, float]:
+        spec = self.step.spec
+        dtypes = [tensor.dtype for tensor in (*spec.params, *spec.opt_state)] + ["f32", "f32"]
+        arguments = [*self.params, *self.state, np.array(index, np.int32), *batch]
+        results = run_reference(self.step.portable, "train_step", arguments, dtypes)
+        count = len(self.params)
+        self.params, self.state = results[:count], results[count:-2]
+        return float(results[-2]), float(results[-1])
+
+
+def _schedule(options: StepOptions) -> Callable[[Any], Any]:
+    """The documented schedule, written again."""
+
+    def rate(step: Any) -> Any:
+        warm = jnp.minimum(1.0, (step + 1) / options.warmup_steps)
+        progress = jnp.clip((step - options.warmup_steps) / (options.total_steps - options.warmup_steps), 0, 1)
+        swing = 0.5 * (1 + jnp.cos(jnp.pi * progress))
+        return options.learning_rate * warm * (options.final_fraction + (1 - options.final_fraction) * swing)
+
+    return rate
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 1e6])
+def test_steps_are_those_of_optax_adamw_with_clipping_and_schedule(model: Model, case: tuple, clip_norm: float) -> None:
+    loss_fn, params, batch = case
+    options = StepOptions(learning_rate=0.01, warmup_steps=2, total_steps=5, weight_decay=0.2, clip_norm=clip_norm)
+    run = _Run(build_train_step(model, options), jax.tree.leaves(params))
+    adamw = optax.adamw(_schedule(options), options.beta1, options.beta2, options.epsilon, weight_decay=0.2)
+    transform = optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
+    state = transform.init(params)
+    value_and_grad = jax.jit(jax.value_and_grad(loss_fn))
+    for index in range(4):
+        loss, gradients = value_and_grad(params, *batch)
+        found_loss, found_norm = run(index, batch)
+        assert found_loss == pytest.approx(float(loss), rel=1e-5)
+        assert found_norm == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-5)
+        updates, state = jax.jit(transform.update)(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+        for have, want in zip(run.params, jax.tree.leaves(params), strict=True):
+            _close(have, np.asarray(want))
+
+
+def test_a_late_joiner_has_a_fresh_count_and_the_runs_schedule(model: Model, case: tuple) -> None:
+    """At step 3 with zero state: Adam's first update, whose elements are about ± the learning rate of step
+    3.
+    """
+    _, params, batch = case
+    options = StepOptions(learning_rate=0.01, warmup_steps=2, total_steps=5, weight_decay=0.0)
+    run = _Run(build_train_step(model, options), jax.tree.leaves(params))
+    before = run.params
+    run(3, batch)
+    moved = np.max([np.max(np.abs(a - b)) for a, b in zip(run.params, before, strict=True)])
+    assert moved == pytest.approx(float(_schedule(options)(3)), rel=1e-3)
+    assert int(run.state[0]) == 1
+
+
+def test_the_signature_is_the_contract(model: Model) -> None:
+    step = build_train_step(model)
+    spec = step.spec
+    assert spec.param_count == model.param_count
+    assert [t.name for t in spec.params] == [t.name for t in model.manifest.of_role("param")]
+    assert [t.name for t in spec.batch] == ["tokens", "targets"]
+    assert spec.opt_state[0].name == "adam.count"
+    assert spec.opt_state[1].name == f"adam.mean.{spec.params[0].name}"
+    assert len(spec.opt_state) == 1 + 2 * len(spec.params)
+    replaced = replaced_arguments(spec)
+    assert replaced == list(range(len(spec.params) + len(spec.opt_state)))  # no buffers in this model
+    assert build_train_step(model).spec.stablehlo_digest == spec.stablehlo_digest  # the same bytes every time
+    other = build_train_step(model, StepOptions(learning_rate=2e-3))
+    assert other.spec.stablehlo_digest != spec.stablehlo_digest
+
+
+def test_the_step_needs_no_scatter_and_computes_the_forward_pass_once(model: Model) -> None:
+    text = build_train_step(model).stablehlo
+    train = text[text.index("@train_step") : text.index("@eval_step")]
+    assert "scatter" not in train
+    assert train.count("stablehlo.tanh") == 1
+
+
+def test_eval_is_the_loss_and_changes_nothing(model: Model, case: tuple) -> None:
+    loss_fn, params, batch = case
+    step = build_train_step(model)
+    found = run_reference(step.portable, "eval_step", [*jax.tree.leaves(params), *batch], ["f32"])
+    assert float(found[0]) == pytest.approx(float(loss_fn(params, *batch)), rel=1e-6)
+
+
+def _linear() -> Model:
+    rng = np.random.default_rng(0)
+    params = {
+        "w": rng.standard_normal((3, 2)).astype(np.float32),
+        "gain": np.ones(2, np.float32),
+        "table": rng.standard_normal(3).astype(np.float32),
+    }
+
+    def loss(p: dict, x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.mean((((x + p["table"]) @ p["w"]) * p["gain"] - y) ** 2)
+
+    data = (np.zeros((4, 3), np.float32), np.zeros((4, 2), np.float32))
+    return export_loss(loss, params, data, roles={"table": "buffer"})
+
+
+def test_buffers_are_not_trained_and_vectors_do_not_decay() -> None:
+    model = _linear()
+    step = build_train_step(model, StepOptions(learning_rate=0.1, weight_decay=0.5, schedule="constant"))
+    assert [t.name for t in step.spec.params] == ["gain", "w"]
+    assert [t.name for t in step.spec.buffers] == ["table"]
+    assert replaced_arguments(step.spec)[2:4] == [3, 4]
+    params, buffers = model.initial("param"), model.initial("buffer")
+    # With x = -table and y = 0 every gradient vanishes: only the decay moves anything.
+    x = np.broadcast_to(-buffers["table"], (4, 3)).astype(np.float32)
+    arguments = [*params.values(), *buffers.values(), *(t.zeros() for t in step.spec.opt_state)]
+    arguments += [np.array(0, np.int32), x, np.zeros((4, 2), np.float32)]
+    dtypes = [t.dtype for t in (*step.spec.params, *step.spec.opt_state)] + ["f32", "f32"]
+    gain, w = run_reference(step.portable, "train_step", arguments, dtypes)[:2]
+    np.testing.assert_array_equal(gain, params["gain"])
+    np.testing.assert_allclose(w, 0.95 * params["w"], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        ("constant", [0.05, 0.1, 0.1, 0.1]),
+        ("linear", [0.05, 0.1, 0.1, 0.055]),
+        ("cosine", [0.05, 0.1, 0.1, 0.055]),
+    ],
+)
+def test_schedules(schedule: str, rates: list[float]) -> None:
+    """The decay moves a matrix by the learning rate alone when gradients vanish."""
+    model = _linear()
+    options = StepOptions(learning_rate=0.1, weight_decay=1.0, schedule=schedule, warmup_steps=2, total_steps=4)  # type: ignore[arg-type]
+    step = build_train_step(model, options)
+    params, buffers = model.initial("param"), model.initial("buffer")
+    x = np.broadcast_to(-buffers["table"], (4, 3)).astype(np.float32)
+    dtypes = [t.dtype for t in (*step.spec.params, *step.spec.opt_state)] + ["f32", "f32"]
+    for index, rate in enumerate(rates):
+        arguments = [*params.values(), *buffers.values(), *(t.zeros() for t in step.spec.opt_state)]
+        arguments += [np.array(index, np.int32), x, np.zeros((4, 2), np.float32)]
+        w = run_reference(step.portable, "train_step", arguments, dtypes)[1]
+        np.testing.assert_allclose(1 - w / params["w"], rate, rtol=1e-4)
+
+
+def test_a_nan_reaches_norm_and_parameters_in_spite_of_clipping(model: Model, case: tuple) -> None:
+    _, params, batch = case
+    leaves = [np.array(leaf) for leaf in jax.tree.leaves(params)]
+    leaves[0][0, 0] = np.nan
+    run = _Run(build_train_step(model), leaves)
+    loss, norm = run(0, batch)
+    assert np.isnan(loss)
+    assert np.isnan(norm)
+    assert all(np.isnan(p).any() for p in run.params)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"learning_rate": 0.0}, "learning_rate"),
+        ({"beta2": 1.0}, "beta2"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"clip_norm": -1.0}, "clip_norm"),
+        ({"warmup_steps": 10, "total_steps": 5}, "warmup_steps"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        build_train_step(_linear(), StepOptions(**wrong))

@@ -1,0 +1,79 @@
+"""What can execute a training step here, and how each is opened. Imports no runtime before it is chosen."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planetary.core.errors import UserError
+from planetary.core.step import StepSpec
+
+if TYPE_CHECKING:
+    from planetary.runtime.executor import Executor
+
+PJRT_TARGET = "stablehlo"  # what a PJRT worker is sent: the portable artifact, which it compiles itself
+_CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+
+
+def is_pjrt(backend: str) -> bool:
+    """Whether `backend` executes StableHLO through PJRT (XLA), e.g. `"pjrt:cpu"`; all others are IREE's."""
+    return backend.startswith("pjrt:")
+
+
+def require_backend(backend: str, island: int = 1) -> None:
+    """Raise `UserError` unless what `backend` needs is installed and it can run on `island` devices at once."""
+    if island < 1:
+        raise UserError(f"an island has at least 1 device, found {island}")
+    if not is_pjrt(backend):
+        if island != 1:
+            raise UserError(
+                f"an island of {island} devices needs a PJRT backend (--backend pjrt:cuda), found {backend!r}: "
+                "start one worker per device with --scale instead"
+            )
+        return
+    if importlib.util.find_spec("jax") is None:
+        raise UserError(f"backend {backend!r} needs JAX, which is not installed: pip install 'planetary-compute[pjrt]'")
+    if backend == "pjrt:cuda" and not any(importlib.util.find_spec(plugin) for plugin in _CUDA_PLUGINS):
+        raise UserError(
+            f"backend {backend!r} needs JAX with its CUDA plugin, which is not installed: "
+            "pip install 'planetary-compute[pjrt-cuda]'"
+        )
+
+
+def runtime_version(backend: str) -> str:
+    """Return the version of the runtime that loads compiled modules; "" for PJRT, which loads StableHLO of any."""
+    if is_pjrt(backend):
+        return ""
+    from planetary.runtime.iree_executor import iree_version
+
+    return iree_version()
+
+
+def open_executor(
+    artifact: Path | str,
+    spec: StepSpec,
+    *,
+    backend: str,
+    threads: int | None = None,
+    device_id: int = 0,
+    island: int = 1,
+) -> Executor:
+    """Load an artifact on a device of this machine. See `IreeExecutor` and `PjrtExecutor`.
+
+    Args:
+        artifact: file with the artifact for `backend`.
+        spec: signature of the training step.
+        backend: e.g. `"cpu"`, `"cuda"`, `"pjrt:cuda"`.
+        threads: of a CPU device; None: all usable cores.
+        device_id: which device, or which island of devices.
+        island: devices that run every step together; above 1 for PJRT only.
+    """
+    require_backend(backend, island)
+    if is_pjrt(backend):
+        from planetary.runtime.pjrt_executor import PjrtExecutor
+
+        return PjrtExecutor(artifact, spec, backend=backend, threads=threads, device_id=device_id, island=island)
+    from planetary.runtime.iree_executor import IreeExecutor
+
+    return IreeExecutor(artifact, spec, backend=backend, threads=threads, device_id=device_id)

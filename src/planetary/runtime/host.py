@@ -1,0 +1,92 @@
+"""What this machine is to the compiler: which binaries run here."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+_ARCHITECTURES = {"amd64": "x86_64", "x86_64": "x86_64", "arm64": "aarch64", "aarch64": "aarch64"}
+
+# The lines of /proc/cpuinfo that decide what a compiler emits for "this" CPU.
+_CPUINFO_KEYS = (
+    "vendor_id",
+    "cpu family",
+    "model",
+    "flags",
+    "Features",
+    "CPU implementer",
+    "CPU architecture",
+    "CPU variant",
+    "CPU part",
+)
+
+
+def architecture() -> str:
+    """Return `"x86_64"`, `"aarch64"`, or what the system calls itself."""
+    machine = platform.machine().lower()
+    return _ARCHITECTURES.get(machine, machine)
+
+
+def cpu_description(cpuinfo: str) -> str:
+    """Return the identifying lines of the text of /proc/cpuinfo, sorted and without repetition.
+
+    Clock rates and the order of the processors do not enter; a machine with two kinds of cores lists both.
+    """
+    lines = set()
+    for line in cpuinfo.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() in _CPUINFO_KEYS:
+            lines.add(f"{key.strip()}: {' '.join(sorted(value.split()))}")
+    return "\n".join(sorted(lines))
+
+
+@functools.cache
+def host_features() -> str:
+    """Return what identifies this CPU, e.g. `"x86_64-3f2a…"`: binaries tuned for it run where this is
+    equal.
+    """
+    try:
+        text = cpu_description(Path("/proc/cpuinfo").read_text())
+    except OSError:
+        text = _sysctl_description()
+    text = text or platform.processor()
+    return f"{architecture()}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _sysctl_description() -> str:
+    """Return the CPU's brand and optional instructions as macOS names them; empty where there is no
+    sysctl.
+    """
+    try:
+        answer = subprocess.run(
+            ["/usr/sbin/sysctl", "machdep.cpu", "hw.optional"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "\n".join(sorted(answer.stdout.splitlines()))
+
+
+def target_features(backend: str, target: str) -> str:
+    """Return what a worker on this machine reports with its target: part of the key of the artifact it needs.
+
+    For a CPU: `host_features()` for `"host"`, the architecture for `"baseline"`. GPU targets say it all:
+    empty.
+    """
+    if backend != "cpu":
+        return ""
+    return host_features() if target == "host" else architecture()
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, len(os.sched_getaffinity(0)))
+    return max(1, os.cpu_count() or 1)

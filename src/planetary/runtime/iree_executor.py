@@ -1,0 +1,343 @@
+"""Runs a compiled training step with IREE: the parameters never leave the device between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import iree.runtime as iree
+import numpy as np
+
+from planetary.core.artifact_label import ArtifactLabel, read_label
+from planetary.core.errors import ClosedError, LocalProtocolError, ResourceError, TrustError, UserError
+from planetary.core.step import StepSpec
+from planetary.core.tensors import Tensors, TensorSpec, host_dtype
+from planetary.runtime.executor import StepResult
+from planetary.runtime.host import host_features, usable_cores
+from planetary.runtime.host_arrays import checked_batch, in_order
+
+DRIVERS = {"cpu": "local-task", "cuda": "cuda", "hip": "hip", "vulkan": "vulkan", "metal": "metal"}
+
+_ELEMENTS = {
+    "f64": iree.HalElementType.FLOAT_64,
+    "f32": iree.HalElementType.FLOAT_32,
+    "f16": iree.HalElementType.FLOAT_16,
+    "bf16": iree.HalElementType.BFLOAT_16,
+    "i64": iree.HalElementType.SINT_64,
+    "i32": iree.HalElementType.SINT_32,
+    "i16": iree.HalElementType.SINT_16,
+    "i8": iree.HalElementType.SINT_8,
+    "ui64": iree.HalElementType.UINT_64,
+    "ui32": iree.HalElementType.UINT_32,
+    "ui16": iree.HalElementType.UINT_16,
+    "ui8": iree.HalElementType.UINT_8,
+    "i1": iree.HalElementType.BOOL_8,
+    "complex<f32>": iree.HalElementType.COMPLEX_64,
+    "complex<f64>": iree.HalElementType.COMPLEX_128,
+}
+
+_STEP = TensorSpec(name="step", dtype="i32", shape=())
+_SCALAR = TensorSpec(name="scalar", dtype="f32", shape=())
+
+
+def iree_version() -> str:
+    """Return the version of the IREE runtime in this process, e.g. `"3.13.0"`."""
+    from importlib.metadata import version
+
+    return version("iree-base-runtime")
+
+
+def check_label(label: ArtifactLabel, *, runtime_version: str, backend: str, features: str) -> None:
+    """Raise `TrustError` if a module with this label must not be loaded here.
+
+    Args:
+        label: of the compiled module.
+        runtime_version: version of the IREE runtime that would load it.
+        backend: the backend it would run on.
+        features: this CPU, as `host_features()` names it; matters for `"host"` and `"baseline"` modules only.
+    """
+    if label.iree != runtime_version:
+        raise TrustError(
+            f"the compiled module needs iree-base-runtime {label.iree}, this process has {runtime_version}; "
+            "install the same version of iree-base-compiler on the gateway and iree-base-runtime on every "
+            "worker"
+        )
+    if label.backend != backend:
+        raise TrustError(f"the compiled module is for backend {label.backend!r}, this worker runs {backend!r}")
+    if label.backend != "cpu":
+        return
+    if label.target == "host" and label.features != features:
+        raise TrustError(
+            f"binary for another CPU: the compiled module is tuned for {label.features}, this machine is "
+            f"{features}; "
+            "run the worker with --target baseline, or let the gateway compile for this machine"
+        )
+    if label.target != "host" and label.features != features.partition("-")[0]:
+        raise TrustError(
+            f"binary for another CPU: the compiled module is for {label.features}, this machine is "
+            f"{features.partition('-')[0]}"
+        )
+
+
+class _Threads:
+    """The CPU driver of a process has one pool of threads, made once; remember its size."""
+
+    count: int | None = None
+
+
+_devices: dict[tuple[str, int], Any] = {}
+
+
+def _device(backend: str, device_id: int, threads: int | None) -> Any:
+    """Return the device, opened once per process and never closed.
+
+    Destroying a device waits for its threads while the interpreter lock is held. A thread that is still clearing up
+    after its last task wants that lock to release what the bindings gave it, so both wait forever: about one close
+    in five hung (IREE 3.13). Modules and buffers are released as usual; the end of the process closes the device.
+    """
+    key = (backend, device_id)
+    if key not in _devices or (backend == "cpu" and threads is not None and threads != _Threads.count):
+        _devices[key] = _open_device(backend, device_id, threads)
+    return _devices[key]
+
+
+def _open_device(backend: str, device_id: int, threads: int | None) -> Any:
+    driver_name = DRIVERS.get(backend)
+    if driver_name is None:
+        raise UserError(f"unknown backend {backend!r}; known: {', '.join(DRIVERS)}")
+    if backend == "cpu":
+        wanted = usable_cores() if threads is None else threads
+        if wanted < 1:
+            raise UserError(f"a worker needs at least 1 thread, found {wanted}")
+        if _Threads.count is None:
+            iree.flags.parse_flags(f"--task_topology_group_count={wanted}")
+            _Threads.count = wanted
+        elif threads is not None and threads != _Threads.count:
+            raise UserError(
+                f"this process runs its CPU device with {_Threads.count} threads and cannot change to "
+                f"{threads}; "
+                "start another process"
+            )
+    try:
+        driver = iree.get_driver(driver_name)
+        if backend == "cpu":
+            return driver.create_default_device()
+        devices = driver.query_available_devices()
+        if device_id >= len(devices):
+            raise ResourceError(
+                f"no {backend} device {device_id}: the driver lists {len(devices)} "
+                f"({', '.join(str(d.get('name', '?')) for d in devices) or 'none'})"
+            )
+        return driver.create_device(devices[device_id], None)
+    except (RuntimeError, ValueError) as error:
+        raise ResourceError(f"cannot open the {backend} device {device_id}: {error}") from error
+
+
+class IreeExecutor:
+    """See `Executor`. One per process on a CPU, because the threads of a process are shared.
+
+    Args:
+        artifact: file with the compiled module.
+        spec: signature of the training step.
+        backend: one of `DRIVERS`.
+        threads: threads of a CPU device; None: all usable cores. Fixed for the process by its first executor.
+        device_id: which GPU, in the driver's order.
+
+    Raises:
+        TrustError: the module is not for this runtime version, backend or CPU.
+        ResourceError: the device cannot be opened or the module not be loaded.
+    """
+
+    def __init__(
+        self,
+        artifact: Path | str,
+        spec: StepSpec,
+        *,
+        backend: str = "cpu",
+        threads: int | None = None,
+        device_id: int = 0,
+    ) -> None:
+        path = Path(artifact)
+        self.spec = spec
+        try:
+            module = path.read_bytes()
+        except OSError as error:
+            raise ResourceError(f"cannot read the compiled module {path}: {error.strerror or error}") from error
+        self.label = read_label(module)
+        check_label(self.label, runtime_version=iree_version(), backend=backend, features=host_features())
+        if self.label.stablehlo != spec.stablehlo_digest:
+            raise TrustError(
+                f"the compiled module was made from StableHLO {self.label.stablehlo[:12]}…, the job is about "
+                f"{spec.stablehlo_digest[:12]}…"
+            )
+        self._backend = backend
+        self._device = _device(backend, device_id, threads)
+        usage = iree.BufferUsage.DEFAULT
+        self._usage = int(usage | iree.BufferUsage.MAPPING) if backend == "cpu" else int(usage)
+        try:
+            instance = iree.VmInstance()
+            self._modules = [
+                iree.create_hal_module(instance, self._device),
+                iree.VmModule.copy_buffer(instance, module),  # a few hundred KB; nobody can pull the file away
+            ]
+            self._context = iree.VmContext(instance, self._modules)
+            self._train = self._modules[1].lookup_function("train_step")
+            self._eval = self._modules[1].lookup_function("eval_step")
+        except (RuntimeError, ValueError) as error:
+            raise ResourceError(f"cannot load the compiled module {path}: {error}") from error
+        if self._train is None or self._eval is None:
+            raise TrustError(f"the compiled module {path} lacks train_step or eval_step")
+        self._params: list[Any] | None = None
+        self._buffers: list[Any] = []
+        self._opt_state: list[Any] | None = None
+        self._closed = False
+
+    # --- state on the device --------------------------------------------------------------------------------
+
+    def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
+        """Put parameters, buffers and optimizer state (None: zeros) on the device. See `Executor.load`."""
+        self._check_open()
+        self._buffers = self._upload_all(self.spec.buffers, buffers)
+        self.set_params(params)
+        if opt_state is None:
+            self.reset_opt_state()
+        else:
+            self._opt_state = None
+            self._opt_state = self._upload_all(self.spec.opt_state, opt_state)
+
+    def set_params(self, params: Tensors) -> None:
+        """Replace the parameters on the device. See `Executor.set_params`."""
+        self._check_open()
+        self._params = None  # frees the old ones first: a device may not hold both
+        self._params = self._upload_all(self.spec.params, params)
+
+    def reset_opt_state(self) -> None:
+        """Set the optimizer state to zeros. See `Executor.reset_opt_state`."""
+        self._check_open()
+        self._opt_state = None
+        self._opt_state = [self._upload(spec, spec.zeros()) for spec in self.spec.opt_state]
+
+    def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
+        """Return host copies of the parameters. See `Executor.read_params`."""
+        return self._read_all(self.spec.params, self._loaded(self._params), into)
+
+    def read_opt_state(self) -> dict[str, np.ndarray]:
+        """Return host copies of the optimizer state. See `Executor.read_opt_state`."""
+        return self._read_all(self.spec.opt_state, self._loaded(self._opt_state), None)
+
+    # --- execution ------------------------------------------------------------------------------------------
+
+    def train_step(self, step: int, batch: Sequence[np.ndarray]) -> StepResult:
+        """Run one inner step in place. See `Executor.train_step`."""
+        state = [*self._loaded(self._params), *self._buffers, *self._loaded(self._opt_state)]
+        number = self._upload(_STEP, np.array(step, np.int32))
+        outputs = self._invoke(self._train, [*state, number, *self._upload_batch(batch)])
+        # The module writes parameters and optimizer state into the buffers they came from; only scalars are
+        # new.
+        loss = self._read(_SCALAR, outputs.get_as_object(len(outputs) - 2, iree.HalBufferView))
+        norm = self._read(_SCALAR, outputs.get_as_object(len(outputs) - 1, iree.HalBufferView))
+        return StepResult(float(loss), float(norm))
+
+    def eval_step(self, batch: Sequence[np.ndarray]) -> float:
+        """Return the mean loss of one batch. See `Executor.eval_step`."""
+        arguments = [*self._loaded(self._params), *self._buffers, *self._upload_batch(batch)]
+        outputs = self._invoke(self._eval, arguments)
+        return float(self._read(_SCALAR, outputs.get_as_object(0, iree.HalBufferView)))
+
+    def close(self) -> None:
+        """Release what is on the device; the device itself stays open, see `_device`."""
+        if self._closed:
+            return
+        self._closed = True
+        # The bindings crash if a buffer outlives its device: drop them from the inside out.
+        self._params, self._buffers, self._opt_state = None, [], None
+        del self._train, self._eval, self._context, self._modules, self._device
+
+    # --- details --------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the executor is closed")
+
+    def _loaded(self, tensors: list[Any] | None) -> list[Any]:
+        self._check_open()
+        if tensors is None:
+            raise LocalProtocolError("the executor was asked to run or read before `load`")
+        return tensors
+
+    def _invoke(self, function: Any, arguments: Sequence[Any]) -> Any:
+        inputs, outputs = iree.VmVariantList(len(arguments)), iree.VmVariantList(len(arguments))
+        for argument in arguments:
+            inputs.push_ref(argument.ref)
+        try:
+            self._context.invoke(function, inputs, outputs)  # releases the interpreter lock
+        except (RuntimeError, ValueError) as error:
+            raise ResourceError(f"{function.name} failed on the {self._backend} device: {error}") from error
+        return outputs
+
+    def _upload_batch(self, batch: Sequence[np.ndarray]) -> list[Any]:
+        arrays = checked_batch(self.spec.batch, batch)
+        return [self._upload(spec, array) for spec, array in zip(self.spec.batch, arrays, strict=True)]
+
+    def _upload_all(self, specs: Sequence[TensorSpec], tensors: Tensors) -> list[Any]:
+        arrays = in_order(specs, tensors)
+        return [self._upload(spec, array) for spec, array in zip(specs, arrays, strict=True)]
+
+    def _upload(self, spec: TensorSpec, array: np.ndarray) -> Any:
+        if array.dtype == np.bool_:
+            array = array.view(np.int8)
+        try:
+            return self._device.allocator.allocate_buffer_copy(
+                memory_type=int(iree.MemoryType.DEVICE_LOCAL),
+                allowed_usage=self._usage,
+                device=self._device,
+                buffer=array,
+                element_type=_ELEMENTS[spec.dtype],
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ResourceError(
+                f"cannot put tensor {spec.name!r} ({spec.nbytes} bytes) on the {self._backend} device: {error}"
+            ) from error
+
+    def _read(self, spec: TensorSpec, view: Any) -> np.ndarray:
+        """Return the tensor's bytes as a host array; it may be a view of device memory: copy before the next
+        step.
+        """
+        if self._backend == "vulkan":
+            return np.frombuffer(self._staged(view), host_dtype(spec.dtype), spec.size).reshape(spec.shape)
+        raw = iree.DeviceArray(self._device, view).to_host()
+        return raw.view(host_dtype(spec.dtype)) if raw.dtype != host_dtype(spec.dtype) else raw
+
+    def _staged(self, view: Any) -> np.ndarray:
+        """Return the bytes of a buffer by way of one that the host sees.
+
+        IREE's own way (3.13) has Vulkan write into a numpy array, and Vulkan takes host memory at addresses that
+        are multiples of 4096 only, which numpy's are not.
+        """
+        source = view.get_buffer()
+        length = source.byte_length()
+        staging = self._device.allocator.allocate_buffer(
+            memory_type=int(iree.MemoryType.HOST_LOCAL | iree.MemoryType.DEVICE_VISIBLE),
+            allowed_usage=int(iree.BufferUsage.TRANSFER_TARGET | iree.BufferUsage.MAPPING_SCOPED),
+            allocation_size=length,
+        )
+        done = self._device.create_semaphore(0)
+        self._device.queue_copy(
+            source,
+            staging,
+            wait_semaphores=iree.HalFence.create_at(done, 0),
+            signal_semaphores=iree.HalFence.create_at(done, 1),
+        )
+        iree.HalFence.create_at(done, 1).wait()
+        return staging.map().asarray((length,), np.dtype(np.uint8)).copy()
+
+    def _read_all(
+        self, specs: Sequence[TensorSpec], views: Sequence[Any], into: Tensors | None
+    ) -> dict[str, np.ndarray]:
+        found = {}
+        for spec, view in zip(specs, views, strict=True):
+            target = spec.empty() if into is None else into[spec.name]
+            np.copyto(target, self._read(spec, view), casting="no")
+            found[spec.name] = target
+        return found

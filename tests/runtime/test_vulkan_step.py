@@ -1,0 +1,50 @@
+"""The training step on a real Vulkan device, which may be Mesa's on the CPU; skipped where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planetary.compiler import Target, build_train_step, compile_artifact, export_model
+from planetary.compiler import verify as verification
+from planetary.compiler.train_step import StepOptions
+from planetary.runtime.iree_executor import IreeExecutor
+from vulkan_device import missing_vulkan
+
+pytestmark = [
+    pytest.mark.compiles,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(missing_vulkan()), reason=missing_vulkan()),
+]
+
+TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
+
+
+def test_the_step_trains_on_vulkan(tmp_path: Path) -> None:
+    model = export_model("planetary.models.nanochat:build", TINY)
+    step = build_train_step(model, StepOptions(learning_rate=0.01, schedule="constant"))
+    path = tmp_path / "step.vmfb"
+    path.write_bytes(compile_artifact(step, Target("vulkan", "baseline")).data)
+    trial = verification.make_trial(step.spec, model.initial("param"), model.initial("buffer"))
+
+    executor = IreeExecutor(path, step.spec, backend="vulkan")
+    found = verification.run_found(step.spec, executor, trial)
+    name, error = verification.compare(step.spec, trial, verification.run_expected(step, trial), found)
+    assert error < 0.5, name
+
+    executor = IreeExecutor(path, step.spec, backend="vulkan")
+    executor.load(model.initial("param"), model.initial("buffer"), None)
+    losses = [executor.train_step(i, trial.batch).loss for i in range(8)]
+    assert losses[-1] < 0.9 * losses[0]
+    state = executor.read_opt_state()
+    assert int(state["adam.count"]) == 8
+    into = {spec.name: spec.empty() for spec in step.spec.params}
+    params = executor.read_params(into)
+    assert params["head"] is into["head"]
+    expected = executor.train_step(8, trial.batch)
+    executor.load(params, model.initial("buffer"), state)
+    again = executor.train_step(8, trial.batch)
+    np.testing.assert_allclose(again, expected, rtol=1e-6)
+    executor.close()

@@ -1,0 +1,502 @@
+"""A peer as a running thing: threads and sockets around `PeerMachine`."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from planetary.collectives import messages as m
+from planetary.collectives import peer_events as e
+from planetary.collectives import quantise
+from planetary.collectives.active_calls import ActiveCollective, ActiveSync, Job
+from planetary.collectives.buffers import BufferPool
+from planetary.collectives.control_stream import ControlStream
+from planetary.collectives.data_plane import DataPlane
+from planetary.collectives.errors import AbortedError, PendingOperationsError, TooFewPeersError
+from planetary.collectives.frames import Introduction
+from planetary.collectives.links import Link, measure
+from planetary.collectives.operation import PIECE_BYTES, Operation, Outgoing, piece_elements
+from planetary.collectives.peer_machine import PeerMachine
+from planetary.collectives.shared_memory import FOLDER
+from planetary.collectives.shared_state import digest, digest_algorithms
+from planetary.collectives.sockets import SocketOptions, listen, parse_address
+from planetary.collectives.tls import PeerCertificate
+from planetary.collectives.work import Work
+from planetary.core.errors import ClosedError, PeerError, PlanetaryError, UserError
+from planetary.net.client import Trust
+
+log = logging.getLogger(__name__)
+
+_WATCH_S = 0.2
+_MASTER_AWAY_S = 0.02
+_KEEP_BYTES = 1 << 30
+
+
+class PeerShell:
+    """The connection to the master and to the neighbours in the ring; `Communicator` adds the calls."""
+
+    def __init__(
+        self,
+        master_address: str,
+        peer_group: int = 0,
+        *,
+        connections: int = 2,
+        name: str = "",
+        token: str = "",
+        data_host: str = "",
+        advertise: str = "",
+        timeout_s: float = 60.0,
+        stall_s: float = 30.0,
+        master_grace_s: float = 0.0,
+        min_world_size: int = 1,
+        piece_bytes: int = PIECE_BYTES,
+        transport: Literal["auto", "tcp"] = "auto",
+        sockets: SocketOptions | None = None,
+    ) -> None:
+        """Prepare; `connect` does the work.
+
+        Args:
+            master_address: `"host:port"`; names and `"[ipv6]:port"` too.
+            peer_group: operations join the peers of one group.
+            connections: TCP streams to the successor in the ring. More help where one stream is limited.
+            name: of this peer, for error texts; by default host name and process id.
+            token: invite of the master; empty on plain loopback only.
+            data_host: address to receive bulk data at; by default the one that reaches the master.
+            advertise: address that other peers are told, by default where the master sees this peer.
+            timeout_s: default of the calls.
+            stall_s: an operation that makes no progress for as long fails.
+            master_grace_s: how long a master that is gone is waited for.
+            min_world_size: collectives in a smaller group raise `TooFewPeersError`.
+            piece_bytes: size of the pieces of the pipeline; equal on all peers.
+            transport: "auto" moves bulk data to a peer on the same machine through shared memory; "tcp" never does.
+            sockets: options of the bulk connections.
+        """
+        if connections < 1 or min_world_size < 1 or not 0 <= peer_group < 2**32:
+            raise UserError("connections and min_world_size must be 1 at least, peer_group a number of 32 bits")
+        self._host, self._port = parse_address(master_address)
+        self._group, self._connections = peer_group, connections
+        self._name = name or f"{socket.gethostname()}:{os.getpid()}"
+        self._trust = Trust(token)
+        self._data_host, self._advertise = data_host, advertise
+        self._timeout_s, self._stall_s, self._grace_s = timeout_s, stall_s, master_grace_s
+        self._min_world, self._piece_bytes = min_world_size, piece_bytes
+        self._shares_memory = transport == "auto" and FOLDER.is_dir()
+        self._sockets = sockets or SocketOptions()
+        self._pool = BufferPool(_KEEP_BYTES)
+        self._lock = threading.RLock()
+        self._calls: dict[int, Work] = {}
+        self._active: dict[int, ActiveCollective] = {}  # call -> operation that began
+        self._tags: set[int] = set()
+        self._number = itertools.count(1)
+        self._machine: PeerMachine | None = None
+        self._stream: ControlStream | None = None
+        self._plane: DataPlane | None = None
+        self._link: Link | None = None
+        self._certificate: PeerCertificate | None = None
+        self._data_port = 0
+        self._topology: m.Topology | None = None
+        self._rank = -1
+        self._closing = False
+        self._revision: int | None = None  # of states that are given as a plain mapping
+
+    # --- life
+
+    def connect(self, timeout_s: float | None = None) -> None:
+        """Connect to the master and register. `update_topology` then waits to be admitted.
+
+        Raises `PeerError` when the master does not answer, `TrustError` when it or the token is not genuine.
+        A communicator whose master was lost can connect again; it is a new peer then.
+        """
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        with self._lock:
+            if self._machine is not None and self._machine.error is None:
+                raise UserError("the communicator is connected already")
+            self._disconnect()
+            self._closing = False
+            stream = ControlStream(self._host, self._port, self._trust, limit)
+            try:
+                if self._trust.invite is not None and self._certificate is None:
+                    self._certificate = PeerCertificate()
+                self._open_plane(stream.local_host)
+            except BaseException:
+                stream.close()
+                raise
+            self._stream = stream
+            self._machine = PeerMachine(self._hello, grace_s=self._grace_s)
+            registered = self._calls[0] = Work("connect")
+            thread = threading.Thread(
+                target=self._run, args=(self._machine, stream), name="planetary ring control", daemon=True
+            )
+            thread.start()
+        self._handle(e.Connected())
+        try:
+            registered.wait()
+        except PlanetaryError:
+            self._disconnect()
+            raise
+
+    def close(self) -> None:
+        """Leave the group and close everything. Calls under way fail on all peers."""
+        self._closing = True
+        if self._machine is not None and self._machine.error is None:
+            self._handle(e.CallLeave())
+        self._disconnect()
+        self._fail_all(ClosedError("the communicator was closed"))
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- calls
+
+    @property
+    def world_size(self) -> int:
+        """Number of members of the group; 0 before admission."""
+        return len(self._topology.ring) if self._topology is not None else 0
+
+    @property
+    def connected(self) -> bool:
+        """Whether this peer is registered and the master is not lost for good."""
+        return self._usable
+
+    @property
+    def _usable(self) -> bool:
+        return self._machine is not None and self._machine.error is None and not self._closing
+
+    @property
+    def _peer_id(self) -> str:
+        return self._machine.peer if self._machine is not None else ""
+
+    def _piece(self, dtype: str) -> int:
+        return piece_elements(dtype, self._piece_bytes)
+
+    def _limit(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+    def _no_operation(self, what: str) -> None:
+        with self._lock:
+            if self._tags:
+                raise PendingOperationsError(
+                    f"{what}: operations are under way with the tags {sorted(self._tags)}; wait for them"
+                )
+
+    def _blocking(self, title: str, event: Callable[[int, float], e.Event], timeout_s: float | None) -> Any:
+        """Make a call and wait for it; `event` takes the call's number and its seconds."""
+
+        def start(limit: float) -> Work:
+            work = Work(title)
+            self._launch(work, lambda call: event(call, limit))
+            return work
+
+        return self._with_retry(timeout_s, start)
+
+    def _launch(self, work: Work, event: Callable[[int], e.Event]) -> int:
+        if self._machine is None:
+            raise UserError(f"{work.title}: the communicator is not connected; call connect first")
+        call = next(self._number)
+        with self._lock:
+            self._calls[call] = work
+        self._handle(event(call))
+        return call
+
+    def _with_retry(self, timeout_s: float | None, start: Callable[[float], Work]) -> Any:
+        """Try again while that can help; what aborts here aborts on all peers, so all of them try again."""
+        deadline = time.monotonic() + self._limit(timeout_s)
+        while True:
+            try:
+                return start(max(deadline - time.monotonic(), 0.001)).wait()
+            except AbortedError as error:
+                if time.monotonic() >= deadline or not self._usable:
+                    raise
+                if error.peers == ("master",):
+                    time.sleep(_MASTER_AWAY_S)  # it may be restarting, and calls fail at once until it is back
+
+    def _start(self, job: Job, timeout_s: float | None) -> Work:
+        spec, tag = job.spec, job.tag
+        if self._machine is not None and self._machine.error is None:
+            if self._topology is None:
+                raise UserError(f"{spec.kind}: this peer is not admitted; call update_topology first")
+            if self.world_size < self._min_world:
+                raise TooFewPeersError(
+                    f"{spec.kind}: the group has {self.world_size} peers, min_world_size is {self._min_world}"
+                )
+        with self._lock:
+            if tag in self._tags:
+                raise UserError(f"{spec.kind}: an operation with tag {tag} is under way; choose another or wait for it")
+            self._tags.add(tag)
+        work = Work(f"{spec.kind} with tag {tag}")
+        work.begun = ActiveCollective(self, job).begin
+        limit = self._limit(timeout_s)
+        try:
+            self._launch(work, lambda call: e.CallCollective(call, limit, tag, spec))
+        except UserError:
+            with self._lock:
+                self._tags.discard(tag)
+            raise
+        return work
+
+    # --- the machine
+
+    def _handle(self, event: e.Event) -> None:
+        """Give the machine an event and carry out what it says; what takes time happens outside the lock."""
+        later: list[Callable[[], None]] = []
+        with self._lock:
+            machine = self._machine
+            if machine is None:
+                return
+            for instruction in machine.handle(event, time.monotonic()):
+                self._carry_out(instruction, later)
+        for action in later:
+            action()
+
+    def _carry_out(self, instruction: e.Instruction, later: list[Callable[[], None]]) -> None:
+        match instruction:
+            case e.SendMaster(message):
+                if self._stream is not None:
+                    try:
+                        self._stream.send(message)
+                    except PeerError:
+                        self._stream.close()  # the thread that receives says what is to be said
+            case e.UseTopology(topology, rank):
+                self._use(topology, rank)
+            case e.BeginTransfer(call) | e.BeginFetch(call):
+                work = self._calls.get(call)
+                if work is None or work.begun is None or self._plane is None:  # the communicator is being closed
+                    later.append(lambda: self._handle(e.LocalFault(call, "it was closed")))
+                    return
+                after = work.begun((call, instruction))
+                if after is not None:
+                    later.append(after)
+            case e.Finish(call, error, value):
+                work = self._calls.pop(call, None)
+                active = self._active.pop(call, None)
+                if work is not None:
+                    later.append(lambda: self._finish(work, active, error, value))
+            case e.RunProbe(probe, to):
+                name = f"planetary ring measure to {to.name}"
+                threading.Thread(target=self._measure, args=(probe, to), name=name, daemon=True).start()
+            case e.Hangup():
+                later.append(self._hang_up)
+            case e.Reconnect():
+                pass  # the control thread looks at the machine's state
+
+    def _finish(
+        self, work: Work, active: ActiveCollective | ActiveSync | None, error: PlanetaryError | None, value: Any
+    ) -> None:
+        owner = active
+        if owner is None and work.begun is not None:
+            owner = getattr(work.begun, "__self__", None)
+        if isinstance(owner, ActiveCollective | ActiveSync):
+            try:
+                value = owner.end(error is None)
+            except PlanetaryError as failure:
+                error = error or failure
+            if isinstance(owner, ActiveCollective) and owner.operation is not None:
+                work.sent_bytes, work.received_bytes = owner.operation.sent, owner.operation.received
+        work._settle(error, value)
+
+    def _use(self, topology: m.Topology, rank: int) -> None:
+        if self._plane is None:
+            return  # the communicator is being closed
+        before = self._link
+        self._topology, self._rank = topology, rank
+        self._plane.admit_key(topology.key)
+        following = topology.ring[(rank + 1) % len(topology.ring)]
+        if len(topology.ring) == 1:
+            self._link = None
+        elif before is None or before.to != following:
+            self._link = Link(
+                following,
+                Introduction("ring", self._peer_id, topology.key),
+                connections=self._connections,
+                options=self._sockets,
+                tls=self._certificate is not None,
+                stall_s=self._stall_s,
+                slot_bytes=self._slot_bytes(following),
+                on_fault=self._link_fault,
+            )
+        if before is not None and before is not self._link:
+            before.close()
+
+    def _slot_bytes(self, following: m.PeerInfo) -> int:
+        near = self._shares_memory and following.machine == machine_identity()
+        return max(self._piece_bytes, quantise.BLOCK * 8) if near else 0
+
+    def _link_fault(self, peer: str, reason: str) -> None:
+        """A connection to or from a neighbour broke: what runs over it fails."""
+        with self._lock:
+            calls = [call for call, active in self._active.items() if peer in active.neighbours]
+        for call in calls:
+            self._handle(e.LocalFault(call, reason, peer))
+
+    def _measure(self, probe: m.Probe, to: m.PeerInfo) -> None:
+        topology = self._topology
+        if topology is None:
+            return
+        introduction = Introduction("probe", self._peer_id, topology.key)
+        try:
+            speed, latency = measure(
+                to, introduction, self._sockets, tls=self._certificate is not None, seconds=probe.seconds
+            )
+        except PlanetaryError as error:
+            log.info("measuring the way to %s: %s", to.name, error)
+            speed = latency = 0.0
+        self._handle(e.LinkMeasured(probe.seq, to.peer, speed, latency))
+
+    # --- threads and sockets
+
+    def _hello(self) -> m.Register:
+        return m.Register(
+            protocol=m.PROTOCOL,
+            group=self._group,
+            name=self._name,
+            host=self._advertise,
+            port=self._data_port,
+            machine=machine_identity(),
+            certificate=self._certificate.fingerprint if self._certificate is not None else "",
+            token=self._trust.token,
+            digests=digest_algorithms(),
+        )
+
+    def _open_plane(self, local_host: str) -> None:
+        if self._plane is not None:
+            return
+        listener = listen(self._data_host or local_host, 0)
+        self._data_port = int(listener.getsockname()[1])
+        self._plane = DataPlane(
+            listener,
+            tls=self._certificate.context if self._certificate is not None else None,
+            options=self._sockets,
+            connections_most=64 + 4 * self._connections,
+            stall_s=self._stall_s,
+            forward=self._forward,
+            complete=self._complete,
+            fault=self._link_fault,
+        )
+
+    def _forward(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:
+        link = self._link
+        if link is not None:
+            link.send(seq, operation, outgoing)
+
+    def _complete(self, operation: Operation) -> None:
+        with self._lock:
+            found = next((c for c, active in self._active.items() if active.operation is operation), None)
+            topology = self._topology
+        if found is None:
+            return
+        result = ""
+        if operation.spec.verify and topology is not None:
+            if not operation.enter():
+                return
+            try:
+                result = digest(topology.digest, operation.work)
+            finally:
+                operation.leave()
+        self._handle(e.PiecesComplete(found, result))
+
+    def _run(self, machine: PeerMachine, stream: ControlStream) -> None:
+        """The control thread: what the master says, deadlines, and reconnecting."""
+        try:
+            self._attend(machine, stream)
+        except Exception as error:
+            log.exception("the control thread failed")
+            stream.close()
+            self._fail_all(ClosedError(f"internal error of the communicator: {type(error).__name__}: {error}"))
+            raise
+
+    def _attend(self, machine: PeerMachine, stream: ControlStream) -> None:
+        while self._machine is machine and machine.error is None and not self._closing:
+            try:
+                self._listen(machine, stream)
+            except (PlanetaryError, OSError) as error:
+                stream.close()
+                self._handle(e.Disconnected(str(error)))
+            if machine.error is None and machine.state == "away" and not self._closing:
+                found = self._dial_again(machine)
+                if found is None:
+                    return
+                stream = found
+                with self._lock:
+                    self._stream = stream
+                self._handle(e.Connected())
+
+    def _listen(self, machine: PeerMachine, stream: ControlStream) -> None:
+        while self._machine is machine and machine.error is None and not self._closing:
+            for message in stream.receive(self._until_next(machine)):
+                self._handle(e.FromMasterReceived(message))
+            self._watch()
+            deadline = machine.next_deadline()
+            if deadline is not None and deadline <= time.monotonic():
+                self._handle(e.PeerTick())
+            if machine.state == "away":
+                raise PeerError("the master was silent")
+
+    def _dial_again(self, machine: PeerMachine) -> ControlStream | None:
+        while machine.error is None and not self._closing:
+            try:
+                return ControlStream(self._host, self._port, self._trust, 1.0)
+            except (PlanetaryError, OSError) as error:
+                log.debug("reconnecting to the master: %s", error)
+                time.sleep(0.05)
+                self._handle(e.PeerTick())
+        return None
+
+    def _until_next(self, machine: PeerMachine) -> float:
+        deadline = machine.next_deadline()
+        wait = _WATCH_S if self._active else 1.0
+        return wait if deadline is None else min(wait, max(deadline - time.monotonic(), 0.0))
+
+    def _watch(self) -> None:
+        """Fail operations that make no progress."""
+        now = time.monotonic()
+        with self._lock:
+            stalled = [(call, active) for call, active in self._active.items() if active.stalled(now, self._stall_s)]
+        for call, active in stalled:
+            reason = f"nothing came from {active.previous_name} for {self._stall_s:g} s"
+            self._handle(e.LocalFault(call, reason, active.neighbours[0]))
+
+    def _hang_up(self) -> None:
+        with self._lock:
+            link, self._link = self._link, None
+            self._topology, self._rank = None, -1
+        if link is not None:
+            link.close()
+        if self._stream is not None:
+            self._stream.close()
+
+    def _disconnect(self) -> None:
+        self._hang_up()
+        with self._lock:
+            plane, self._plane = self._plane, None
+            self._stream = None
+        if plane is not None:
+            plane.close()
+
+    def _fail_all(self, error: PlanetaryError) -> None:
+        with self._lock:
+            calls = list(self._calls.items())
+            self._calls.clear()
+            active = dict(self._active)
+            self._active.clear()
+        for call, work in calls:
+            self._finish(work, active.get(call), error, None)
+
+
+def machine_identity() -> str:
+    """Return what is equal for two peers on one machine, and differs between machines."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + socket.gethostname()
+    return f"{uuid.getnode():x}{socket.gethostname()}"

@@ -1,0 +1,170 @@
+"""Sockets for bulk data: options, deadlines, and reads and writes that give up the memory between two calls."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import struct
+import time
+from dataclasses import dataclass
+
+from planetary.core.errors import PeerError, RemoteProtocolError, UserError
+from planetary.net.addresses import resolve_listen_address
+
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True)
+class SocketOptions:
+    """How bulk sockets are set up. 0 or "" leaves the system's default."""
+
+    buffer_bytes: int = 0  # of both directions; setting it turns the kernel's auto-tuning off
+    congestion: str = ""  # e.g. "cubic" or "bbr", where the system has it
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Return host and port of `"host:port"` or `"[ipv6]:port"`. Raises `UserError`."""
+    host, colon, port = address.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise UserError(f"expected an address such as '127.0.0.1:48148' or '[::1]:48148', found {address!r}")
+    return host, int(port)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises `UserError` or `PeerError` naming the address."""
+    family, address = resolve_listen_address(host, port)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(256)
+    except OSError as error:
+        sock.close()
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from None
+    return sock
+
+
+def dial(host: str, port: int, timeout_s: float) -> socket.socket:
+    """Connect within `timeout_s` seconds. Raises `PeerError`. The socket has no timeout and TCP_NODELAY."""
+    try:
+        sock = socket.create_connection((host, port), timeout_s)
+    except OSError as error:
+        raise PeerError(f"connecting to {host}:{port}: {error.strerror or error}") from None
+    prepare(sock)
+    sock.settimeout(None)
+    return sock
+
+
+def prepare(sock: socket.socket, options: SocketOptions | None = None) -> None:
+    """Send small frames at once, and notice machines that vanished."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if options is not None and options.buffer_bytes:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.buffer_bytes)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer_bytes)
+    if options is not None and options.congestion and hasattr(socket, "TCP_CONGESTION"):
+        with contextlib.suppress(OSError):  # not loaded in this kernel: its default does too
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, options.congestion.encode())
+
+
+class DataSocket:
+    """A connected socket that never blocks in a read or write, only in `wait`. One thread uses it at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Take over a connected socket, plain or TLS."""
+        sock.setblocking(False)
+        self.sock = sock
+        self._tls = isinstance(sock, ssl.SSLSocket)
+        self._reads, self._writes = select.poll(), select.poll()
+        self._reads.register(sock, select.POLLIN)
+        self._writes.register(sock, select.POLLOUT)
+
+    def try_read(self, into: memoryview) -> int:
+        """Read what is there; 0 when nothing is. Raises `PeerError` at the end of the stream."""
+        try:
+            count = self.sock.recv_into(into)
+        except (BlockingIOError, ssl.SSLWantReadError, InterruptedError):
+            return 0
+        except (OSError, ValueError) as error:
+            raise PeerError(f"reading: {error}") from None
+        if count == 0 and len(into):
+            raise PeerError("the connection was closed")
+        return count
+
+    def try_write(self, *parts: memoryview) -> int:
+        """Write what there is room for; 0 when there is none. Raises `PeerError`."""
+        try:
+            if not self._tls:
+                return self.sock.sendmsg(parts)
+            for part in parts:
+                if len(part):
+                    return self.sock.send(part)
+            return 0
+        except (BlockingIOError, ssl.SSLWantWriteError, InterruptedError):
+            return 0
+        except (OSError, ValueError) as error:
+            raise PeerError(f"writing: {error}") from None
+
+    def wait_readable(self, timeout_s: float | None) -> bool:
+        """Wait for something to read; false after `timeout_s` seconds."""
+        return bool(self._reads.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
+
+    def wait_writable(self, timeout_s: float | None) -> bool:
+        """Wait for room; false after `timeout_s` seconds."""
+        return bool(self._writes.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
+
+    def read(self, into: memoryview, timeout_s: float | None) -> None:
+        """Fill a view. Raises `PeerError` when nothing comes for `timeout_s` seconds; None waits for ever."""
+        done = 0
+        while done < len(into):
+            count = self.try_read(into[done:])
+            if not count and not self.wait_readable(timeout_s):
+                raise PeerError(f"nothing came for {timeout_s:g} s")
+            done += count
+
+    def write(self, data: memoryview, timeout_s: float) -> None:
+        """Write all. Raises `PeerError` when there is no room for `timeout_s` seconds."""
+        done = 0
+        while done < len(data):
+            count = self.try_write(data[done:])
+            if not count and not self.wait_writable(timeout_s):
+                raise PeerError(f"nothing was taken for {timeout_s:g} s")
+            done += count
+
+    def read_block(self, most: int, timeout_s: float | None) -> bytes:
+        """Read a run of bytes that stands behind its length."""
+        head = bytearray(_LENGTH.size)
+        self.read(memoryview(head), timeout_s)
+        (length,) = _LENGTH.unpack(head)
+        if length > most:
+            raise RemoteProtocolError(f"a block may have {most} bytes, one of {length} was announced")
+        data = bytearray(length)
+        self.read(memoryview(data), 10.0 if timeout_s is None else timeout_s)
+        return bytes(data)
+
+    def write_block(self, data: bytes, timeout_s: float) -> None:
+        """Write a run of bytes behind its length."""
+        self.write(memoryview(_LENGTH.pack(len(data)) + data), timeout_s)
+
+    def close(self) -> None:
+        """Close; a thread that waits in `wait_readable` wakes."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self.sock.close()
+
+
+class Deadline:
+    """A moment by which something must have happened."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` from now."""
+        self._end = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds left, 0 at least."""
+        return max(self._end - time.monotonic(), 0.0)

@@ -1,0 +1,68 @@
+"""Real masters and communicators on loopback, each peer in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from planetary.collectives import Communicator, Master
+
+DEADLINE_S = 100.0  # a hang, not slowness: below the test runner's own limit
+
+
+@contextlib.contextmanager
+def ring(count: int, *, groups: tuple[int, ...] = (), **options: Any) -> Iterator[tuple[Master, list[Communicator]]]:
+    """A master and `count` admitted peers of one group (or of the groups that are named)."""
+    options = {"timeout_s": 10.0, "stall_s": 5.0, **options}
+    with Master("127.0.0.1:0") as master, contextlib.ExitStack() as stack:
+        peers = [
+            stack.enter_context(Communicator(master.address, groups[i] if groups else 0, name=f"peer-{i}", **options))
+            for i in range(count)
+        ]
+        sizes = [groups.count(groups[i]) if groups else count for i in range(count)]
+        together(lambda i: peers[i].update_topology(min_world_size=sizes[i]), count)
+        yield master, peers
+
+
+def together(call: Callable[[int], Any], count: int) -> list[Any]:
+    """Call for each peer in a thread of its own; return results in order. An error is raised here."""
+    results: list[Any] = [None] * count
+    errors: list[BaseException] = []
+
+    def run(i: int) -> None:
+        try:
+            results[i] = call(i)
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(i,), daemon=True) for i in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert not any(thread.is_alive() for thread in threads), "a call hangs"
+    if errors:
+        raise errors[0]
+    return results
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """The result, or the exception, of a call."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - it is the outcome
+        return error
+
+
+def vanish(peer: Communicator) -> None:
+    """Let a peer disappear as if it had been killed: its sockets close, nothing is said."""
+    peer._closing = True
+    stream, plane, link = peer._stream, peer._plane, peer._link
+    assert stream is not None
+    assert plane is not None
+    stream.close()
+    plane.close()
+    if link is not None:
+        link.close()

@@ -1,0 +1,413 @@
+"""The library over real sockets: what it computes, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from real_ring import outcome, ring, together, vanish
+
+from planetary.collectives import (
+    AbortedError,
+    Communicator,
+    DisagreementError,
+    Master,
+    PeerLostError,
+    PendingOperationsError,
+    Quantization,
+    ReduceOp,
+    RemovedError,
+    SharedState,
+    StragglerError,
+    SyncStrategy,
+    TooFewPeersError,
+)
+from planetary.collectives.shared_memory import FOLDER
+from planetary.core.errors import PeerError, TrustError, UserError
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_all_collectives_of_three_peers(transport: str) -> None:
+    with ring(3, connections=2, piece_bytes=1 << 14, transport=transport) as (_, peers):
+        assert sorted(peer.rank for peer in peers) == [0, 1, 2]
+
+        def work(i: int) -> dict[str, np.ndarray]:
+            peer, rng = peers[i], np.random.default_rng(peers[i].rank)
+            x = rng.integers(0, 100, 50_001).astype(np.float32)
+            out = np.empty_like(x)
+            kept = x.copy()
+            assert peer.all_reduce(x, out=out) is out
+            np.testing.assert_array_equal(x, kept)
+            assert peer.all_reduce(x, verify=True) is x
+            np.testing.assert_array_equal(x, out)
+            q = rng.normal(size=20_000).astype(np.float32)
+            peer.all_reduce(q, op=ReduceOp.AVG, quantization=Quantization(8), verify=True)
+            root = np.full((3, 5), peer.rank)
+            peer.broadcast(root, 2)
+            assert (root == 2).all()
+            gathered = peer.all_gather(np.array([[peer.rank, 7]], np.int16))
+            np.testing.assert_array_equal(gathered, [[[0, 7]], [[1, 7]], [[2, 7]]])
+            share = peer.reduce_scatter(np.arange(10, dtype=np.int64))
+            np.testing.assert_array_equal(share, 3 * np.array_split(np.arange(10), 3)[peer.rank])
+            peer.barrier()
+            strided = np.zeros((100, 4), np.float32)[:, ::2] + 1
+            view = np.zeros((100, 4), np.float32)[:, ::2]
+            view[...] = strided
+            peer.all_reduce(view)
+            assert (view == 3).all()
+            return {"x": x, "q": q}
+
+        results = together(work, 3)
+        for name in ("x", "q"):
+            assert len({result[name].tobytes() for result in results}) == 1
+
+
+def test_many_operations_at_once_do_not_lock_up() -> None:
+    with ring(2, connections=2) as (_, peers):
+
+        def work(i: int) -> None:
+            arrays = [np.full(1000 + 17 * k, float(k), np.float32) for k in range(16)]
+            works = [peers[i].all_reduce_async(array, tag=k) for k, array in enumerate(arrays)]
+            for k in reversed(range(16)):
+                works[k].wait()
+                assert (arrays[k] == 2 * k).all()
+            peers[i].all_reduce_many(arrays, op=ReduceOp.AVG, max_in_flight=3)
+            assert (arrays[9] == 18).all()
+
+        together(work, 2)
+
+
+def test_shared_memory_leaves_no_files_and_gives_the_bits_of_sockets() -> None:
+    results = []
+    for transport in ("auto", "tcp"):
+        with ring(2, transport=transport) as (_, peers):
+            arrays = [np.random.default_rng(p.rank).normal(size=600_000).astype(np.float32) for p in peers]
+            quantized = [array.copy() for array in arrays]
+            together(lambda i, a=arrays: peers[i].all_reduce(a[i]), 2)
+            together(lambda i, q=quantized: peers[i].all_reduce(q[i], quantization=Quantization(4)), 2)
+            results.append(arrays[0].tobytes() + quantized[1].tobytes())
+            lanes = peers[0]._link._lanes if peers[0]._link is not None else []
+            assert any(lane._slots is not None for lane in lanes) == (transport == "auto" and FOLDER.is_dir())
+        assert not list(FOLDER.glob("planetary-ring-*"))
+    assert results[0] == results[1]
+
+
+def test_alone_all_reduce_is_a_copy_unless_more_are_asked_for() -> None:
+    with ring(1) as (_, (peer,)):
+        x, out = np.arange(5.0), np.zeros(5)
+        peer.all_reduce(x, out=out, op=ReduceOp.AVG)
+        np.testing.assert_array_equal(out, x)
+        np.testing.assert_array_equal(peer.reduce_scatter(x), x)
+        assert peer.all_gather(x).shape == (1, 5)
+        assert peer.broadcast(x, 0) is x
+        peer.barrier()
+    with (
+        ring(1, min_world_size=2) as (_, (peer,)),
+        pytest.raises(TooFewPeersError, match="1 peers, min_world_size is 2"),
+    ):
+        peer.all_reduce(np.zeros(3))
+
+
+def test_newcomers_wait_until_the_members_vote() -> None:
+    with ring(2) as (master, peers), Communicator(master.address, name="late", timeout_s=10) as late:
+        assert together(lambda i: peers[i].are_peers_pending(), 2) == [False, False]
+        admitted = threading.Thread(target=late.update_topology)
+        admitted.start()
+        deadline = time.monotonic() + 10
+        while not any(together(lambda i: peers[i].are_peers_pending(), 2)):
+            assert time.monotonic() < deadline
+        assert late.world_size == 0
+        together(lambda i: peers[i].update_topology(), 2)
+        admitted.join(10)
+        assert [peer.world_size for peer in (*peers, late)] == [3, 3, 3]
+        assert len({peer.rank for peer in (*peers, late)}) == 3
+        assert late.peer_names == peers[0].peer_names
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_peer_that_dies_in_the_middle_costs_one_retry(transport: str) -> None:
+    with ring(3, piece_bytes=1 << 13, transport=transport) as (_, peers):
+        values = [np.full(300_000, i + 1.0, np.float32) for i in range(3)]
+        works = [peers[i].all_reduce_async(values[i]) for i in range(2)]
+        vanish(peers[2])
+        for i, work in enumerate(works):
+            # The third never came: the operation goes on with two, or it was aborted with everything intact.
+            error = outcome(work.wait)
+            if isinstance(error, Exception):
+                assert isinstance(error, PeerLostError)
+                assert error.peers == ("peer-2",)
+                assert (values[i] == i + 1).all()
+            else:
+                assert (values[i] == 3).all()
+        fresh = [np.full(1000, i + 1.0, np.float32) for i in range(2)]
+        together(lambda i: peers[i].all_reduce(fresh[i]), 2)
+        assert all((array == 3).all() for array in fresh)
+        assert [peer.world_size for peer in peers[:2]] == [2, 2]
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_an_abort_restores_arrays_and_comes_within_100_ms(transport: str) -> None:
+    with ring(3, transport=transport) as (_, peers):
+        # The third peer starts the operation but its data never flows: it dies while the others wait for it.
+        values = [np.full(2_000_000, i + 1.0, np.float32) for i in range(3)]
+        link = peers[2]._link
+        assert link is not None
+        link.send = lambda *args: None
+        works = [peers[i].all_reduce_async(values[i]) for i in range(3)]
+        deadline = time.monotonic() + 5
+        while not peers[0]._active or not peers[1]._active:
+            assert time.monotonic() < deadline
+        took = []
+        vanish(peers[2])
+        begun = time.monotonic()
+        for i in range(2):
+            with pytest.raises(AbortedError):
+                works[i].wait()
+            took.append(time.monotonic() - begun)
+            assert (values[i] == i + 1).all()
+        assert max(took) < 5.0  # 0.1 s on an idle machine; the stall deadline would be 5
+        # Whatever of the old operation is still under way must not touch the arrays any more.
+        together(lambda i: peers[i].barrier(), 2)
+        assert all((values[i] == i + 1).all() for i in range(2))
+
+
+@pytest.mark.parametrize(
+    ("second", "texts"),
+    [
+        ({"count": 7}, ("count", "6 from peer-0", "7 from peer-1")),
+        ({"dtype": np.float64}, ("dtype", "f32 from peer-0", "f64 from peer-1")),
+        ({"op": ReduceOp.MAX}, ("op", "sum from peer-0", "max from peer-1")),
+        ({"bits": 8}, ("bits", "0 from peer-0", "8 from peer-1")),
+    ],
+)
+def test_a_disagreement_is_an_error_that_names_both_values(second: dict, texts: tuple[str, ...]) -> None:
+    with ring(2) as (_, peers):
+
+        def work(i: int) -> object:
+            options = second if i else {}
+            array = np.ones(options.get("count", 6), options.get("dtype", np.float32))
+            quantization = Quantization(options["bits"]) if "bits" in options else None
+            error = outcome(
+                lambda: peers[i].all_reduce(array, op=options.get("op", ReduceOp.SUM), quantization=quantization)
+            )
+            assert (array == 1).all()
+            return error
+
+        for error in together(work, 2):
+            assert isinstance(error, DisagreementError)
+            assert all(text in str(error) for text in texts)
+        together(lambda i: peers[i].barrier(), 2)  # and nothing is broken
+
+
+def test_different_piece_sizes_are_a_disagreement_too() -> None:
+    with ring(1) as (master, (first,)), Communicator(master.address, piece_bytes=1 << 14, timeout_s=5) as second:
+        together(lambda i: (first, second)[i].update_topology(min_world_size=2), 2)
+        for error in together(lambda i: outcome(lambda: (first, second)[i].all_reduce(np.ones(3))), 2):
+            assert isinstance(error, DisagreementError)
+            assert "piece" in str(error)
+
+
+def test_a_deadline_names_who_is_missing_and_what_it_does() -> None:
+    with ring(3) as (_, peers):
+        voting = threading.Thread(target=lambda: outcome(lambda: peers[2].update_topology(timeout_s=1)))
+        voting.start()
+        errors = together(lambda i: outcome(lambda: peers[i].all_reduce(np.ones(3), tag=5, timeout_s=0.5)), 2)
+        for error in errors:
+            assert isinstance(error, StragglerError)
+            assert error.peers == ("peer-2",)
+            assert "all_reduce with tag 5" in str(error)
+            assert "peer-2 is in: update_topology" in str(error)
+        voting.join(10)
+
+
+def test_two_groups_do_not_know_of_each_other() -> None:
+    with ring(4, groups=(0, 0, 1, 1)) as (_, peers):
+        together(lambda i: peers[i].update_topology(), 4)
+        assert {(p.global_world_size, p.group_count, p.largest_group_size, p.world_size) for p in peers} == {
+            (4, 2, 2, 2)
+        }
+        # One group votes while the other reduces and loses a peer: neither waits for the other.
+        work = peers[0].all_reduce_async(np.ones(10))
+        vanish(peers[1])
+        together(lambda i: peers[2 + i].update_topology(), 2)
+        outcome(work.wait)
+        together(lambda i: peers[2 + i].barrier(), 2)
+
+
+def test_user_errors_are_exceptions_at_once() -> None:
+    with ring(2) as (_, peers):
+        frozen = np.ones(3)
+        frozen.setflags(write=False)
+        for call, text in (
+            (lambda: peers[0].all_reduce(frozen), "out="),
+            (lambda: peers[0].all_reduce(np.ones(3), out=np.ones(4)), "3 elements of f64, it has 4"),
+            (lambda: peers[0].all_reduce(np.ones(3, np.complex64)), "complex64"),
+            (lambda: peers[0].all_reduce([1, 2]), "list"),
+            (lambda: peers[0].all_reduce(np.ones(3, np.int8), quantization=Quantization(8)), "exactness"),
+            (lambda: peers[0].broadcast(np.ones(3), 2), "rank below 2"),
+            (lambda: peers[0].sync_shared_state({}), "at least one"),
+        ):
+            with pytest.raises(UserError, match=text):
+                call()
+        work = peers[0].all_reduce_async(np.ones(3), tag=1)
+        with pytest.raises(UserError, match="tag 1 is under way"):
+            peers[0].all_reduce_async(np.ones(3), tag=1)
+        with pytest.raises(PendingOperationsError, match=r"tags \[1\]"):
+            peers[0].update_topology()
+        peers[1].all_reduce(np.ones(3), tag=1)
+        work.wait()
+    with pytest.raises(UserError, match="call connect first"):
+        Communicator("127.0.0.1:1").update_topology()
+    for bad in ("localhost", ":80", "host:port", "host:70000"):
+        with pytest.raises(UserError, match="expected an address"):
+            Communicator(bad)
+    with pytest.raises(PeerError, match="connecting to"):
+        Communicator("127.0.0.1:1").connect(1.0)
+
+
+def test_shared_state_is_bit_identical_and_only_what_differs_travels() -> None:
+    with ring(3) as (_, peers):
+
+        def work(i: int) -> tuple:
+            state = SharedState(
+                {
+                    "weights": np.full(2_000_000, 1.0 if i < 2 else 5.0, np.float32),
+                    "half": np.full(9, 1 if i != 1 else 2, np.float16),
+                    "same": np.arange(4),
+                    "own": np.array([float(i)]),
+                },
+                allow_content_inequality=["own"],
+            )
+            info = peers[i].sync_shared_state(state)
+            again = [np.copy(flat.flat) for flat in state.flats.values()]
+            state.push_revision()
+            assert peers[i].sync_shared_state(state).received == ()
+            return info, again, state.revision
+
+        results = together(work, 3)
+        by_rank = {i: results[i] for i in range(3)}
+        assert {result[2] for result in results} == {1}
+        for index, name in enumerate(("weights", "half", "same")):
+            assert len({result[1][index].tobytes() for result in results}) == 1, name
+        assert sorted(float(result[1][3][0]) for result in results) == [0.0, 1.0, 2.0]
+        # Each content is held by at least one; what is fetched is exactly what differs from the winner.
+        received = {i: set(by_rank[i][0].received) for i in range(3)}
+        assert sum(map(len, received.values())) in (2, 3)
+        assert all(info.rx_bytes <= 8_000_018 for info, _, _ in results)
+        assert sum(info.rx_bytes for info, _, _ in results) == sum(info.tx_bytes for info, _, _ in results)
+
+
+def test_who_breaks_the_revision_rule_is_removed_and_told() -> None:
+    with ring(3) as (_, peers):
+        states = [SharedState({"w": np.ones(3)}, revision=7) for _ in range(3)]
+        together(lambda i: peers[i].sync_shared_state(states[i]), 3)
+        for i, state in enumerate(states):
+            state.revision += 2 if i == 2 else 1
+        found = together(lambda i: outcome(lambda: peers[i].sync_shared_state(states[i])), 3)
+        assert isinstance(found[2], RemovedError)
+        assert "expected revision 8 at most" in str(found[2])
+        assert [found[0].revision, found[1].revision] == [8, 8]
+        assert peers[0].world_size == 2
+        with pytest.raises(RemovedError):
+            peers[2].barrier()
+
+
+def test_send_only_and_receive_only() -> None:
+    with ring(2) as (_, peers):
+        arrays = [np.full(5, float(i)) for i in range(2)]
+        strategies = [SyncStrategy.SEND_ONLY, SyncStrategy.RECEIVE_ONLY]
+        together(lambda i: peers[i].sync_shared_state({"w": arrays[i]}, strategy=strategies[i]), 2)
+        assert (arrays[1] == 0).all()
+        both = together(
+            lambda i: outcome(lambda: peers[i].sync_shared_state({"w": arrays[i]}, strategy=SyncStrategy.RECEIVE_ONLY)),
+            2,
+        )
+        assert all(isinstance(error, DisagreementError) for error in both)
+
+
+def test_a_lost_master_is_an_error_and_the_communicator_can_join_again() -> None:
+    master = Master("127.0.0.1:0")
+    master.start()
+    peer = Communicator(master.address, timeout_s=5)
+    peer.connect()
+    peer.update_topology()
+    address = master.address
+    master.stop()
+    error = None
+    for _ in range(1000):  # the first calls may still find the connection up
+        error = error or outcome(peer.barrier)
+    assert isinstance(error, PeerLostError)
+    assert error.peers == ("master",)
+    with Master(address):
+        peer.connect()
+        peer.update_topology()
+        peer.barrier()
+        peer.close()
+
+
+def test_loopback_and_network_addresses_do_not_mix() -> None:
+    with ring(1) as (master, (peer,)):
+        with pytest.raises(TrustError, match="do not mix"):
+            Communicator(master.address, advertise="192.0.2.7").connect(5)
+        peer.barrier()
+
+
+def test_a_restarted_master_goes_on_where_it_was(tmp_path) -> None:
+    journal = tmp_path / "journal"
+    master = Master("127.0.0.1:0", journal=journal)
+    master.start()
+    peers = [Communicator(master.address, name=f"p{i}", timeout_s=10, master_grace_s=10) for i in range(2)]
+    for peer in peers:
+        peer.connect()
+    together(lambda i: peers[i].update_topology(min_world_size=2), 2)
+    state = [{"w": np.full(3, 1.0)} for _ in range(2)]
+    together(lambda i: peers[i].sync_shared_state(state[i]), 2)
+    ranks = [peer.rank for peer in peers]
+    master.stop()
+    with Master(master.address, journal=journal):
+        arrays = [np.ones(100_000, np.float32) for _ in range(2)]
+
+        def work(i: int) -> None:
+            peers[i].update_topology()
+            peers[i].all_reduce(arrays[i])
+
+        together(work, 2)
+        assert all((array == 2).all() for array in arrays)
+        assert [peer.rank for peer in peers] == ranks
+        assert together(lambda i: peers[i].sync_shared_state(state[i]).revision, 2) == [1, 1]
+        for peer in peers:
+            peer.close()
+
+
+def test_the_ring_is_laid_by_measurement_and_applied_at_the_next_vote() -> None:
+    with ring(3) as (_, peers):
+        gains = together(lambda i: peers[i].optimize_topology(timeout_s=30), 3)
+        assert len(set(gains)) == 1
+        assert gains[0] >= 1.0
+        together(lambda i: peers[i].update_topology(), 3)
+        together(lambda i: peers[i].barrier(), 3)
+
+
+@pytest.mark.processes  # the imports take seconds
+def test_torch_and_jax_arrays() -> None:
+    torch = pytest.importorskip("torch")
+    jnp = pytest.importorskip("jax.numpy")
+    with ring(2) as (_, peers):
+
+        def work(i: int) -> None:
+            tensor = torch.full((3, 7), float(i + 1), dtype=torch.bfloat16)
+            assert peers[i].all_reduce(tensor) is tensor
+            assert (tensor == 3).all()
+            turned = torch.ones(4, 6)[:, ::2].t()
+            peers[i].all_reduce(turned)
+            assert (turned == 2).all()
+            array = jnp.full(5, i + 1.0, dtype=jnp.bfloat16)
+            with pytest.raises(UserError, match="out="):
+                peers[i].all_reduce(array)
+            out = np.empty(5, array.dtype)
+            peers[i].all_reduce(array, out=out)
+            assert (np.asarray(out, np.float32) == 3).all()
+
+        together(work, 2)

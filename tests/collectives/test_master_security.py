@@ -1,0 +1,174 @@
+"""Strangers, malformed packets and false keys cost their sender the connection and nobody else anything."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_ring import outcome, ring, together
+
+from planetary.collectives import Communicator, Master, messages
+from planetary.collectives.frames import Introduction, pack_header
+from planetary.collectives.options import Spec
+from planetary.collectives.sockets import parse_address
+from planetary.core.errors import RemoteProtocolError, TrustError, UserError
+from planetary.net.authority import Authority
+from planetary.net.invite import mint
+
+
+def ends(sock: socket.socket) -> bool:
+    """Whether the other side closes."""
+    sock.settimeout(5)
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        struct.pack(">I", 2**31),
+        struct.pack(">I", 2) + b"{}",
+        struct.pack(">I", 4) + b"\xff\xff\xff\xff",
+        messages.pack(messages.Alive()),
+        messages.pack(messages.Leave()),
+    ],
+)
+def test_a_stranger_is_turned_out_and_the_ring_goes_on(data: bytes) -> None:
+    with ring(2) as (master, peers):
+        stranger = socket.create_connection(parse_address(master.address))
+        stranger.sendall(data)
+        assert ends(stranger)
+        together(lambda i: peers[i].barrier(), 2)
+        data_port = socket.create_connection(("127.0.0.1", peers[0]._data_port))
+        data_port.sendall(data)
+        data_port.shutdown(socket.SHUT_WR)
+        assert ends(data_port)
+        together(lambda i: peers[i].barrier(), 2)
+
+
+def test_messages_may_be_cut_anywhere() -> None:
+    start = messages.Start(call=1, timeout_s=2.0, tag=3, spec=Spec(kind="all_reduce", dtype="f32", count=4, op="sum"))
+    data = messages.pack(start) + messages.pack(messages.Leave())
+    for cut in range(len(data)):
+        unpacker = messages.Unpacker(at_master=True)
+        assert [*unpacker.feed(data[:cut]), *unpacker.feed(data[cut:])] == [start, messages.Leave()]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=80))
+def test_random_bytes_are_refused_or_incomplete(data: bytes) -> None:
+    try:
+        found = messages.Unpacker(at_master=True).feed(data)
+    except RemoteProtocolError:
+        return
+    assert not found
+
+
+def test_bulk_data_needs_the_key_of_the_group_and_must_fit() -> None:
+    import msgspec
+
+    with ring(2) as (_, peers):
+        topology = peers[0]._topology
+        assert topology is not None
+
+        def introduced(key: str, frame: bytes) -> socket.socket:
+            sock = socket.create_connection(("127.0.0.1", peers[0]._data_port))
+            body = msgspec.json.encode(Introduction("ring", "nobody", key))
+            sock.sendall(struct.pack(">I", len(body)) + body + frame)
+            sock.shutdown(socket.SHUT_WR)
+            return sock
+
+        together(lambda i: peers[i].barrier(), 2)
+        for frame in (
+            pack_header(1, 0, 0, 2**31),
+            pack_header(2**40, 0, 0, 4) + b"abcd",
+            pack_header(1, 9, 9, 1) + b"x",
+        ):
+            sock = introduced(topology.key, frame)
+            together(lambda i: peers[i].all_reduce(np.ones(1000)), 2)
+            sock.close()
+        assert [peer.world_size for peer in peers] == [2, 2]
+
+
+def test_a_silent_stranger_does_not_hold_a_place_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planetary.collectives.master._FIRST_MESSAGE_S", 0.05)
+    with Master("127.0.0.1:0") as master:
+        stranger = socket.create_connection(parse_address(master.address))
+        assert ends(stranger)
+
+
+def test_a_silent_member_is_lost() -> None:
+    with (
+        Master("127.0.0.1:0", silent_s=0.3, alive_s=0.05) as master,
+        Communicator(master.address, name="live", timeout_s=5) as live,
+    ):
+        silent = Communicator(master.address, name="silent", timeout_s=5)
+        silent.connect()
+        together(lambda i: (live, silent)[i].update_topology(min_world_size=2), 2)
+        assert silent._stream is not None
+        silent._stream.send = lambda message: None
+        deadline = time.monotonic() + 10
+        while live.world_size == 2:
+            assert time.monotonic() < deadline
+            outcome(lambda: live.barrier(timeout_s=0.1))
+        live.barrier()
+        silent.close()
+
+
+def test_tls_and_invites(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path / "authority", time.time())
+    token = mint(authority.invite_secret, authority.fingerprint)
+    with Master("127.0.0.1:0", authority=authority) as master:
+        peers = [Communicator(master.address, token=token, timeout_s=10) for _ in range(2)]
+        for peer in peers:
+            peer.connect()
+        together(lambda i: peers[i].update_topology(min_world_size=2), 2)
+        arrays = [np.full(700_000, i + 1.0, np.float32) for i in range(2)]
+        together(lambda i: peers[i].all_reduce(arrays[i], verify=True), 2)
+        assert all((array == 3).all() for array in arrays)
+        states = [np.full(700_000, float(i)) for i in range(2)]
+        together(lambda i: peers[i].sync_shared_state({"w": states[i]}), 2)
+        assert states[0][0] == states[1][0]
+        for peer in peers:
+            peer.close()
+        forged = mint(b"x" * 32, authority.fingerprint)
+        with pytest.raises(TrustError, match="not made by this gateway"):
+            Communicator(master.address, token=forged).connect(5)
+        other = Authority.open(tmp_path / "other", time.time())
+        with pytest.raises(TrustError, match="not the gateway that the invite token is for"):
+            Communicator(master.address, token=mint(other.invite_secret, other.fingerprint)).connect(5)
+        assert isinstance(outcome(lambda: Communicator(master.address).connect(1)), Exception)
+
+
+def test_without_tls_only_loopback_is_listened_on() -> None:
+    with pytest.raises(UserError, match="without TLS"):
+        Master("0.0.0.0:0").start()
+
+
+def test_host_names_and_ipv6() -> None:
+    assert parse_address("[::1]:48148") == ("::1", 48148)
+    assert parse_address("host.example:1") == ("host.example", 1)
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6 loopback")
+    with Master("[::1]:0") as master, Communicator(master.address, timeout_s=5) as peer:
+        peer.update_topology()
+        peer.barrier()
+    with Master("localhost:0") as master:
+        port = parse_address(master.address)[1]
+        with Communicator(f"localhost:{port}", timeout_s=5) as peer:
+            peer.update_topology()

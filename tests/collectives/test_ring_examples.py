@@ -1,0 +1,50 @@
+"""The examples run, and the manual's diagrams are the tables'."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from planetary.collectives import Master, states
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("script", "arguments", "needs"),
+    [
+        ("hello_numpy", [], "numpy"),
+        ("ddp_torch", ["5"], "torch"),
+        ("diloco_numpy", ["12"], "numpy"),
+        ("diloco_numpy", ["--overlap", "12"], "numpy"),
+        ("average_jax", [], "jax"),
+    ],
+)
+def test_two_peers_run_the_example(script: str, arguments: list[str], needs: str) -> None:
+    pytest.importorskip(needs)
+    with Master("127.0.0.1:0") as master:
+        command = [sys.executable, str(ROOT / "examples/collectives" / f"{script}.py"), master.address, *arguments]
+        peers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for _ in range(2)]
+        try:
+            said = [peer.communicate(timeout=60)[0].decode() for peer in peers]
+        finally:
+            for peer in peers:
+                peer.kill()
+        assert [peer.returncode for peer in peers] == [0, 0], said
+    lines = sorted(text.strip().splitlines()[-1] for text in said)
+    assert lines[0].startswith("rank 0")
+    assert lines[1].startswith("rank 1")
+    if script == "diloco_numpy":
+        distances = [float(line.split("distance ")[1].split(",")[0]) for line in lines]
+        assert max(distances) < 0.2
+        assert lines[0].split("theta[0]")[1] == lines[1].split("theta[0]")[1]
+
+
+def test_the_manual_shows_the_tables() -> None:
+    manual = (ROOT / "docs/collectives.md").read_text()
+    for table in (states.PEER_MEMBERSHIP, states.MASTER_OPERATION, states.PEER_OPERATION):
+        assert states.diagram(table) in manual, "run: python -m planetary.collectives.states docs/collectives.md"

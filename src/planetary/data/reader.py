@@ -1,0 +1,89 @@
+"""What a worker does with a slice: read its tokens with one range read, and cut them into batches.
+
+Needs numpy and fsspec only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import fsspec.core
+import numpy as np
+
+from planetary.core.errors import ResourceError, UserError
+from planetary.core.tensors import host_dtype
+from planetary.wire.messages import Slice
+
+
+def read_slice(piece: Slice) -> np.ndarray:
+    """Return the tokens of `piece`, as an array [count] of its own token type.
+
+    Raises:
+        UserError: the file does not exist, is shorter than the slice needs, or its URL cannot be used.
+        ResourceError: reading failed on the way; trying again may help.
+    """
+    dtype = host_dtype(piece.dtype)
+    start, length = piece.offset * dtype.itemsize, piece.count * dtype.itemsize
+    read = _read_url if "://" in piece.url else _read_path
+    raw = read(piece.url, start, length)
+    if len(raw) != length:
+        raise UserError(
+            f"reading tokens {piece.offset} to {piece.offset + piece.count} of {piece.url}: expected "
+            f"{length} bytes from byte {start} on, found {len(raw)}; the file was cut, or is not the one "
+            "that the run was prepared with"
+        )
+    return np.frombuffer(raw, dtype)
+
+
+def _read_path(path: str, start: int, length: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read(length)
+    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
+        raise UserError(
+            f"cannot read the token file {path}: {error.strerror}; if this machine does not share the "
+            "gateway's "
+            'disk, set data.delivery = "gateway" or put the tokens behind a URL'
+        ) from None
+    except OSError as error:
+        raise ResourceError(f"reading the token file {path} failed: {error}") from error
+
+
+def _read_url(url: str, start: int, length: int) -> bytes:
+    try:
+        filesystem, path = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"cannot read {url}: {error}") from None
+    try:
+        raw = filesystem.cat_file(path, start=start, end=start + length)
+    except (FileNotFoundError, PermissionError) as error:
+        raise UserError(f"cannot read {url}: {error}") from None
+    except OSError as error:
+        raise ResourceError(f"reading {url} failed: {error}") from error
+    if not isinstance(raw, bytes):
+        raise UserError(f"cannot read {url}: it names several files")
+    if len(raw) > length:  # a server without range reads sends the file from its start
+        raise UserError(f"cannot read {url}: its server does not support reading a range of bytes")
+    return raw
+
+
+def batches(tokens: np.ndarray, batch_size: int, sequence_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cut tokens into batches and yield `(inputs, targets)`, both int32 [batch_size, sequence_length],
+    C-contiguous.
+
+    Each sequence is a block of `sequence_length + 1` tokens; its targets are its inputs shifted by one.
+
+    Raises:
+        UserError: `tokens` are no whole number of batches.
+    """
+    batch_tokens = batch_size * (sequence_length + 1)
+    count, rest = divmod(tokens.size, batch_tokens)
+    if rest or not count:
+        raise UserError(
+            f"{tokens.size} tokens are no whole number of batches of {batch_size} × ({sequence_length} + 1) "
+            f"= {batch_tokens} tokens"
+        )
+    for batch in tokens.reshape(count, batch_size, sequence_length + 1):
+        wide = batch.astype(np.int32)
+        yield np.ascontiguousarray(wide[:, :-1]), np.ascontiguousarray(wide[:, 1:])

@@ -1,0 +1,185 @@
+"""Which tokens are trained on when, and who has them: pure, replayable, every token at most once per epoch.
+
+A *lease* is a position in the run's endless data order: lease 0 is the first slice handed out. `SliceOrder`
+says which tokens a lease stands for; `LeaseLedger` says which leases are free, held or trained.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import LocalProtocolError, UserError
+from planetary.data.shuffle import permutation
+from planetary.data.token_file import TokenFile
+from planetary.wire.messages import Slice
+
+
+class SliceOrder(msgspec.Struct, frozen=True):
+    """Maps leases to slices of a token file.
+
+    The file is cut into whole slices, and each epoch hands each of them out exactly once, in an order drawn
+    from the seed. What is left over at the ends (less than one slice) sits out the epoch; the cut starts at
+    another block in each epoch, so that over time no token is left out.
+
+    Attributes:
+        file: the tokens, already shuffled in blocks.
+        slice_tokens: tokens of one lease; a whole number of blocks.
+        block_tokens: tokens of one sequence with its shifted target, so no block is ever cut in two.
+        seed: of the order.
+    """
+
+    file: TokenFile
+    slice_tokens: int
+    block_tokens: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for a file that is shorter than one slice."""
+        if self.slice_tokens % self.block_tokens:
+            raise UserError(
+                f"a slice of {self.slice_tokens} tokens is no whole number of blocks of {self.block_tokens}"
+            )
+        if self.file.count < self.slice_tokens:
+            raise UserError(
+                f"the training data has {self.file.count} tokens, but one slice (inner_steps × batch_size × "
+                f"(sequence_length + 1)) takes {self.slice_tokens}: give more data, or lower "
+                "train.inner_steps, train.batch_size or train.sequence_length"
+            )
+
+    @property
+    def per_epoch(self) -> int:
+        """Number of leases in one epoch."""
+        return self.file.count // self.slice_tokens
+
+    def epoch(self, lease: int) -> int:
+        """Return the epoch (from 0) that a lease belongs to."""
+        return lease // self.per_epoch
+
+    def locate(self, lease: int) -> Slice:
+        """Return the tokens that a lease stands for."""
+        if lease < 0:
+            raise LocalProtocolError(f"lease {lease} does not exist; leases count from 0")
+        epoch, position = divmod(lease, self.per_epoch)
+        spare_blocks = (self.file.count - self.per_epoch * self.slice_tokens) // self.block_tokens
+        start = _start_block(spare_blocks, self.seed, epoch) * self.block_tokens
+        index = int(_epoch_order(self.per_epoch, self.seed, epoch)[position])
+        return self.file.slice(start + index * self.slice_tokens, self.slice_tokens)
+
+
+@lru_cache(maxsize=4)  # consecutive leases share an epoch
+def _epoch_order(slices: int, seed: int, epoch: int) -> np.ndarray:
+    return permutation(slices, seed, epoch, 0)
+
+
+@lru_cache(maxsize=4)
+def _start_block(spare_blocks: int, seed: int, epoch: int) -> int:
+    return int(permutation(spare_blocks + 1, seed, epoch, 1)[0])
+
+
+class LeaseLedger(msgspec.Struct):
+    """Which leases are free, held, or trained. Every lease is in exactly one of these states.
+
+    Leases below `next` were handed out at least once; of these, `returned` are free again, `held` are being
+    trained, and all others are trained. A trained lease can never be handed out again, so every token counts
+    once. The whole state is three JSON fields and depends only on the calls made, so replaying the calls
+    rebuilds it.
+    """
+
+    next: int = 0  # the first lease that was never handed out
+    returned: list[int] = []  # free again, ascending
+    held: list[int] = []  # ascending
+
+    @property
+    def trained(self) -> int:
+        """Number of leases that were completed."""
+        return self.next - len(self.returned) - len(self.held)
+
+    def peek(self) -> int:
+        """Return the lease that `take` would hand out: the oldest that was given back, else a new one."""
+        return self.returned[0] if self.returned else self.next
+
+    def take(self) -> int:
+        """Hand out the oldest free lease."""
+        lease = self.peek()
+        if self.returned:
+            del self.returned[0]
+        else:
+            self.next += 1
+        insort(self.held, lease)
+        return lease
+
+    def give_back(self, lease: int) -> None:
+        """Make a held lease free again, untrained.
+
+        Raises:
+            LocalProtocolError: nobody holds it.
+        """
+        self._release(lease, "given back")
+        insort(self.returned, lease)
+
+    def complete(self, lease: int) -> None:
+        """Count a held lease as trained, for good.
+
+        Raises:
+            LocalProtocolError: nobody holds it.
+        """
+        self._release(lease, "completed")
+
+    def copy(self) -> LeaseLedger:
+        """Return an independent copy."""
+        return LeaseLedger(self.next, list(self.returned), list(self.held))
+
+    def without_holders(self) -> LeaseLedger:
+        """Return a copy in which every held lease is free again: what is left after all workers are gone."""
+        return LeaseLedger(self.next, sorted([*self.returned, *self.held]), [])
+
+    def _release(self, lease: int, what: str) -> None:
+        position = bisect_left(self.held, lease)
+        if position == len(self.held) or self.held[position] != lease:
+            state = "free" if lease >= self.next or lease in self.returned else "trained already"
+            raise LocalProtocolError(f"lease {lease} cannot be {what}: nobody holds it, it is {state}")
+        del self.held[position]
+
+
+def check_ledger(ledger: LeaseLedger) -> str:
+    """Return what is wrong with a ledger that was read from a file, or "" when it is consistent."""
+    for name, leases in (("returned", ledger.returned), ("held", ledger.held)):
+        if leases != sorted(set(leases)) or (leases and not 0 <= leases[0] <= leases[-1] < ledger.next):
+            return f"its {name} leases are not ascending numbers below {ledger.next}"
+    if set(ledger.returned) & set(ledger.held):
+        return "a lease is both held and returned"
+    return ""
+
+
+def eval_chunks(
+    held_out: TokenFile, batches: int, batch_tokens: int, batches_per_chunk: int | None = None
+) -> list[tuple[Slice, int]]:
+    """Return the fixed held-out batches as `(slice, number of whole batches in it)`, in file order.
+
+    Args:
+        held_out: the held-out tokens, shuffled in blocks when the data was prepared, the same for every run
+            seed.
+        batches: how many batches are evaluated.
+        batch_tokens: tokens of one batch.
+        batches_per_chunk: how many go into one slice; None: all.
+
+    Raises:
+        UserError: the held-out data has fewer whole batches.
+    """
+    available = held_out.count // batch_tokens
+    if available < batches:
+        raise UserError(
+            f"the held-out data has {held_out.count} tokens, which is {available} whole batches of "
+            f"{batch_tokens} tokens, but eval.batches asks for {batches}: lower eval.batches, or raise "
+            "data.held_out_fraction"
+        )
+    size = batches_per_chunk or batches
+    return [
+        (held_out.slice(first * batch_tokens, count * batch_tokens), count)
+        for first in range(0, batches, size)
+        for count in [min(size, batches - first)]
+    ]

@@ -1,0 +1,125 @@
+"""The mean of the workers' end parameters, weighted by the tokens behind them.
+
+Workers send their parameters after the last inner step, not differences: subtracting in float32 and adding
+back would round twice. The mean is a fold in float64 in the order of the task numbers, so its bits do not
+depend on the order of arrival. Work goes in blocks, so the temporary memory does not grow with the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import LocalProtocolError
+from planetary.core.tensors import Tensors, TensorSpec, host_dtype
+from planetary.diloco.bfloat16 import FLOATS, all_finite, to_float64
+
+BLOCK = 1 << 14  # elements at a time: 128 KiB in float64, which stays in a core's cache
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """The parameters at the end of one trained lease."""
+
+    task: int
+    tokens: int  # target tokens behind it: its weight
+    tensors: Tensors  # by parameter name, in the parameters' own element types
+
+
+def check_contribution(specs: Sequence[TensorSpec], tensors: Tensors) -> str:
+    """Return why `tensors` cannot be the parameters that `specs` describe, or "" when they can.
+
+    Names, shapes and host types must match, and every number must be finite; the reason names the tensor.
+    """
+    wanted = {spec.name for spec in specs}
+    missing = sorted(wanted - set(tensors))
+    if missing:
+        return f"tensor {missing[0]!r} is missing ({len(missing)} of {len(wanted)} are)"
+    surplus = sorted(set(tensors) - wanted)
+    if surplus:
+        return f"tensor {surplus[0]!r} is no parameter of the model"
+    for spec in specs:
+        array = tensors[spec.name]
+        if tuple(array.shape) != spec.shape:
+            return f"tensor {spec.name!r}: expected shape {list(spec.shape)}, found {list(array.shape)}"
+        if array.dtype != host_dtype(spec.dtype):
+            return (
+                f"tensor {spec.name!r}: expected element type {spec.dtype} ({host_dtype(spec.dtype)} on the "
+                f"host), found {array.dtype}"
+            )
+    for spec in specs:
+        if spec.dtype not in FLOATS:
+            return f"tensor {spec.name!r}: element type {spec.dtype} cannot be averaged"
+        flat = _flat(tensors[spec.name])
+        for block in blocks(flat.size):
+            if not all_finite(spec.dtype, flat[block]):
+                return f"tensor {spec.name!r} contains NaN or infinite numbers"
+    return ""
+
+
+def normalised(contributions: Sequence[Contribution]) -> list[tuple[float, Contribution]]:
+    """Return `(weight, contribution)` in task order; the weights are shares of all tokens, as float64.
+
+    Raises:
+        LocalProtocolError: there are none, a task counts twice, or one has no tokens.
+    """
+    if not contributions:
+        raise LocalProtocolError("the mean of no contributions does not exist")
+    ordered = sorted(contributions, key=lambda contribution: contribution.task)
+    for before, after in pairwise(ordered):
+        if before.task == after.task:
+            raise LocalProtocolError(f"task {before.task} contributed twice")
+    for contribution in ordered:
+        if contribution.tokens < 1:
+            raise LocalProtocolError(f"task {contribution.task} contributed {contribution.tokens} tokens")
+    total = sum(contribution.tokens for contribution in ordered)
+    return [(contribution.tokens / total, contribution) for contribution in ordered]
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Yield slices that cover `range(size)` in blocks of at most `BLOCK`."""
+    for start in range(0, size, BLOCK):
+        yield slice(start, min(start + BLOCK, size))
+
+
+def mean_block(spec: TensorSpec, weighted: Sequence[tuple[float, Contribution]], block: slice) -> np.ndarray:
+    """Return one block of the mean of one tensor, flattened, as float64.
+
+    The fold starts from the first product and not from zero, so that one contribution (weight 1) comes back
+    with all its bits, the sign of a zero included.
+    """
+    total = None
+    for weight, contribution in weighted:
+        values = to_float64(spec.dtype, _flat(contribution.tensors[spec.name])[block])
+        values *= weight
+        if total is None:
+            total = values
+        else:
+            total += values
+    assert total is not None
+    return total
+
+
+def weighted_mean(specs: Sequence[TensorSpec], contributions: Sequence[Contribution]) -> dict[str, np.ndarray]:
+    """Return the mean by tokens of each tensor as float32, rounded to nearest once.
+
+    One contribution, or several equal ones, come back bit for bit: float32 has 24 significant bits, the
+    weights sum to 1 within a few units of 2⁻⁵³, and rounding to nearest removes an error that small.
+
+    Raises:
+        LocalProtocolError: see `normalised`.
+    """
+    weighted = normalised(contributions)
+    mean = {}
+    for spec in specs:
+        out = np.empty(spec.size, np.float32)
+        for block in blocks(spec.size):
+            out[block] = mean_block(spec, weighted, block)
+        mean[spec.name] = out.reshape(spec.shape)
+    return mean
+
+
+def _flat(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1)

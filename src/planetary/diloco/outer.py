@@ -1,0 +1,134 @@
+"""The outer step of DiLoCo (Douillard et al. 2023, arXiv:2311.08105, algorithm 1): Nesterov momentum on the
+deltas.
+
+With the pseudo-gradient Δ = θ₀ − θ̄ (start of the round minus the mean of the workers' ends),
+
+    v ← μ v + Δ
+    θ ← θ₀ − η (Δ + μ v)
+
+which is `torch.optim.SGD(lr=η, momentum=μ, nesterov=True)` fed with Δ as its gradient. The PCP report prints
+the second line with a plus sign (its equation 12 and algorithm 1); with Δ = θ₀ − θ̄ that climbs the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import LocalProtocolError, NumericsError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.bfloat16 import from_master, to_master
+from planetary.diloco.mean import Contribution, blocks, mean_block, normalised
+
+
+class OuterState(msgspec.Struct, frozen=True):
+    """What the training controller keeps between rounds, all float32, by parameter name.
+
+    `params` is the master copy: it stays float32 even where the model's own parameters are narrower.
+    """
+
+    params: dict[str, np.ndarray]
+    velocity: dict[str, np.ndarray]
+
+
+class OuterStep(msgspec.Struct, frozen=True):
+    """The state after an outer step, and how far the workers had moved."""
+
+    state: OuterState
+    delta_norm: float  # Euclidean norm of Δ over all parameters
+
+
+def initial_state(specs: Sequence[TensorSpec], params: Tensors) -> OuterState:
+    """Return the state before the first round: the initial parameters and no velocity.
+
+    Args:
+        specs: the parameters' names, element types and shapes.
+        params: their initial values in their own element types.
+    """
+    return OuterState(
+        {spec.name: to_master(spec.dtype, params[spec.name]) for spec in specs},
+        {spec.name: np.zeros(spec.shape, np.float32) for spec in specs},
+    )
+
+
+def published_params(specs: Sequence[TensorSpec], state: OuterState) -> dict[str, np.ndarray]:
+    """Return the parameters as workers take them: the master copy rounded to nearest in their own element
+    types.
+
+    A float32 parameter is the master array itself, not a copy.
+    """
+    return {spec.name: from_master(spec.dtype, state.params[spec.name]) for spec in specs}
+
+
+def outer_step(
+    specs: Sequence[TensorSpec],
+    state: OuterState,
+    contributions: Sequence[Contribution],
+    learning_rate: float,
+    momentum: float,
+) -> OuterStep:
+    """Return the state after one outer step; `state` is left as it was.
+
+    Everything between the inputs and the two float32 results is float64, each result is rounded to nearest
+    once, and the order of `contributions` does not matter. The second line is computed as
+
+        θ = (1 − η) θ₀ + η θ̄ − η μ v
+
+    which is the same polynomial, and in which a term with coefficient 0 is left out. So η = 1, μ = 0 gives
+    the mean bit for bit, and with one contribution that worker's end parameters: every step on the way
+    (widening to float64, weight 1.0, factor 1.0, rounding a float64 that is a float32) is exact. θ₀ − (θ₀ −
+    θ̄) would not be.
+
+    Args:
+        specs: the parameters' names, element types and shapes.
+        state: master parameters and velocity.
+        contributions: checked with `check_contribution`; at least one.
+        learning_rate: η.
+        momentum: μ.
+
+    Raises:
+        LocalProtocolError: no contributions, a task twice, or one without tokens.
+        NumericsError: a result is not finite; the tensor is named.
+    """
+    weighted = normalised(contributions)
+    params: dict[str, np.ndarray] = {}
+    velocity: dict[str, np.ndarray] = {}
+    squares = 0.0
+    for spec in specs:
+        start, old = state.params[spec.name].reshape(-1), state.velocity[spec.name].reshape(-1)
+        if start.dtype != np.float32 or old.dtype != np.float32 or start.size != spec.size != old.size:
+            raise LocalProtocolError(f"the outer state of {spec.name!r} is not {spec.size} float32 numbers")
+        end, new = np.empty(spec.size, np.float32), np.empty(spec.size, np.float32)
+        for block in blocks(spec.size):
+            mean = mean_block(spec, weighted, block)
+            start64 = start[block].astype(np.float64)
+            delta = start64 - mean
+            squares += float(np.dot(delta, delta))
+            if momentum:
+                delta += momentum * old[block].astype(np.float64)
+            with np.errstate(over="ignore"):  # an overflow is found below, with the tensor's name
+                new[block] = delta
+                end[block] = _step(start64, mean, new[block], learning_rate, momentum)
+        for name, values in (("parameters", end), ("velocity", new)):
+            if not np.isfinite(values).all():
+                raise NumericsError(f"the outer step made the {name} of {spec.name!r} NaN or infinite")
+        params[spec.name], velocity[spec.name] = end.reshape(spec.shape), new.reshape(spec.shape)
+    return OuterStep(OuterState(params, velocity), squares**0.5)
+
+
+def _step(
+    start: np.ndarray, mean: np.ndarray, velocity: np.ndarray, learning_rate: float, momentum: float
+) -> np.ndarray:
+    """Return (1 − η) θ₀ + η θ̄ − η μ v in float64, without terms whose coefficient is 0; overwrites `mean`.
+
+    A term 0 · x would be harmless but for the sign of a zero: −0 + 0 is +0.
+    """
+    result = mean
+    result *= learning_rate
+    if learning_rate != 1.0:
+        result += (1.0 - learning_rate) * start
+    if momentum:
+        result -= (learning_rate * momentum) * velocity.astype(np.float64)
+    return result

@@ -1,0 +1,121 @@
+"""When a round closes, as one pure function that says why.
+
+A round opens with one lease per ready worker. Nobody waits for the dead: a lease whose holder was lost is offered to
+a worker that comes back or joins; if none does within the grace time, the round closes without it and the lease goes
+back to the pool. A worker that is alive but slow is waited for until the deadline. After the deadline a quorum of
+contributions is enough. Without a quorum the round goes on, but says so: a stall is a state that is reported, not a
+silence.
+
+All times are seconds on one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class RoundPolicy(msgspec.Struct, frozen=True):
+    """The limits of a round."""
+
+    quorum: int  # contributions that suffice once the deadline has passed
+    grace_s: float  # how long a lease without a holder is kept open for a worker that may come back
+    deadline_s: float  # 0: derived from the observed time per inner step
+    deadline_factor: float = 4.0  # derived deadline = factor * expected time of a lease + grace
+
+    def deadline_after(self, expected_lease_s: float | None) -> float | None:
+        """Seconds from the start of a round to its deadline; None while nothing is known to derive it from."""
+        if self.deadline_s > 0:
+            return self.deadline_s
+        if expected_lease_s is None:
+            return None
+        return self.deadline_factor * expected_lease_s + self.grace_s
+
+
+class RoundView(msgspec.Struct, frozen=True):
+    """What the decision looks at."""
+
+    started_at: float
+    contributions: int  # leases of this round that are trained and accepted
+    training: int  # leases in the hands of live workers
+    orphans: int  # leases without a holder
+    orphaned_at: float | None  # when the newest orphan lost its holder; None without orphans
+    last_contribution_at: float | None
+    ready_workers: int  # live workers that could train, busy or not
+    expected_lease_s: float | None  # observed seconds per lease; None before the first inner steps
+
+
+class Action(StrEnum):
+    """What to do with the round now."""
+
+    WAIT = "wait"
+    CLOSE = "close"  # take the outer step with what is there; orphans go back to the pool
+    REASSIGN = "reassign"  # give orphans to workers that already contributed: the quorum needs them
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The decision, its reason in words, and when to ask again at the latest."""
+
+    action: Action
+    why: str
+    ask_again_at: float | None = None
+    stalled: bool = False
+
+
+def decide_round(view: RoundView, policy: RoundPolicy, now: float) -> Verdict:
+    """Decide whether an open round waits, closes, or hands out its orphaned leases again."""
+    unfinished = view.training + view.orphans
+    total = view.contributions + unfinished
+    if view.contributions > 0 and unfinished == 0:
+        return Verdict(Action.CLOSE, f"all {total} leases are trained")
+
+    deadline_after = policy.deadline_after(view.expected_lease_s)
+    deadline = None if deadline_after is None else view.started_at + deadline_after
+    if deadline is not None and now >= deadline and view.contributions >= policy.quorum:
+        return Verdict(
+            Action.CLOSE,
+            f"the deadline of {deadline_after:.1f} s passed with {view.contributions} of {total} leases trained "
+            f"(quorum {policy.quorum})",
+        )
+
+    if view.training == 0 and view.orphans > 0:
+        # Everyone alive is done. Wait a little for the holder of the orphan to come back, then go on without.
+        since = max(t for t in (view.orphaned_at, view.last_contribution_at, view.started_at) if t is not None)
+        grace_ends = since + policy.grace_s
+        if now < grace_ends:
+            return Verdict(
+                Action.WAIT,
+                f"{view.orphans} leases have no holder; the grace time of {policy.grace_s:.1f} s is running",
+                grace_ends,
+            )
+        if view.contributions >= policy.quorum:
+            return Verdict(
+                Action.CLOSE,
+                f"{view.orphans} leases had no holder for {policy.grace_s:.1f} s; "
+                f"{view.contributions} of {total} are trained (quorum {policy.quorum})",
+            )
+        if view.ready_workers > 0:
+            return Verdict(
+                Action.REASSIGN,
+                f"only {view.contributions} of {total} leases are trained and the quorum is {policy.quorum}",
+            )
+        return Verdict(Action.WAIT, "no worker is connected", stalled=True)
+
+    if deadline is not None and now >= deadline:
+        return Verdict(
+            Action.WAIT,
+            f"the deadline of {deadline_after:.1f} s passed with {view.contributions} of {total} leases trained, "
+            f"fewer than the quorum of {policy.quorum}",
+            stalled=True,
+        )
+    return Verdict(Action.WAIT, f"{view.contributions} of {total} leases are trained", deadline)
+
+
+def admits_latecomer(view: RoundView, now: float, fraction: float = 0.25) -> bool:
+    """Whether a worker that becomes ready during a round still gets a lease of its own in it.
+
+    Only early in the round (before `fraction` of a lease's expected time), so that the others wait little for it;
+    otherwise it starts with the next round.
+    """
+    return view.expected_lease_s is not None and now - view.started_at <= fraction * view.expected_lease_s

@@ -1,0 +1,114 @@
+"""GPT-2 (Radford et al. 2019), with the parameter names and layouts of its published checkpoints.
+
+Learned positions, pre-norm blocks, biases everywhere, the tanh form of GELU, a head tied to the embedding.
+
+Shapes are written with B = batch, T = sequence, C = width, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from planetary.models.initial import Params, draw, normal, ones, zeros
+from planetary.models.layers import causal_attention, cross_entropy, layer_norm
+from planetary.models.options import configure, require_counts, require_multiple
+
+
+class Gpt2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes of the model and of one batch. `sequence_length` is also the number of learned positions."""
+
+    n_layer: int = 4
+    n_head: int = 4
+    n_embd: int = 256
+    vocab_size: int = 256
+    sequence_length: int = 128
+    batch_size: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` where the sizes do not fit together."""
+        require_counts("gpt2", self)
+        require_multiple("gpt2", self, "n_embd", "n_head")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8, "batch_size": 2},
+    "default": {},
+    "124m": {"n_layer": 12, "n_head": 12, "n_embd": 768, "vocab_size": 50_257, "sequence_length": 1024},
+}
+
+
+def parameters(config: Gpt2Config) -> Params:
+    """Return what to draw: deviation 0.02, less for what writes to the residual stream (section 2.3)."""
+    width = config.n_embd
+
+    def project(inputs: int, outputs: int, deviation: float = 0.02) -> Params:
+        return {"weight": normal(inputs, outputs, deviation=deviation), "bias": zeros(outputs)}
+
+    def norm() -> Params:
+        return {"weight": ones(width), "bias": zeros(width)}
+
+    writes = 0.02 * (2 * config.n_layer) ** -0.5
+    block = {
+        "ln_1": norm(),
+        "attn": {"c_attn": project(width, 3 * width), "c_proj": project(width, width, writes)},
+        "ln_2": norm(),
+        "mlp": {"c_fc": project(width, 4 * width), "c_proj": project(4 * width, width, writes)},
+    }
+    return {
+        "wte": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+        "wpe": {"weight": normal(config.sequence_length, width, deviation=0.01)},
+        "h": [block] * config.n_layer,
+        "ln_f": norm(),
+    }
+
+
+def project(params: Params, x: jax.Array) -> jax.Array:
+    """`x @ weight + bias` with `weight` [in, out], as GPT-2's checkpoints keep it."""
+    return x @ params["weight"] + params["bias"]
+
+
+def attention(params: Params, x: jax.Array, n_head: int) -> jax.Array:
+    """Causal self-attention over `x` [B, T, C]."""
+    batch, length, width = x.shape
+    parts = jnp.split(project(params["c_attn"], x), 3, axis=-1)
+    query, key, value = (part.reshape(batch, length, n_head, width // n_head) for part in parts)
+    return project(params["c_proj"], causal_attention(query, key, value))
+
+
+def mlp(params: Params, x: jax.Array) -> jax.Array:
+    """Two layers with GELU over `x` [B, T, C]."""
+    return project(params["c_proj"], jax.nn.gelu(project(params["c_fc"], x), approximate=True))
+
+
+def apply(params: Params, tokens: jax.Array, config: Gpt2Config) -> jax.Array:
+    """Return next-token logits [B, T, V] for `tokens` i32 [B, T], T ≤ `config.sequence_length`."""
+    x = params["wte"]["weight"][tokens] + params["wpe"]["weight"][: tokens.shape[1]]
+    for block in params["h"]:
+        x = x + attention(block["attn"], layer_norm(block["ln_1"], x), config.n_head)
+        x = x + mlp(block["mlp"], layer_norm(block["ln_2"], x))
+    return jnp.einsum("btc,vc->btv", layer_norm(params["ln_f"], x), params["wte"]["weight"])
+
+
+def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Gpt2Config) -> jax.Array:
+    """Return the mean cross-entropy in nats of `targets` i32 [B, T] given `tokens` i32 [B, T]."""
+    return cross_entropy(apply(params, tokens, config), targets)
+
+
+def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
+    """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
+    return apply(params, tokens, configure("gpt2", Gpt2Config, options))
+
+
+def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
+    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `Gpt2Config`."""
+    config = configure("gpt2", Gpt2Config, options)
+    example = np.zeros((config.batch_size, config.sequence_length), np.int32)
+    return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)

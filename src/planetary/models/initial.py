@@ -1,0 +1,75 @@
+"""Parameters described before they are drawn, so that a model of any size can be counted without memory.
+
+A model writes down a pytree of `Draw` leaves. `draw` turns it into float32 arrays, `count` into a number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+
+Params = dict[str, Any]
+
+
+class Draw(msgspec.Struct, frozen=True):
+    """One parameter: Gaussian of mean `mean` and standard deviation `deviation` (0: constant).
+
+    With `uniform`, `mean ± deviation` are the ends of a uniform interval instead.
+    """
+
+    shape: tuple[int, ...]
+    mean: float = 0.0
+    deviation: float = 0.0
+    uniform: bool = False
+
+
+def normal(*shape: int, deviation: float) -> Draw:
+    """Gaussian around 0."""
+    return Draw(shape, deviation=deviation)
+
+
+def uniform(*shape: int, low: float, high: float) -> Draw:
+    """Uniform between `low` and `high`."""
+    return Draw(shape, (low + high) / 2, (high - low) / 2, uniform=True)
+
+
+def zeros(*shape: int) -> Draw:
+    """All 0."""
+    return Draw(shape)
+
+
+def ones(*shape: int) -> Draw:
+    """All 1."""
+    return Draw(shape, mean=1.0)
+
+
+def draw(tree: Params, seed: int) -> Params:
+    """Return the tree with float32 arrays for its `Draw` leaves.
+
+    numpy draws each from `seed` and its own name, so values depend neither on JAX's version nor on the other
+    parameters.
+    """
+
+    def leaf(path: tuple[Any, ...], wanted: Draw) -> np.ndarray:
+        if not wanted.deviation:
+            return np.full(wanted.shape, wanted.mean, np.float32)
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        entropy = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        rng = np.random.default_rng(int.from_bytes(entropy[:16], "big"))
+        if wanted.uniform:
+            numbers = 2.0 * rng.random(wanted.shape, np.float32) - 1.0
+        else:
+            numbers = rng.standard_normal(wanted.shape, np.float32)
+        return (wanted.mean + wanted.deviation * numbers).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(leaf, tree)
+
+
+def count(tree: Params) -> int:
+    """Number of scalars in a tree of `Draw` leaves."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))

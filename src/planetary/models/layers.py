@@ -1,0 +1,70 @@
+"""Pieces that several models share. B = batch, T = sequence, C = width, H = heads, D = width of a head."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from planetary.compiler.markers import stop_gradient
+from planetary.models.initial import Params
+
+HIDDEN_SCORE = -1e30  # of a key that a query must not see; its exponential is exactly 0
+
+
+def layer_norm(params: Params, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
+    """Mean 0 and variance 1 along the last axis, then `weight` and `bias` (Ba et al. 2016, arXiv:1607.06450)."""
+    centred = x - jnp.mean(x, axis=-1, keepdims=True)
+    variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
+    return centred * jax.lax.rsqrt(variance + epsilon) * params["weight"] + params["bias"]
+
+
+def rms_norm(params: Params, x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
+    """Root mean square 1 along the last axis, then `weight` (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + epsilon) * params["weight"]
+
+
+def linear(params: Params, x: jax.Array) -> jax.Array:
+    """`x @ weight.T + bias` with `weight` [out, in], the layout of PyTorch's checkpoints; `bias` is optional."""
+    product = jnp.einsum("...i,oi->...o", x, params["weight"])
+    return product + params["bias"] if "bias" in params else product
+
+
+def softmax(scores: jax.Array) -> jax.Array:
+    """Along the last axis. The maximum is marked as a constant: the result does not depend on it."""
+    exponential = jnp.exp(scores - stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    return exponential / jnp.sum(exponential, axis=-1, keepdims=True)
+
+
+def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Attention of each position to itself and those before it.
+
+    Args:
+        query: [B, T, H, D].
+        key: [B, T, G, D], where G divides H: neighbouring H / G queries share a key (Ainslie et al. 2023,
+            arXiv:2305.13245).
+        value: like `key`.
+
+    Returns:
+        [B, T, H · D].
+    """
+    batch, length, heads, width = query.shape
+    groups = key.shape[2]
+    query = query.reshape(batch, length, groups, heads // groups, width)
+    scores = jnp.einsum("btghd,bsgd->bghts", query, key) * width**-0.5
+    causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
+    weights = softmax(jnp.where(causal, scores, HIDDEN_SCORE))
+    return jnp.einsum("bghts,bsgd->btghd", weights, value).reshape(batch, length, heads * width)
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean over all targets, in nats, of `-log softmax(logits)[target]`.
+
+    Args:
+        logits: [..., V].
+        targets: i32 [...], each below V. Picked by comparison, not by a gather: its gradient is no scatter.
+    """
+    top = stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    shifted = logits - top
+    log_total = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1))
+    chosen = jnp.where(targets[..., None] == jnp.arange(logits.shape[-1]), shifted, 0.0)
+    return jnp.mean(log_total - jnp.sum(chosen, axis=-1))

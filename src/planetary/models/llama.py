@@ -1,0 +1,161 @@
+"""Llama (Touvron et al. 2023, arXiv:2307.09288), with the parameter names and layouts of its checkpoints.
+
+Pre-norm blocks with RMSNorm, rotary positions, grouped queries, a SwiGLU MLP, no biases, an untied head.
+
+Shapes are written with B = batch, T = sequence, C = width, H = heads, D = C / H, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from planetary.models.initial import Params, draw, normal, ones
+from planetary.models.layers import causal_attention, cross_entropy, linear, rms_norm
+from planetary.models.options import configure, require_counts, require_multiple
+
+
+class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes of the model and of one batch."""
+
+    n_layer: int = 4
+    n_head: int = 4
+    n_kv_head: int = 2  # keys and values; each serves n_head / n_kv_head queries
+    n_embd: int = 256
+    n_hidden: int = 688  # of the MLP; about 8/3 of n_embd makes it as large as a plain one of 4 * n_embd
+    rope_base: float = 10_000.0
+    vocab_size: int = 256
+    sequence_length: int = 128
+    batch_size: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` where the sizes do not fit together."""
+        require_counts("llama", self)
+        require_multiple("llama", self, "n_head", "n_kv_head")
+        require_multiple("llama", self, "n_embd", "n_head", times=2)  # rotary positions turn pairs of channels
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "n_layer": 1,
+        "n_head": 4,
+        "n_kv_head": 2,
+        "n_embd": 16,
+        "n_hidden": 24,
+        "vocab_size": 32,
+        "sequence_length": 8,
+        "batch_size": 2,
+    },
+    "default": {},
+    "1b": {  # TinyLlama 1.1B (Zhang et al. 2024, arXiv:2401.02385)
+        "n_layer": 22,
+        "n_head": 32,
+        "n_kv_head": 4,
+        "n_embd": 2048,
+        "n_hidden": 5632,
+        "vocab_size": 32_000,
+        "sequence_length": 2048,
+    },
+}
+
+
+def attention_parameters(width: int, n_head: int, n_kv_head: int, writes: float) -> Params:
+    """Return what to draw for one attention layer; `writes` is the deviation of its output matrix."""
+    shared = width // n_head * n_kv_head
+    return {
+        "q_proj": {"weight": normal(width, width, deviation=0.02)},
+        "k_proj": {"weight": normal(shared, width, deviation=0.02)},
+        "v_proj": {"weight": normal(shared, width, deviation=0.02)},
+        "o_proj": {"weight": normal(width, width, deviation=writes)},
+    }
+
+
+def parameters(config: LlamaConfig) -> Params:
+    """Return what to draw: deviation 0.02, less for what writes to the residual stream."""
+    width, hidden = config.n_embd, config.n_hidden
+    writes = 0.02 * (2 * config.n_layer) ** -0.5
+    block = {
+        "input_layernorm": {"weight": ones(width)},
+        "self_attn": attention_parameters(width, config.n_head, config.n_kv_head, writes),
+        "post_attention_layernorm": {"weight": ones(width)},
+        "mlp": {
+            "gate_proj": {"weight": normal(hidden, width, deviation=0.02)},
+            "up_proj": {"weight": normal(hidden, width, deviation=0.02)},
+            "down_proj": {"weight": normal(width, hidden, deviation=writes)},
+        },
+    }
+    return {
+        "model": {
+            "embed_tokens": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+            "layers": [block] * config.n_layer,
+            "norm": {"weight": ones(width)},
+        },
+        "lm_head": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+    }
+
+
+def rotate(x: jax.Array, base: float) -> jax.Array:
+    """Apply rotary positions to `x` [B, T, H, D] (Su et al. 2021, arXiv:2104.09864, eq. 34); channel i pairs
+    with channel i + D / 2, as in the published checkpoints.
+    """
+    length, half = x.shape[1], x.shape[3] // 2
+    frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
+    cos, sin = jnp.cos(angle)[:, None, :], jnp.sin(angle)[:, None, :]
+    first, second = x[..., :half], x[..., half:]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def attention(params: Params, x: jax.Array, n_head: int, n_kv_head: int, rope_base: float) -> jax.Array:
+    """Causal self-attention over `x` [B, T, C] with `n_kv_head` keys and values."""
+    batch, length, width = x.shape
+    size = width // n_head
+    query = rotate(linear(params["q_proj"], x).reshape(batch, length, n_head, size), rope_base)
+    key = rotate(linear(params["k_proj"], x).reshape(batch, length, n_kv_head, size), rope_base)
+    value = linear(params["v_proj"], x).reshape(batch, length, n_kv_head, size)
+    return linear(params["o_proj"], causal_attention(query, key, value))
+
+
+def mlp(params: Params, x: jax.Array) -> jax.Array:
+    """SwiGLU over `x` [B, T, C] (Shazeer 2020, arXiv:2002.05202)."""
+    return linear(params["down_proj"], jax.nn.silu(linear(params["gate_proj"], x)) * linear(params["up_proj"], x))
+
+
+def apply(params: Params, tokens: jax.Array, config: LlamaConfig) -> jax.Array:
+    """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
+    model = params["model"]
+    x = model["embed_tokens"]["weight"][tokens]
+    for layer in model["layers"]:
+        x = x + attention(
+            layer["self_attn"],
+            rms_norm(layer["input_layernorm"], x),
+            config.n_head,
+            config.n_kv_head,
+            config.rope_base,
+        )
+        x = x + mlp(layer["mlp"], rms_norm(layer["post_attention_layernorm"], x))
+    return linear(params["lm_head"], rms_norm(model["norm"], x))
+
+
+def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: LlamaConfig) -> jax.Array:
+    """Return the mean cross-entropy in nats of `targets` i32 [B, T] given `tokens` i32 [B, T]."""
+    return cross_entropy(apply(params, tokens, config), targets)
+
+
+def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
+    """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
+    return apply(params, tokens, configure("llama", LlamaConfig, options))
+
+
+def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
+    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `LlamaConfig`."""
+    config = configure("llama", LlamaConfig, options)
+    example = np.zeros((config.batch_size, config.sequence_length), np.int32)
+    return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)

@@ -1,0 +1,96 @@
+"""When a round closes: the decision as a table."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from planetary.diloco.rounds import Action, RoundPolicy, RoundView, admits_latecomer, decide_round
+
+POLICY = RoundPolicy(quorum=2, grace_s=4.0, deadline_s=0.0)
+VIEW = RoundView(
+    started_at=100.0,
+    contributions=0,
+    training=3,
+    orphans=0,
+    orphaned_at=None,
+    last_contribution_at=None,
+    ready_workers=3,
+    expected_lease_s=10.0,
+)
+DEADLINE = 100.0 + 4 * 10.0 + 4.0
+
+
+def view(**changes: object) -> RoundView:
+    return msgspec.structs.replace(VIEW, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "now", "action", "why"),
+    [
+        ({}, 101.0, Action.WAIT, "0 of 3"),
+        ({"contributions": 3, "training": 0}, 101.0, Action.CLOSE, "all 3 leases"),
+        ({"contributions": 2, "training": 1}, DEADLINE - 0.1, Action.WAIT, "2 of 3"),
+        ({"contributions": 2, "training": 1}, DEADLINE, Action.CLOSE, "deadline of 44.0 s"),
+        ({"contributions": 1, "training": 2}, DEADLINE, Action.WAIT, "fewer than the quorum"),
+        # An orphan beside workers that still train changes nothing yet.
+        ({"contributions": 1, "training": 1, "orphans": 1, "orphaned_at": 104.0}, 110.0, Action.WAIT, "1 of 3"),
+        # Everyone alive is done: the grace time runs from the later of the loss and the last contribution.
+        (
+            {"contributions": 2, "training": 0, "orphans": 1, "orphaned_at": 104.0, "last_contribution_at": 110.0},
+            113.9,
+            Action.WAIT,
+            "grace time",
+        ),
+        (
+            {"contributions": 2, "training": 0, "orphans": 1, "orphaned_at": 104.0, "last_contribution_at": 110.0},
+            114.0,
+            Action.CLOSE,
+            "no holder for 4.0 s",
+        ),
+        (
+            {"contributions": 1, "training": 0, "orphans": 2, "orphaned_at": 104.0, "last_contribution_at": 110.0},
+            114.0,
+            Action.REASSIGN,
+            "quorum is 2",
+        ),
+        (
+            {"contributions": 0, "training": 0, "orphans": 3, "orphaned_at": 104.0, "ready_workers": 0},
+            108.0,
+            Action.WAIT,
+            "no worker is connected",
+        ),
+    ],
+)
+def test_decisions(changes: dict[str, object], now: float, action: Action, why: str) -> None:
+    verdict = decide_round(view(**changes), POLICY, now)
+    assert verdict.action is action
+    assert why in verdict.why
+
+
+def test_a_wait_says_when_to_ask_again() -> None:
+    assert decide_round(view(), POLICY, 101.0).ask_again_at == DEADLINE
+    orphaned = view(contributions=2, training=0, orphans=1, orphaned_at=104.0, last_contribution_at=110.0)
+    assert decide_round(orphaned, POLICY, 111.0).ask_again_at == 114.0
+
+
+def test_a_stall_is_reported_and_not_polled() -> None:
+    verdict = decide_round(view(contributions=1, training=2), POLICY, DEADLINE + 1)
+    assert verdict.stalled
+    assert verdict.ask_again_at is None
+
+
+def test_nothing_is_due_before_a_lease_was_timed_unless_the_deadline_is_given() -> None:
+    unknown = view(expected_lease_s=None)
+    assert decide_round(unknown, POLICY, 1e6).ask_again_at is None
+    fixed = msgspec.structs.replace(POLICY, deadline_s=30.0)
+    assert decide_round(unknown, fixed, 101.0).ask_again_at == 130.0
+
+
+@pytest.mark.parametrize(("now", "expected"), [(100.0, True), (102.5, True), (102.6, False)])
+def test_latecomers_are_admitted_in_the_first_quarter(now: float, expected: bool) -> None:
+    assert admits_latecomer(view(), now) is expected
+
+
+def test_latecomers_wait_while_no_lease_was_timed() -> None:
+    assert not admits_latecomer(view(expected_lease_s=None), 100.0)

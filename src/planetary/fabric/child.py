@@ -1,0 +1,115 @@
+"""A child process that dies with its parent, on every system.
+
+The parent holds the write end of the child's standard input and never writes to it. When the parent dies, however it
+dies, the child reads the end of the file and ends too: `end_with_parent`. So killing any process of the tree takes
+down everything below it, and nobody is left who would fight with its own replacement.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from planetary.core.errors import ResourceError
+
+PARENT_FLAG = "--end-with-parent"
+
+
+def planetary_command(*arguments: str) -> list[str]:
+    """The command line of a planetary process that ends with this one."""
+    return [sys.executable, "-m", "planetary.cli.main", *arguments, PARENT_FLAG]
+
+
+class Child:
+    """A running child process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        """Made by `start`."""
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls, command: Sequence[str], *, log: Path | None, environment: Mapping[str, str] | None = None
+    ) -> Child:
+        """Start `command`, with output appended to `log` (None: this process's own). Raises `ResourceError`."""
+        with contextlib.ExitStack() as stack:
+            output = None
+            try:
+                if log is not None:
+                    log.parent.mkdir(parents=True, exist_ok=True)
+                    output = stack.enter_context(log.open("ab"))
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    env=None if environment is None else {**os.environ, **environment},
+                    start_new_session=True,  # Ctrl+C reaches the top of the tree only, which ends the rest in order
+                )
+            except OSError as error:
+                raise ResourceError(f"cannot start {command[0]}: {error}") from error
+        return cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit status, negative for a signal."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    async def end(self, within_s: float) -> int:
+        """SIGTERM, then SIGKILL if it is still there after `within_s` seconds; return the exit status."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._process.wait()
+        except TimeoutError:
+            self.kill()
+            return await self._process.wait()
+
+
+def describe_exit(code: int) -> str:
+    """Say for people how a process ended."""
+    if code >= 0:
+        return f"exited with status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+def end_with_parent(ended: Callable[[], None]) -> None:
+    """Call `ended` from another thread when the parent is gone (see the module)."""
+
+    def wait() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            while os.read(0, 1 << 12):
+                pass
+        ended()
+
+    threading.Thread(target=wait, name="parent-watch", daemon=True).start()
+
+
+def on_stop_signals(stop: Callable[[str], None]) -> None:
+    """Call `stop` on the running event loop for SIGTERM and SIGINT."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        name = signal.Signals(number).name
+        try:
+            loop.add_signal_handler(number, stop, f"stopped by {name}")
+        except NotImplementedError:  # an event loop without signals
+            signal.signal(number, lambda *_, name=name: loop.call_soon_threadsafe(stop, f"stopped by {name}"))

@@ -1,0 +1,201 @@
+"""Compiling and verifying the training step in a process of its own.
+
+A compiler, a reference execution and a freshly compiled module all run native code that may crash, hang or hold the
+interpreter for seconds. None of that may happen to the process that keeps the run: here it ends as an error that
+says what happened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.store import BlobStore
+from planetary.core.errors import CompileError
+from planetary.core.step import StepSpec
+from planetary.core.tensors import TensorSpec
+from planetary.fabric.child import Child, describe_exit, end_with_parent
+from planetary.runtime.host import architecture, host_features
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from planetary.compiler.iree import Artifact
+    from planetary.compiler.train_step import TrainStep
+    from planetary.fabric.preparation import Prepared
+    from planetary.runtime.executor import Executor
+
+TIME_LIMIT_S = 3600.0
+
+
+class CompileTarget(msgspec.Struct, frozen=True):
+    """What a worker says it runs: `features` identifies its CPU, "" for a GPU."""
+
+    backend: str
+    name: str
+    features: str
+
+
+class Published(msgspec.Struct, frozen=True):
+    """A compiled and verified training step in the store."""
+
+    digest: str
+    nbytes: int
+    verified: str  # what was compared with what, in words
+    compile_s: float = 0.0
+    verify_s: float = 0.0
+    cached: bool = False  # whether it had been compiled before
+
+
+class _Request(msgspec.Struct, frozen=True):
+    target: CompileTarget
+    spec: StepSpec
+    cache: str
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    published: Published | None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class ModelToCompile:
+    """A training step with the values that its check starts from; `Prepared` has the same attributes.
+
+    Attributes:
+        step: the training step in StableHLO.
+        params: initial parameters by name, host arrays.
+        buffer_values: the model's constant inputs by name, host arrays.
+    """
+
+    step: TrainStep
+    params: Mapping[str, np.ndarray]
+    buffer_values: Mapping[str, np.ndarray]
+
+
+async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> Published:
+    """Compile and verify for a worker's target in a child process.
+
+    Raises:
+        CompileError: it cannot be compiled, computes something else than the reference, crashes, takes longer than
+            `TIME_LIMIT_S`, or the worker's "host" is another CPU than this machine's.
+    """
+    if target.backend == "cpu" and target.name == "host" and target.features != host_features():
+        raise CompileError(
+            f"the worker's CPU ({target.features}) is not the gateway's ({host_features()}), so the step cannot be "
+            f"tuned for it here: start that node with --target baseline (or x86-64-v3 on {architecture()})"
+        )
+    with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
+        folder = Path(name)
+        await asyncio.to_thread(_write_request, folder, prepared, target, cache)
+        command = [sys.executable, "-m", "planetary.fabric.compiling", str(folder)]
+        child = await Child.start(command, log=folder / "output.txt", environment={"TF_CPP_MIN_LOG_LEVEL": "1"})
+        try:
+            async with asyncio.timeout(TIME_LIMIT_S):
+                code = await child.wait()
+        except TimeoutError:
+            raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
+        finally:
+            child.kill()
+        try:
+            answer = msgspec.json.decode((folder / "answer.json").read_bytes(), type=_Answer)
+        except FileNotFoundError:
+            output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
+            raise CompileError(
+                f"the process that compiles and verifies the training step {describe_exit(code)}; its last words: "
+                f"{output[-1] if output else 'none'}"
+            ) from None
+    if answer.published is None:
+        raise CompileError(answer.error)
+    return answer.published
+
+
+def compile_and_verify(
+    portable: bytes,
+    spec: StepSpec,
+    target: CompileTarget,
+    *,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    cache: Path,
+) -> Published:
+    """Do the work in this process. Raises `CompileError`, `UserError` or `ResourceError`."""
+    from planetary.compiler.iree import compile_artifact
+    from planetary.compiler.targets import Target
+    from planetary.compiler.train_step import TrainStep
+    from planetary.compiler.verify import verify_artifact
+    from planetary.runtime.backends import open_executor
+
+    step = TrainStep("", spec, portable)
+    store = BlobStore(cache / "blobs")
+    began = time.monotonic()
+    artifact = compile_artifact(step, Target(target.backend, target.name, target.features), store)
+    compiled = time.monotonic()
+
+    def open_runner(artifact: Artifact, spec: StepSpec) -> Executor:
+        return open_executor(store.verified_path(store.put(artifact.data)), spec, backend=artifact.target.backend)
+
+    report = verify_artifact(
+        step,
+        artifact,
+        open_runner,
+        params=params,
+        buffers=buffers,
+        local=Target("cpu", "host", host_features()),
+        cache=store,
+    )
+    return Published(
+        artifact.digest,
+        len(artifact.data),
+        report.summary,
+        compile_s=compiled - began,
+        verify_s=time.monotonic() - compiled,
+        cached=artifact.cached,
+    )
+
+
+def _write_request(folder: Path, prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> None:
+    spec = prepared.step.spec
+    (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache))))
+    (folder / "step.mlirbc").write_bytes(prepared.step.portable)
+    np.savez(folder / "params.npz", *(prepared.params[p.name] for p in spec.params))
+    np.savez(folder / "buffers.npz", *(prepared.buffer_values[b.name] for b in spec.buffers))
+
+
+def _load(path: Path, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return {spec.name: file[f"arr_{i}"] for i, spec in enumerate(specs)}
+
+
+def _serve(folder: Path) -> None:
+    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=_Request)
+    try:
+        published = compile_and_verify(
+            (folder / "step.mlirbc").read_bytes(),
+            request.spec,
+            request.target,
+            params=_load(folder / "params.npz", request.spec.params),
+            buffers=_load(folder / "buffers.npz", request.spec.buffers),
+            cache=Path(request.cache),
+        )
+        answer = _Answer(published)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
+        text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
+        answer = _Answer(None, text)
+    (folder / "answer.new").write_bytes(msgspec.json.encode(answer))
+    (folder / "answer.new").rename(folder / "answer.json")
+
+
+if __name__ == "__main__":
+    end_with_parent(lambda: os._exit(0))
+    _serve(Path(sys.argv[1]))
+    os._exit(0)  # without tearing down the interpreter while a device is open: see `runtime`

@@ -1,0 +1,306 @@
+"""The training controller (PCP's Shepherd) as a pure machine.
+
+It decides; `fabric.gateway` carries out. It is made of three parts that share one `Desk`: `Membership` (who takes
+part), `Training` (rounds and leases) and `Evaluation` (held-out loss). What lasts is `fabric.state.ControllerState`,
+changed only through journal records; everything else lives as long as a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from planetary.fabric.desk import Desk
+from planetary.fabric.evaluation import Evaluation
+from planetary.fabric.events import (
+    CheckpointDone,
+    CheckpointLost,
+    Closed,
+    Compiled,
+    CompileFailed,
+    DropAttachment,
+    Event,
+    Finish,
+    Instruction,
+    OuterStepDone,
+    OuterStepFailed,
+    Received,
+    SendFailed,
+    StopRequested,
+    Tick,
+    WriteMetrics,
+)
+from planetary.fabric.membership import Membership
+from planetary.fabric.policy import ControllerPolicy
+from planetary.fabric.records import (
+    CheckpointFailed,
+    CheckpointWritten,
+    EndKind,
+    RunFinished,
+    Stalled,
+    TaskAborted,
+)
+from planetary.fabric.sessions import WorkerSession
+from planetary.fabric.state import ControllerState
+from planetary.fabric.status import RoundMetrics
+from planetary.fabric.training import Training
+from planetary.wire import messages as m
+
+
+class Controller:
+    """The machine. Feed it events with `handle`; it never blocks and never reads a clock."""
+
+    def __init__(
+        self,
+        policy: ControllerPolicy,
+        state: ControllerState,
+        now: float,
+        unreported: RoundMetrics | None = None,
+    ) -> None:
+        """Go on from `state`, whose last record is `RunStarted` or `RunResumed`, at monotonic time `now`.
+
+        `unreported` are the metrics of the last finished round when its line was not written before a crash.
+        """
+        self.policy = policy
+        self.state = state
+        self.desk = Desk(policy, state)
+        self.membership = Membership(self.desk, now)
+        self.training = Training(self.desk, now)
+        self.evaluation = Evaluation(self.desk)
+        self.stall = ""  # why nothing goes on, "" while something does
+        self._stalled_at = now
+        self._stall_reported = False
+        self._unreported = {} if unreported is None else {unreported.round: unreported}
+        if state.round not in state.evals:
+            self.evaluation.begin(state.round)
+
+    # --- the machine's interface ------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> Sequence[Instruction]:
+        """See `core.machine.Machine.handle`."""
+        self.desk.out = []
+        if self.state.ended is None:
+            self._dispatch(event, now)
+            self._go_on(now)
+        return self.desk.out
+
+    def next_deadline(self) -> float | None:
+        """See `core.machine.Machine.next_deadline`."""
+        if self.state.ended is not None:
+            return None
+        times = [
+            self.training.ask_again_at,
+            self.training.checkpoint_again_at,
+            self._desertion_deadline(),
+            self._startup_deadline(),
+            self._stalled_at + self.policy.round.grace_s if self.stall and not self._stall_reported else None,
+            *(self.training.stuck_at(worker) for worker in self.desk.workers.values()),
+        ]
+        return min((t for t in times if t is not None), default=None)
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def _dispatch(self, event: Event, now: float) -> None:
+        match event:
+            case Received():
+                self._received(event, now)
+            case Closed():
+                self.desk.supervisors.pop(event.session, None)
+                if event.session in self.desk.workers:
+                    self._lose(self.desk.workers[event.session], event.reason, now)
+            case SendFailed():
+                self._could_not_send(event, now)
+            case Compiled():
+                self.membership.compiled(event)
+            case CompileFailed():
+                self.membership.compile_failed(event)
+                for worker in [w for w in self.desk.workers.values() if w.worker in self.membership.banned]:
+                    self._lose(worker, event.reason, now)
+            case OuterStepDone():
+                for version in self.evaluation.begin(event.round):
+                    self._write_metrics(version)
+                metrics = self.training.outer_step_done(event.round, now, self.evaluation.versions)
+                self._round_finished(metrics)
+            case OuterStepFailed():
+                self._end("numerics", event.reason)
+            case CheckpointDone():
+                self.desk.append(CheckpointWritten(round=event.round, path=event.path, seconds=event.seconds))
+                self._round_finished(self.training.checkpoint_done(now))
+            case CheckpointLost():
+                self.desk.append(CheckpointFailed(round=event.round, reason=event.reason))
+                self._round_finished(self.training.checkpoint_lost(event.reason, now))
+            case StopRequested():
+                self._end("stopped", event.reason)
+            case Tick():
+                self._restart_stuck_workers(now)
+
+    def _received(self, event: Received, now: float) -> None:
+        session, message = event.session, event.message
+        if isinstance(message, m.Hello):
+            for replaced in self.membership.hello(session, message):
+                self._lose(replaced, "replaced by a newer connection of the same worker", now)
+        elif session in self.desk.supervisors:
+            ended = self.membership.supervisor_says(self.desk.supervisors[session], message)
+            if ended is not None and isinstance(message, m.WorkerExited):
+                self._lose(ended, message.reason, now)
+        elif session in self.desk.workers:
+            self._from_worker(self.desk.workers[session], event, now)
+        elif event.attachment:
+            self.desk.out.append(DropAttachment(event.attachment))
+
+    def _from_worker(self, worker: WorkerSession, event: Received, now: float) -> None:
+        message = event.message
+        match message:
+            case m.FetchBlob():
+                self.membership.fetch(worker, message)
+            case m.Ready():
+                self.membership.ready(worker, now)
+            case m.Progress():
+                self.training.progress(worker, message, now)
+            case m.TrainResult():
+                found = self.training.result(worker, message, event, now)
+                if found:
+                    self._task_failed(worker, f"worker {worker.worker} sent an unusable result: {found}", "peer", now)
+                elif found is not None:
+                    self.membership.succeeded(worker)
+            case m.EvalResult():
+                version = self.evaluation.result(worker, message)
+                if version is not None:
+                    self._write_metrics(version)
+            case m.TaskFailed():
+                self._worker_reports_failure(worker, message, now)
+            case m.Goodbye():
+                self._lose(worker, message.reason, now)
+
+    def _worker_reports_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+        train, flight = worker.train, worker.evaluate
+        if train is not None and train.task == failure.task:
+            worker.train, round_ = None, train.round
+            self.training.orphan(train, worker.worker, failure.reason, now)
+        elif flight is not None and flight.task == failure.task:
+            worker.evaluate, round_ = None, self.state.round
+            self.evaluation.give_back(flight)
+        else:
+            return
+        self.desk.append(
+            TaskAborted(
+                round=round_,
+                task=failure.task,
+                worker=worker.worker,
+                pid=worker.pid,
+                node=worker.node,
+                kind=failure.kind,
+                step=failure.step,
+                reason=failure.reason,
+            )
+        )
+        kind: EndKind = "peer" if failure.kind == "internal" else failure.kind
+        self._task_failed(worker, f"worker {worker.worker} in round {round_}: {failure.reason}", kind, now)
+
+    # --- what follows from them -------------------------------------------------------------------------------
+
+    def _go_on(self, now: float) -> None:
+        """Do everything that has become possible."""
+        if self.state.ended is not None:
+            return
+        startup = self._startup_deadline()
+        if self.training.may_open and self.desk.ready_workers() and (startup is None or now >= startup):
+            self.training.open(now)
+        self.training.advance(now)
+        self.evaluation.hand_out(now)
+        self.stall = self.training.stall
+        if not self.stall and not self.desk.ready_workers():
+            self.stall = self.membership.whom_we_wait_for()
+        self._report_stall(now)
+        self._check_end(now)
+
+    def _report_stall(self, now: float) -> None:
+        """Put a stall into the journal once it has lasted for the grace time: short ones are every day's business."""
+        if not self.stall:
+            self._stalled_at, self._stall_reported = now, False
+        elif not self._stall_reported and now >= self._stalled_at + self.policy.round.grace_s:
+            self._stall_reported = True
+            self.desk.append(Stalled(round=self.state.round + 1, why=self.stall))
+
+    def _check_end(self, now: float) -> None:
+        deserted = self._desertion_deadline()
+        if not self.training.may_open and self.state.open is None and not self.evaluation.versions:
+            if self.state.durable_round < self.state.round:
+                self._end(
+                    "resource",
+                    f"all {self.policy.rounds} rounds are trained, but what the last one gave could not be kept; round "
+                    f"{self.state.durable_round} is the newest that is: {self.training.unkept}",
+                )
+            else:
+                self._end("done", f"all {self.policy.rounds} rounds are done")
+        elif deserted is not None and now >= deserted:
+            self._end("deserted", f"no worker was connected for {self.policy.abandon_after_s:.0f} s")
+        elif self.membership.hopeless:
+            kind, failure = self.membership.last_failure
+            self._end(kind, f"no usable worker is left; the last failure: {failure}")
+
+    def _end(self, kind: EndKind, reason: str) -> None:
+        ok = kind == "done"
+        self.desk.append(RunFinished(round=self.state.round, ok=ok, reason=reason, kind=kind))
+        for session in [*self.desk.workers, *self.desk.supervisors]:
+            self.desk.send(session, m.Shutdown(reason=reason))
+        for version in list(self._unreported):
+            self._write_metrics(version)
+        self.desk.out.append(Finish(ok, reason, kind))
+
+    def _could_not_send(self, event: SendFailed, now: float) -> None:
+        """The gateway's own disk or data is at fault, but trying it again with every worker for ever helps nobody."""
+        worker = self.desk.workers.get(event.session)
+        if worker is None:
+            return
+        self._task_failed(worker, f"what {worker.worker} needs cannot be sent: {event.reason}", "data", now)
+        if event.session in self.desk.workers:
+            self._lose(worker, event.reason, now)
+
+    def _lose(self, worker: WorkerSession, reason: str, now: float) -> None:
+        self.membership.remove(worker, reason, now)
+        if worker.train is not None:
+            self.training.orphan(worker.train, worker.worker, reason, now)
+        if worker.evaluate is not None:
+            self.evaluation.give_back(worker.evaluate)
+
+    def _task_failed(self, worker: WorkerSession, reason: str, kind: EndKind, now: float) -> None:
+        if self.membership.failed(worker, reason, kind):
+            self._lose(worker, self.membership.banned[worker.worker], now)
+
+    def _restart_stuck_workers(self, now: float) -> None:
+        for worker in list(self.desk.workers.values()):
+            stuck_at = self.training.stuck_at(worker)
+            if stuck_at is not None and now >= stuck_at:
+                reason = "it made no progress on its task in time"
+                self.membership.restart(worker, reason)
+                self._lose(worker, reason, now)
+
+    def _round_finished(self, metrics: RoundMetrics | None) -> None:
+        if metrics is not None:
+            self._unreported[metrics.round] = metrics
+            if metrics.round not in self.evaluation.versions:
+                self._write_metrics(metrics.round)
+
+    def _write_metrics(self, round_: int) -> None:
+        """Write a round's line once it is finished and evaluated, whichever comes last."""
+        metrics = self._unreported.pop(round_, None)
+        if metrics is not None:
+            complete = msgspec.structs.replace(metrics, eval_loss=self.state.evals.get(round_))
+            self.desk.out.append(WriteMetrics(complete))
+
+    def _desertion_deadline(self) -> float | None:
+        since = self.membership.deserted_at
+        if since is None or self.policy.abandon_after_s <= 0:
+            return None
+        return since + self.policy.abandon_after_s
+
+    def _startup_deadline(self) -> float | None:
+        """Until when the first round waits for more workers; None when it need not."""
+        since = self.membership.first_ready_at
+        if since is None or self.training.first_round_open or not self.training.may_open:
+            return None
+        if not 0 < len(self.desk.ready_workers()) < self.policy.workers:
+            return None
+        return since + self.policy.startup_grace_s

@@ -1,0 +1,48 @@
+"""What the controller's parts share: the state, the live connections, and the instructions of the current event."""
+
+from __future__ import annotations
+
+from planetary.core.errors import LocalProtocolError
+from planetary.fabric.events import Append, Instruction, ParametersOf, Payload, Send
+from planetary.fabric.policy import ControllerPolicy
+from planetary.fabric.records import AnyRecord
+from planetary.fabric.sessions import SupervisorSession, WorkerSession
+from planetary.fabric.state import ControllerState, OpenRound, apply
+from planetary.wire import messages as m
+
+
+class Desk:
+    """One per controller. Holds no decisions."""
+
+    def __init__(self, policy: ControllerPolicy, state: ControllerState) -> None:
+        """`state` is changed only through `append`."""
+        self.policy = policy
+        self.state = state
+        self.workers: dict[int, WorkerSession] = {}  # by session
+        self.supervisors: dict[int, SupervisorSession] = {}  # by session
+        self.out: list[Instruction] = []
+
+    def append(self, record: AnyRecord) -> None:
+        """Apply a record to the state and put it in the journal."""
+        apply(self.state, record)
+        self.out.append(Append(record))
+
+    def send(self, session: int, message: m.Message, payload: Payload | None = None) -> None:
+        """Send a message on a connection."""
+        self.out.append(Send(session, message, payload))
+
+    def send_parameters(self, worker: WorkerSession, version: int) -> None:
+        """Make `version` the parameters of the worker's next task, unless they already are."""
+        if worker.version != version:
+            worker.version = version
+            self.send(worker.session, m.Parameters(version=version), ParametersOf(version))
+
+    def ready_workers(self) -> list[WorkerSession]:
+        """In order of their names, so that the same events give the same assignment."""
+        return sorted((w for w in self.workers.values() if w.ready), key=lambda w: w.worker)
+
+    def open_round(self) -> OpenRound:
+        """Return the round under way; it is a bug to ask when there is none."""
+        if self.state.open is None:
+            raise LocalProtocolError(f"no round is open after round {self.state.round}")
+        return self.state.open

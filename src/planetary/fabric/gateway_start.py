@@ -1,0 +1,179 @@
+"""How a gateway begins: a new run, or one that goes on from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.artifacts.store import write_atomically
+from planetary.core.config import Config, config_hash, to_toml
+from planetary.core.errors import TrustError, UserError
+from planetary.data.slices import LeaseLedger
+from planetary.diloco.outer import OuterState, initial_state
+from planetary.diloco.rounds import RoundPolicy
+from planetary.fabric.parameters import Parameters
+from planetary.fabric.policy import ControllerPolicy, EvalChunk
+from planetary.fabric.preparation import Prepared
+from planetary.fabric.records import AnyRecord, Mark, RoundFinished, RunResumed, RunStarted
+from planetary.fabric.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
+from planetary.fabric.state import ControllerState, apply, replay
+from planetary.fabric.status import RoundMetrics
+from planetary.fabric.training import metrics_of
+
+if TYPE_CHECKING:
+    from planetary.fabric.gateway import GatewayOptions
+
+
+FIRST_STEP_S = 900.0
+"""How long a worker may take to its first sign of progress, while no step time is known to judge it by. Long on
+purpose: a large model on a slow machine is no fault, and a dead process is noticed by other means at once."""
+
+
+@dataclass
+class Start:
+    """What the gateway goes on from."""
+
+    policy: ControllerPolicy
+    state: ControllerState
+    parameters: Parameters
+    records: list[AnyRecord]  # new ones: to be written to the journal
+    metrics: list[RoundMetrics]  # of earlier rounds
+    unreported: RoundMetrics | None  # of the last finished round, when its line is still to be written
+
+
+def begin(config: Config, options: GatewayOptions, prepared: Prepared) -> Start:
+    """Read or make the run folder.
+
+    Raises:
+        UserError: there is already a run in the folder, or none to resume.
+        TrustError: the checkpoint is damaged, or belongs to another model, data set or configuration.
+    """
+    folder = options.folder
+    policy = policy_of(config, prepared)
+    earlier = list(read_json_lines(folder / EVENTS, AnyRecord)) if (folder / EVENTS).exists() else []
+    if not options.resume:
+        if earlier:
+            raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
+        write_atomically(folder / CONFIG, to_toml(config).encode())
+        started = RunStarted(
+            run=config.run.name,
+            rounds=config.train.rounds,
+            config_hash=policy.config_hash,
+            model=prepared.step.spec.stablehlo_digest,
+            params=prepared.step.spec.param_count,
+        )
+        specs = prepared.step.spec.params
+        parameters = Parameters(specs, initial_state(specs, prepared.params), 0)
+        return Start(policy, replay([started]), parameters, [started], [], None)
+    if not earlier:
+        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
+    return _resume(config, options, prepared, policy, earlier)
+
+
+def _resume(
+    config: Config,
+    options: GatewayOptions,
+    prepared: Prepared,
+    policy: ControllerPolicy,
+    earlier: list[AnyRecord],
+) -> Start:
+    folder, specs = options.folder, prepared.step.spec.params
+    state = replay(earlier)
+    checkpoint = _checkpoint(options)
+    if checkpoint is None:
+        mark, outer = Mark(0, 0, 1, LeaseLedger()), initial_state(specs, prepared.params)
+    else:
+        _check_same(checkpoint, prepared, policy)
+        mark = msgspec.json.decode(checkpoint.info.controller, type=Mark)
+        outer = OuterState(dict(checkpoint.params), dict(checkpoint.velocity))
+    if mark.round > config.train.rounds:
+        raise UserError(
+            f"{folder} has {mark.round} finished rounds already, more than train.rounds = {config.train.rounds}"
+        )
+    resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
+    apply(state, resumed)
+    metrics = _trim_metrics(folder / METRICS, mark.round)
+    finished = [r for r in earlier if isinstance(r, RoundFinished) and r.round == mark.round]
+    unreported = None
+    if finished and all(line.round != mark.round for line in metrics):
+        unreported = metrics_of(finished[-1], config.train.inner_steps)
+    write_atomically(folder / CONFIG, to_toml(config).encode())
+    return Start(policy, state, Parameters(specs, outer, mark.round), [resumed], metrics, unreported)
+
+
+def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
+    """The checkpoint to go on from; None when the run ended before its first one."""
+    if options.resume_from is not None:
+        return load_checkpoint(options.resume_from)
+    checkpoints = options.folder / CHECKPOINTS
+    if not checkpoints.is_dir() or not any(checkpoints.glob("round-*")):
+        return None
+    return load_latest(checkpoints)
+
+
+def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPolicy) -> None:
+    info = checkpoint.info
+    if tuple(info.param_specs) != tuple(prepared.step.spec.params):
+        raise TrustError(
+            f"the checkpoint of round {info.round} has other parameters than the model of the configuration; a run is "
+            "resumed with the configuration it was started with"
+        )
+    if info.data_key != prepared.data.key:
+        raise TrustError(
+            f"the checkpoint of round {info.round} was trained on other data than data.source gives now: the file, the "
+            "tokenizer or the batch shape changed"
+        )
+    if info.config_hash != policy.config_hash:
+        raise TrustError(
+            f"the checkpoint of round {info.round} was written with another configuration "
+            f"({info.config_hash[:12]}) than this one ({policy.config_hash[:12]}): "
+            "only the number of rounds and what does not change the mathematics may differ in a resumed run"
+        )
+
+
+def _trim_metrics(path: Path, round_: int) -> list[RoundMetrics]:
+    """Drop the lines of rounds after `round_`, which will be trained again; return the others."""
+    if not path.exists():
+        return []
+    JsonLinesWriter(path).close()  # cuts off a torn last line
+    kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
+    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+    return kept
+
+
+def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
+    """Derive the controller's constants from the configuration."""
+    from planetary.compiler.iree import compiler_version
+
+    timings = config.timings
+    chunk = max(1, -(-config.eval.batches // config.fabric.workers))
+    return ControllerPolicy(
+        run=config.run.name,
+        rounds=config.train.rounds,
+        config_hash=config_hash(config),
+        workers=config.fabric.workers,
+        round=RoundPolicy(
+            quorum=config.fabric.quorum, grace_s=timings.grace_s, deadline_s=config.fabric.round_deadline_s
+        ),
+        startup_grace_s=timings.startup_grace_s,
+        first_step_s=FIRST_STEP_S,
+        abandon_after_s=config.fabric.abandon_after_s,
+        inner_steps=config.train.inner_steps,
+        inner_state=config.train.inner_state,
+        tokens_per_lease=config.targets_per_slice,
+        locate=prepared.data.order(config).locate,
+        held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),
+        eval_every=config.eval.every,
+        gateway_delivers=config.data.delivery == "gateway",
+        checkpoint_every=config.checkpoint.every,
+        heartbeat_s=timings.heartbeat_s,
+        silent_after_s=timings.silent_after_s,
+        iree_version=compiler_version(),
+        spec=prepared.step.spec,
+        buffers=prepared.buffers,
+    )

@@ -1,0 +1,59 @@
+"""The tensors that the gateway holds: global parameters by version, the outer state, contributions on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.mean import Contribution, check_contribution
+from planetary.diloco.outer import OuterState, outer_step, published_params
+
+
+class Parameters:
+    """Used from one thread at a time, except `of_version`, which only reads."""
+
+    def __init__(self, specs: Sequence[TensorSpec], state: OuterState, version: int) -> None:
+        """Start from `state`, the state after `version` outer steps."""
+        self._specs = tuple(specs)
+        self.state = state
+        self._published: dict[int, Mapping[str, np.ndarray]] = {version: published_params(specs, state)}
+        self._contributions: dict[int, Tensors] = {}
+        self._attachments = 0
+
+    def of_version(self, version: int) -> Mapping[str, np.ndarray]:
+        """The parameters of a version, as workers take them."""
+        return self._published[version]
+
+    def keep(self, versions: Sequence[int]) -> None:
+        """Forget all other versions."""
+        self._published = {v: p for v, p in self._published.items() if v in versions}
+
+    def attach(self, tensors: Tensors) -> int:
+        """Keep a worker's end parameters; return their number."""
+        self._attachments += 1
+        self._contributions[self._attachments] = tensors
+        return self._attachments
+
+    def drop(self, attachment: int) -> None:
+        """Forget a worker's end parameters."""
+        del self._contributions[attachment]
+
+    def check(self, tensors: Tensors) -> str:
+        """Return what makes a worker's end parameters unusable, or ""."""
+        return check_contribution(self._specs, tensors)
+
+    def take_outer_step(
+        self, round_: int, parts: Sequence[tuple[int, int, int]], learning_rate: float, momentum: float
+    ) -> None:
+        """Make version `round_` from contributions given as (task, tokens, attachment).
+
+        Raises `NumericsError`; the state is then as before.
+        """
+        contributions = [
+            Contribution(task, tokens, self._contributions.pop(attachment)) for task, tokens, attachment in parts
+        ]
+        step = outer_step(self._specs, self.state, contributions, learning_rate, momentum)
+        self.state = step.state
+        self._published = {**self._published, round_: published_params(self._specs, step.state)}

@@ -1,0 +1,63 @@
+"""What the controller is told once: the run's shape, its data, and every limit. All times in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from planetary.core.step import StepSpec
+from planetary.diloco.rounds import RoundPolicy
+from planetary.wire.messages import Slice
+
+
+class EvalChunk(msgspec.Struct, frozen=True):
+    """A run of held-out batches that one worker evaluates in one task."""
+
+    slice: Slice
+    batches: int
+
+
+class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The controller's constants for one run."""
+
+    run: str
+    rounds: int
+    config_hash: str
+
+    workers: int  # how many the first round waits for, within `startup_grace_s`
+    round: RoundPolicy
+    startup_grace_s: float  # how long the first round waits for more workers once one is ready
+    first_step_s: float  # a task without any progress for this long is stuck, before step times are known
+    stall_steps: float = 20.0  # a task without progress for this many observed step times is stuck ...
+    stall_floor_s: float = 20.0  # ... but not before this
+    abandon_after_s: float  # the run fails when no worker was connected for this long; 0: never
+    max_strikes: int = 3  # consecutive failed tasks after which a worker is not used any more
+
+    inner_steps: int
+    inner_state: Literal["persist", "reset"]
+    tokens_per_lease: int  # target tokens
+    locate: Callable[[int], Slice]  # lease -> where its tokens are
+    held_out: tuple[EvalChunk, ...]  # the fixed held-out batches; empty: no evaluation
+    eval_every: int
+    gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
+
+    checkpoint_every: int
+    last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
+    heartbeat_s: float
+    silent_after_s: float
+    iree_version: str  # of the compiler
+    spec: StepSpec
+    buffers: str  # digest of the packed model buffers, "" without any
+
+    def eval_due(self, version: int) -> bool:
+        """Whether the parameters of `version` are evaluated."""
+        return bool(self.held_out) and version > 0 and self._due(version, self.eval_every)
+
+    def checkpoint_due(self, round_: int) -> bool:
+        """Whether a checkpoint is written after `round_`."""
+        return self._due(round_, self.checkpoint_every)
+
+    def _due(self, number: int, every: int) -> bool:
+        return number == self.rounds or (every > 0 and number % every == 0)

@@ -1,0 +1,153 @@
+"""Everything between a configuration and a run that workers can join: data, model, training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planetary.artifacts.store import BlobStore
+from planetary.core.config import Config, ModelConfig
+from planetary.core.errors import TrustError, UserError
+from planetary.data.prepare import PreparedData, prepare
+from planetary.fabric.worker import pack
+
+if TYPE_CHECKING:
+    from planetary.compiler.export import Model
+    from planetary.compiler.train_step import StepOptions, TrainStep
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run is made of.
+
+    Attributes:
+        data: the prepared token files.
+        step: the training step in StableHLO.
+        params: initial parameters by name, host arrays.
+        buffer_values: the model's constant inputs by name, host arrays.
+        buffers: digest of these, packed, in the store; "" without any.
+    """
+
+    data: PreparedData
+    step: TrainStep
+    params: Mapping[str, np.ndarray]
+    buffer_values: Mapping[str, np.ndarray]
+    buffers: str
+
+
+def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Prepared:
+    """Prepare data, model and training step; `stage` is told what is being done.
+
+    Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
+    """
+    stage("preparing the data")
+    data = prepare(config, cache / "data")
+    stage("exporting the model to StableHLO")
+    from planetary.compiler.export import export_model, load_model
+    from planetary.compiler.train_step import build_train_step
+
+    source = config.model.source
+    if ":" in source and "://" not in source:
+        options = builder_options(config, source)
+        model = export_model(source, options, roles=config.model.roles)
+    else:
+        model = load_model(source, roles=config.model.roles, values_follow=bool(config.model.weights))
+    if config.model.weights:
+        model = _with_weights(model, config.model)
+    stage("differentiating it and adding the optimizer")
+    step = build_train_step(model, _step_options(config))
+    _check_batch(config, step, data.vocab_size)
+    buffers = model.initial("buffer")
+    blob = pack(step.spec, buffers)
+    store = BlobStore(cache / "blobs")
+    return Prepared(data, step, model.initial("param"), buffers, store.put(blob) if blob else "")
+
+
+def _step_options(config: Config) -> StepOptions:
+    """What the configuration says about the training step."""
+    from planetary.compiler.train_step import StepOptions
+
+    optimizer, train = config.optimizer, config.train
+    return StepOptions(
+        optimizer=optimizer.name,
+        learning_rate=optimizer.learning_rate,
+        schedule=optimizer.schedule,
+        warmup_steps=optimizer.warmup_steps,
+        total_steps=config.total_inner_steps,
+        final_fraction=optimizer.final_fraction,
+        cooldown_fraction=optimizer.cooldown_fraction,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        epsilon=optimizer.epsilon,
+        momentum=optimizer.momentum,
+        nesterov=optimizer.nesterov,
+        adam_for=optimizer.adam_for,
+        weight_decay=optimizer.weight_decay,
+        decay_min_rank=optimizer.decay_min_rank,
+        no_decay=optimizer.no_decay,
+        clip_norm=optimizer.clip_norm,
+        average_decay=optimizer.average_decay,
+        micro_batches=train.micro_batches,
+        precision=train.precision,
+        rounding=train.rounding,
+        remat=train.remat,
+    )
+
+
+def _with_weights(model: Model, config: ModelConfig) -> Model:
+    """The model with the values of the file that `model.weights` names."""
+    from planetary.artifacts.safetensors_file import read_safetensors
+    from planetary.compiler.weights import with_weights
+
+    path = Path(config.weights)
+    try:
+        specs, tensors = read_safetensors(path)
+    except OSError as error:
+        raise UserError(f"cannot read model.weights {path}: {error.strerror or error}") from error
+    except TrustError as error:
+        raise UserError(f"cannot read model.weights: {error}") from error
+    return with_weights(model, specs, tensors, where=str(path), optional=config.weights_optional)
+
+
+def builder_options(config: Config, source: str) -> dict[str, object]:
+    """The model function's options, completed by what the configuration already says elsewhere.
+
+    Batch size, sequence length and seed are passed to a function that names them, or takes any keyword.
+    """
+    import inspect
+
+    from planetary.compiler.export import find_builder
+
+    options = dict(config.model.options)
+    accepted = inspect.signature(find_builder(source)).parameters
+    known = {
+        "batch_size": config.train.batch_size // config.train.micro_batches,  # the step puts the parts together
+        "sequence_length": config.train.sequence_length,
+        "seed": config.run.seed,
+    }
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    for name, value in known.items():
+        if name in accepted or takes_any:
+            options.setdefault(name, value)
+    return options
+
+
+def _check_batch(config: Config, step: TrainStep, vocab_size: int) -> None:
+    """Raise `UserError` unless the model takes batches as the data gives them."""
+    expected = (config.train.batch_size, config.train.sequence_length)
+    batch = step.spec.batch
+    if len(batch) != 2 or any(b.shape != expected or b.dtype != "i32" for b in batch):
+        found = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in batch)
+        raise UserError(
+            f"the model's batch must be inputs and targets, each i32{list(expected)} (train.batch_size × "
+            f"train.sequence_length); it takes {found}"
+        )
+    declared = config.model.options.get("vocab_size")
+    if isinstance(declared, int) and declared < vocab_size:
+        raise UserError(
+            f"the tokenizer has {vocab_size} tokens but the model was given model.options.vocab_size = {declared}"
+        )

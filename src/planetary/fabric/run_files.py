@@ -1,0 +1,58 @@
+"""The files of a run folder that the gateway writes, and who may write them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from planetary.core.errors import ResourceError
+
+CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
+LOCK = "gateway.lock"
+
+STARTING = frozenset({LOCK, "authority", "logs", "workers"})
+"""What a folder holds before its run begins; nothing of it is worth keeping when it never does."""
+
+
+def gateway_of(folder: Path) -> int | None:
+    """Return the id of the process that runs the run in `folder`; None when that cannot be seen to be alive."""
+    try:
+        pid = int((folder / LOCK).read_text())
+    except (OSError, ValueError):
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass  # alive, and another user's
+    return pid
+
+
+class RunLock:
+    """Held by the one gateway that writes to a run folder; the system drops it when the process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take the lock. Raises `ResourceError` naming the holder when another process has it."""
+        path = folder / LOCK
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise ResourceError(f"cannot use the run folder {folder}: {error.strerror or error}") from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(self._fd, 32).decode(errors="replace").strip() or "unknown"
+            os.close(self._fd)
+            raise ResourceError(
+                f"another gateway (process {holder}) is running the run in {folder}: stop it, or use another run folder"
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.write(self._fd, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Give the lock back."""
+        os.ftruncate(self._fd, 0)
+        os.close(self._fd)

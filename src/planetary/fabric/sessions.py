@@ -1,0 +1,69 @@
+"""What the controller remembers of a connection while it lasts. None of it is worth a journal."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Phase(StrEnum):
+    """How far a worker's session has come."""
+
+    COMPILING = "compiling"  # its target's artifact is being built
+    LOADING = "loading"  # it fetches and loads the artifact
+    READY = "ready"  # it takes tasks
+
+
+class TrainInFlight(msgspec.Struct):
+    """A train task that a session has not answered yet."""
+
+    task: int
+    round: int
+    lease: int
+    assigned_at: float
+    progress_at: float
+    step: int = 0
+    started: bool = False
+    loss: float | None = None
+
+
+class EvalInFlight(msgspec.Struct):
+    """An eval task that a session has not answered yet."""
+
+    task: int
+    version: int
+    chunk: int
+    assigned_at: float
+
+
+class WorkerSession(msgspec.Struct):
+    """A worker's connection."""
+
+    session: int
+    worker: str
+    node: str
+    pid: int
+    backend: str
+    target: str
+    features: str
+    phase: Phase
+    artifact: str = ""
+    version: int = -1  # the newest parameters that were sent on it
+    train: TrainInFlight | None = None
+    evaluate: EvalInFlight | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes tasks."""
+        return self.phase is Phase.READY
+
+
+class SupervisorSession(msgspec.Struct):
+    """A supervisor's connection."""
+
+    session: int
+    worker: str
+    node: str
+    child_pid: int = 0  # 0: its worker process is not running
+    restart_expected: bool = True

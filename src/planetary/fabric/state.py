@@ -1,0 +1,235 @@
+"""The controller's state, as a fold over the journal's records.
+
+`apply` is the only code that changes it. What is not in here (connections, progress within a task, timings) is not
+worth remembering: after a restart every worker is gone, and what was under way is trained again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError
+from planetary.data.slices import LeaseLedger
+from planetary.fabric.records import (
+    AnyRecord,
+    ArtifactPublished,
+    CheckpointFailed,
+    CheckpointWritten,
+    DeltaAccepted,
+    DeltaRejected,
+    EvalFinished,
+    LeaseAssigned,
+    LeaseReturned,
+    LeaseStarted,
+    Mark,
+    RoundClosed,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Stalled,
+    TaskAborted,
+    WorkerJoined,
+    WorkerLost,
+)
+
+
+class Member(msgspec.Struct):
+    """A worker that joined and is not lost."""
+
+    worker: str
+    pid: int
+    node: str
+    backend: str
+    target: str
+
+
+class Holding(msgspec.Struct):
+    """Who trains a lease."""
+
+    worker: str
+    task: int
+    started: bool = False
+
+
+class Contribution(msgspec.Struct):
+    """A trained and accepted lease."""
+
+    worker: str
+    lease: int
+    task: int
+    tokens: int
+    loss: float
+    seconds: float
+
+
+class OpenRound(msgspec.Struct):
+    """The round under way. Every lease of it is in exactly one of the three collections."""
+
+    round: int
+    version: int
+    contributions: list[Contribution] = []
+    holders: dict[int, Holding] = {}  # lease -> holder
+    orphans: list[int] = []  # leases without a holder, ascending
+    closed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens that count in this round."""
+        return sum(c.tokens for c in self.contributions)
+
+    @property
+    def mean_loss(self) -> float:
+        """Training loss over the contributions, weighted by tokens; NaN without any."""
+        tokens = self.tokens
+        return sum(c.loss * c.tokens for c in self.contributions) / tokens if tokens else float("nan")
+
+
+class ControllerState(msgspec.Struct):
+    """Everything that the journal determines."""
+
+    run: str = ""
+    rounds: int = 0
+    round: int = 0  # the last finished round
+    version: int = 0  # the newest global parameters
+    tokens_total: int = 0
+    next_task: int = 1
+    ledger: LeaseLedger = msgspec.field(default_factory=LeaseLedger)
+    open: OpenRound | None = None
+    members: dict[str, Member] = {}
+    losses: dict[str, int] = {}  # worker -> how many times it was lost
+    evals: dict[int, float] = {}  # version -> held-out loss
+    train_losses: dict[int, float] = {}  # round -> mean training loss
+    durable_round: int = 0  # the newest round with a checkpoint
+    ended: RunFinished | None = None
+
+    def mark(self) -> Mark:
+        """Return what a checkpoint of the round that has just been closed must remember.
+
+        Leases that were not trained have been returned by then, so nothing is held.
+        """
+        return Mark(
+            self.open.round if self.open else self.round,
+            self.tokens_total + (self.open.tokens if self.open else 0),
+            self.next_task,
+            self.ledger.copy(),
+        )
+
+
+def apply(state: ControllerState, record: AnyRecord) -> None:
+    """Change `state` as `record` says.
+
+    Raises:
+        LocalProtocolError: the record cannot follow the ones before it.
+    """
+    match record:
+        case RunStarted():
+            state.run = record.run
+            state.rounds = record.rounds
+        case RunResumed():
+            _resume(state, record)
+        case WorkerJoined():
+            state.members[record.worker] = Member(record.worker, record.pid, record.node, record.backend, record.target)
+        case WorkerLost():
+            state.members.pop(record.worker, None)
+            state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
+        case RoundStarted():
+            if state.open is not None or record.round != state.round + 1:
+                raise LocalProtocolError(f"round {record.round} cannot start after round {state.round}")
+            state.open = OpenRound(record.round, record.version)
+        case LeaseAssigned():
+            _assign(state, record)
+        case LeaseStarted():
+            _holding(state, record.lease, record.task).started = True
+        case LeaseReturned():
+            _give_back(state, record)
+        case DeltaAccepted():
+            opened = _open(state)
+            _holding(state, record.lease, record.task)
+            del opened.holders[record.lease]
+            state.ledger.complete(record.lease)
+            opened.contributions.append(
+                Contribution(record.worker, record.lease, record.task, record.tokens, record.loss, record.seconds)
+            )
+        case RoundClosed():
+            _open(state).closed = True
+        case RoundFinished():
+            opened = _open(state)
+            state.round = state.version = record.round
+            state.tokens_total += opened.tokens
+            state.train_losses[record.round] = opened.mean_loss
+            state.open = None
+            if record.durable:
+                state.durable_round = record.round
+        case EvalFinished():
+            state.evals[record.version] = record.loss
+        case RunFinished():
+            state.ended = record
+        case (
+            ArtifactPublished() | DeltaRejected() | TaskAborted() | CheckpointWritten() | CheckpointFailed() | Stalled()
+        ):
+            pass  # facts for people; no decision depends on them
+
+
+def replay(records: Iterable[AnyRecord]) -> ControllerState:
+    """Return the state after `records`; see `apply`."""
+    state = ControllerState()
+    for record in records:
+        apply(state, record)
+    return state
+
+
+def _open(state: ControllerState) -> OpenRound:
+    if state.open is None:
+        raise LocalProtocolError(f"no round is open after round {state.round}")
+    return state.open
+
+
+def _holding(state: ControllerState, lease: int, task: int) -> Holding:
+    holding = _open(state).holders.get(lease)
+    if holding is None or holding.task != task:
+        raise LocalProtocolError(f"lease {lease} is not held by task {task}")
+    return holding
+
+
+def _assign(state: ControllerState, record: LeaseAssigned) -> None:
+    opened = _open(state)
+    if record.lease in opened.orphans:
+        opened.orphans.remove(record.lease)
+    elif state.ledger.take() != record.lease:
+        raise LocalProtocolError(f"lease {record.lease} is not the next one to hand out")
+    opened.holders[record.lease] = Holding(record.worker, record.task)
+    state.next_task = record.task + 1
+
+
+def _give_back(state: ControllerState, record: LeaseReturned) -> None:
+    opened = _open(state)
+    if record.task:
+        _holding(state, record.lease, record.task)
+        del opened.holders[record.lease]
+    else:
+        opened.orphans.remove(record.lease)
+    if record.to == "round":
+        opened.orphans = sorted([*opened.orphans, record.lease])
+    else:
+        state.ledger.give_back(record.lease)
+
+
+def _resume(state: ControllerState, record: RunResumed) -> None:
+    mark = record.mark
+    state.run = record.run
+    state.rounds = record.rounds
+    state.round = state.version = state.durable_round = mark.round
+    state.tokens_total = mark.tokens_total
+    # Task numbers go on: a late answer to a task from before the restart must not look like one of after.
+    state.next_task = max(state.next_task, mark.next_task)
+    state.ledger = mark.ledger.copy()
+    state.open = None
+    state.members = {}
+    state.ended = None
+    for table in (state.evals, state.train_losses):
+        for later in [key for key in table if key > mark.round]:
+            del table[later]

@@ -1,0 +1,79 @@
+"""What a run looks like at one moment, and what is kept of each round: the contract with every display.
+
+The gateway builds a `RunStatus` whenever somebody looks; the live display, the dashboard and `planetary
+watch` only read it. `RoundMetrics` is one line of `metrics.jsonl`. Both are plain JSON (`msgspec.json`); a
+number that is not known, or not finite, is `None` and never NaN, which JSON does not have.
+
+"Up" is from the workers to the gateway and "down" from the gateway to the workers, in bytes on the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+RunState = Literal["preparing", "waiting", "training", "finishing", "finished", "failed", "stopped"]
+"""preparing: data, export, compilation; waiting: too few workers for a round; training: a round is open;
+finishing: last evaluation and pictures; finished, failed and stopped are final."""
+
+WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating", "lost", "stopped"]
+"""starting: its process runs; fetching: it loads the artifact; ready: connected and idle; lost: gone, may
+come back; stopped: it ended on purpose."""
+
+FINAL_STATES: frozenset[RunState] = frozenset({"finished", "failed", "stopped"})
+
+
+class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker, as the gateway sees it."""
+
+    name: str  # stable, e.g. "node-a/0"; survives restarts
+    node: str
+    pid: int  # 0: no process is known
+    state: WorkerState
+    backend: str = ""  # "cpu", "cuda", "hip", "vulkan", "metal"
+    target: str = ""  # e.g. "host", "sm_80"
+    round: int = 0  # that it works on; 0: none yet
+    step: int = 0  # inner steps finished in its task
+    loss: float | None = None  # of that inner step
+    lost_count: int = 0  # how often it was lost in this run
+
+
+class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, as the gateway sees it."""
+
+    run: str
+    state: RunState
+    stage: str = ""  # what is being done, for people, while the state is preparing, waiting or finishing
+    round: int = 0  # the open round, or the last finished one when none is open; 1-based
+    rounds: int = 0  # that the run is to have
+    rounds_finished: int = 0
+    inner_steps: int = 0  # per round and worker
+    loss: tuple[tuple[int, float], ...] = ()  # (round, training loss) of every finished round
+    eval_loss: tuple[tuple[int, float], ...] = ()  # (round, held-out loss), where it was evaluated
+    tokens_total: int = 0
+    tokens_per_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    started_at: float = 0.0  # Unix time in seconds
+    ended_at: float | None = None  # Unix time in seconds; None while it goes on
+    seconds_left: float | None = None
+    workers: tuple[WorkerStatus, ...] = ()  # by name
+    message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
+
+
+class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished round: one line of `metrics.jsonl`."""
+
+    round: int  # 1-based
+    loss: float  # mean training loss over the round's contributions, weighted by tokens, in nats per token
+    eval_loss: float | None  # held-out loss of the parameters after this round; None: not evaluated
+    tokens: int  # target tokens trained on in this round
+    tokens_total: int  # in all rounds up to this one
+    seconds: float  # from the start of the round to the end of its outer step
+    workers: int  # that contributed
+    inner_steps: int  # per contribution
+    bytes_up: int  # workers to gateway, in this round
+    bytes_down: int  # gateway to workers, in this round
+    tokens_per_s: float  # tokens / seconds
+    compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1

@@ -1,0 +1,48 @@
+"""How many bytes each round cost: every message is counted for the round that it belongs to."""
+
+from __future__ import annotations
+
+from planetary.wire import messages as m
+
+
+def round_of(message: m.Message) -> int | None:
+    """The round that a message belongs to; None for what no round needs (hello, artifact, heartbeat).
+
+    The parameters after round v are what round v + 1 starts from, and what its workers evaluate.
+    """
+    match message:
+        case m.TrainTask() | m.TrainResult() | m.Progress():
+            return message.round
+        case m.Parameters() | m.EvalTask() | m.EvalResult():
+            return message.version + 1
+    return None
+
+
+class Traffic:
+    """Byte counts between gateway and workers. "Up" is towards the gateway."""
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.up = 0
+        self.down = 0
+        self._rounds: dict[int, list[int]] = {}
+
+    def add_up(self, message: m.Message, nbytes: int) -> None:
+        """Count what a worker sent."""
+        self.up += nbytes
+        self._add(message, 0, nbytes)
+
+    def add_down(self, message: m.Message, nbytes: int) -> None:
+        """Count what was sent to a worker."""
+        self.down += nbytes
+        self._add(message, 1, nbytes)
+
+    def of_round(self, round_: int) -> tuple[int, int]:
+        """(up, down) of a round so far."""
+        up, down = self._rounds.get(round_, (0, 0))
+        return up, down
+
+    def _add(self, message: m.Message, direction: int, nbytes: int) -> None:
+        round_ = round_of(message)
+        if round_ is not None:
+            self._rounds.setdefault(round_, [0, 0])[direction] += nbytes

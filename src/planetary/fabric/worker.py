@@ -1,0 +1,232 @@
+"""The worker process: the worker machine on real connections, with a real executor.
+
+It needs numpy and the runtime only; no framework and no compiler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.store import BlobStore, digest_of
+from planetary.core.clock import SystemClock
+from planetary.core.errors import PlanetaryError, RemoteProtocolError, TrustError, UserError
+from planetary.core.step import StepSpec
+from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.fabric import events as e
+from planetary.fabric.child import on_stop_signals
+from planetary.fabric.compute import Compute
+from planetary.fabric.dial import Address, Dialler
+from planetary.fabric.inner_state import InnerStates
+from planetary.fabric.shell import Shell
+from planetary.fabric.worker_machine import WorkerMachine
+from planetary.runtime.backends import open_executor, runtime_version
+from planetary.runtime.host import target_features
+from planetary.version import __version__
+from planetary.wire import messages as m
+from planetary.wire.inbox import Received
+
+log = logging.getLogger(__name__)
+
+MAX_BLOB_BYTES = 4 << 30
+
+
+class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker process is started."""
+
+    address: Address
+    name: str  # e.g. "node-a/0"
+    node: str
+    backend: str
+    target: str
+    device_id: int
+    island: int  # devices that run every step together
+    threads: int  # 0: all cores
+    cache: Path  # of compiled modules; shared by all workers of a machine
+    state: Path  # of this worker: the optimizer's state
+    give_up_s: float  # end when the gateway was out of reach for this long; 0: never
+
+
+class WorkerShell:
+    """Carries out what the machine asks for."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        self._options = options
+        self._store = BlobStore(options.cache)
+        self._compute: Compute | None = None
+        self._job: m.Job | None = None
+        self._params: dict[int, Mapping[str, np.ndarray]] = {}  # received and not used yet
+        self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
+        machine = WorkerMachine(
+            options.name,
+            redial_first_s=0.2,
+            redial_limit_s=2.0,
+            give_up_s=options.give_up_s,
+            progress_every_s=0.2,
+        )
+        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, SystemClock())
+        hello = m.Hello(
+            role="worker",
+            protocol=m.PROTOCOL_VERSION,
+            software=__version__,
+            token="",
+            worker=options.name,
+            node=options.node,
+            pid=os.getpid(),
+            backend=options.backend,
+            target=options.target,
+            target_features=target_features(options.backend, options.target),
+            iree_version=runtime_version(options.backend),
+        )
+        self._dialler = Dialler(options.address, hello, self._shell.post, self._received, self._allocate)
+
+    async def run(self) -> e.Exit:
+        """Work until the gateway says that the run is over, a stop signal comes, or nothing can be done."""
+        on_stop_signals(lambda reason: self._shell.post(e.StopRequested(reason)))
+        end = await self._shell.run()
+        log.info("worker %s ends: %s", self._options.name, end.reason)
+        await self._dialler.close(end.reason)
+        if self._compute is not None:
+            self._compute.close()
+        return end
+
+    def _carry_out(self, instruction: e.Instruction) -> e.Exit | None:
+        match instruction:
+            case e.Dial():
+                self._dialler.dial(instruction.session)
+            case e.Send():
+                source = None
+                if isinstance(instruction.payload, e.EndParametersOf):
+                    ends = self._require_compute().end_parameters(instruction.payload.task)
+                    source = lambda: ends  # noqa: E731
+                self._dialler.send(instruction.message, source)
+            case e.LoadJob():
+                asyncio.get_running_loop().run_in_executor(None, self._load, instruction.job)
+            case e.UseParameters():
+                params = self._params.pop(instruction.version)
+                self._require_compute().use_parameters(params)
+            case e.StartTraining():
+                self._require_compute().train(instruction.task, self._tokens.pop(instruction.task.task, None))
+            case e.StartEvaluating():
+                self._require_compute().evaluate(instruction.task, self._tokens.pop(instruction.task.task, None))
+            case e.StopTask():
+                self._require_compute().stop(instruction.task)
+            case e.Exit():
+                return instruction
+        return None
+
+    def _require_compute(self) -> Compute:
+        if self._compute is None:
+            raise RemoteProtocolError("the gateway sent a task before its job")
+        return self._compute
+
+    # --- what arrives -----------------------------------------------------------------------------------------
+
+    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
+        """Say where a tensor goes, or refuse it before its bytes are taken."""
+        expected: TensorSpec | None = None
+        if isinstance(message, m.Parameters) and self._job is not None:
+            expected = next((p for p in self._job.spec.params if p.name == spec.name), None)
+        elif isinstance(message, m.BlobData) and spec.name == "blob" and spec.nbytes <= MAX_BLOB_BYTES:
+            expected = TensorSpec("blob", "ui8", spec.shape)
+        elif isinstance(message, m.TrainTask | m.EvalTask) and spec.name == "tokens":
+            expected = TensorSpec("tokens", message.slice.dtype, (message.slice.count,))
+        if expected is None or expected.shape != spec.shape or host_dtype(expected.dtype) != host_dtype(spec.dtype):
+            raise RemoteProtocolError(
+                f"reading {type(message).__name__}: a tensor {spec.name!r} of {spec.dtype}{list(spec.shape)} is not "
+                "expected with it"
+            )
+        return expected.empty()
+
+    def _received(self, session: int, received: Received) -> None:
+        message, tensors, defect = received.message, received.tensors, ""
+        match message:
+            case m.Job():
+                self._job = message
+            case m.Parameters():
+                self._params[message.version] = tensors
+            case m.TrainTask() | m.EvalTask() if "tokens" in tensors:
+                self._tokens[message.task] = tensors["tokens"]
+            case m.BlobData():
+                defect = self._keep_blob(message.digest, tensors)
+        self._shell.post(e.Received(session, message, defect))
+
+    def _keep_blob(self, digest: str, tensors: Mapping[str, np.ndarray]) -> str:
+        data = tensors["blob"].data if "blob" in tensors else memoryview(b"")
+        found = digest_of(data)
+        if found != digest:
+            return f"the gateway sent a blob with digest {found[:12]}… for {digest[:12]}…; nothing of it was used"
+        try:
+            self._store.put(data)
+        except PlanetaryError as error:
+            return str(error)
+        return ""
+
+    # --- the job ----------------------------------------------------------------------------------------------
+
+    def _load(self, job: m.Job) -> None:
+        """In a thread. Whatever happens, the machine is told: the gateway waits for this worker."""
+        try:
+            self._shell.post(self._load_or_miss(job))
+        except PlanetaryError as error:
+            self._shell.post(e.JobBroke(str(error), type(error)))
+        except Exception as error:
+            log.exception("loading the job failed")
+            self._shell.post(e.JobBroke(f"loading the job failed: {type(error).__name__}: {error}", PlanetaryError))
+
+    def _load_or_miss(self, job: m.Job) -> e.Event:
+        for digest in filter(None, (job.artifact, job.buffers)):
+            if not self._store.has(digest):
+                return e.BlobMissing(digest)
+            try:
+                self._store.verified_path(digest)
+            except (TrustError, UserError) as error:  # it was removed, so it can be fetched again
+                log.warning("%s", error)
+                return e.BlobMissing(digest)
+        if self._compute is not None:
+            self._compute.close()
+            self._compute = None
+        executor = open_executor(
+            self._store.path(job.artifact),
+            job.spec,
+            backend=self._options.backend,
+            threads=self._options.threads or None,
+            device_id=self._options.device_id,
+            island=self._options.island,
+        )
+        buffers = unpack(job.spec, self._store.get(job.buffers) if job.buffers else b"")
+        folder = self._options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
+        states = InnerStates(folder, job.spec.opt_state)
+        self._compute = Compute(
+            executor,
+            job.spec,
+            buffers,
+            states,
+            reset_inner_state=job.inner_state == "reset",
+            report=self._shell.post,
+        )
+        rounds = states.rounds()
+        return e.JobLoaded(job.artifact, rounds[0] if rounds else 0)
+
+
+def pack(spec: StepSpec, buffers: Mapping[str, np.ndarray]) -> bytes:
+    """Return the model's buffers as one blob: their raw bytes in the order of the signature."""
+    return b"".join(np.ascontiguousarray(buffers[b.name]).tobytes() for b in spec.buffers)
+
+
+def unpack(spec: StepSpec, blob: bytes) -> dict[str, np.ndarray]:
+    """Reverse `pack`. Raises `RemoteProtocolError` when the length does not fit the signature."""
+    expected = sum(b.nbytes for b in spec.buffers)
+    if len(blob) != expected:
+        raise RemoteProtocolError(f"the model's buffers take {expected} bytes, the blob has {len(blob)}")
+    buffers, offset = {}, 0
+    for b in spec.buffers:
+        buffers[b.name] = np.frombuffer(blob, host_dtype(b.dtype), b.size, offset).reshape(b.shape)
+        offset += b.nbytes
+    return buffers

@@ -1,0 +1,240 @@
+"""The worker's side of the protocol as a pure machine: connect, load the job, do tasks in order, report.
+
+Tasks and parameters are handled strictly in the order in which they arrive, so "the parameters of a task" are always
+the last ones before it. Losing the connection stops the task under way: the controller has given its lease away.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from planetary.core.errors import PeerError, PlanetaryError, TrustError
+from planetary.fabric.backoff import pause_before
+from planetary.fabric.events import (
+    BlobMissing,
+    Closed,
+    Dial,
+    EndParametersOf,
+    EvaluationDone,
+    Event,
+    Exit,
+    Instruction,
+    JobBroke,
+    JobLoaded,
+    LoadJob,
+    Opened,
+    Received,
+    Send,
+    StartEvaluating,
+    StartTraining,
+    StepDone,
+    StopRequested,
+    StopTask,
+    TaskBroke,
+    TaskStopped,
+    Tick,
+    TrainingDone,
+    UseParameters,
+)
+from planetary.wire import messages as m
+
+
+class WorkerMachine:
+    """See the module. `start` first, then `handle`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        redial_first_s: float,
+        redial_limit_s: float,
+        give_up_s: float,
+        progress_every_s: float,
+    ) -> None:
+        """`give_up_s`: end when the gateway could not be reached for this long; 0: never."""
+        self.name = name
+        self._redial = (redial_first_s, redial_limit_s)
+        self._give_up_s = give_up_s
+        self._progress_every_s = progress_every_s
+        self._session = 0
+        self._connected = False
+        self._disconnected_at: float | None = None
+        self._attempt = 0
+        self._dial_at: float | None = None
+        self._job: m.Job | None = None
+        self._loaded = ""  # digest of the artifact on the device
+        self._opt_state_round = 0
+        self._queue: deque[m.Parameters | m.TrainTask | m.EvalTask] = deque()
+        self._running: m.TrainTask | m.EvalTask | None = None
+        self._stopping = False  # the running task's answer is not wanted any more
+        self._progress_at = 0.0
+        self._ended = False
+        self._out: list[Instruction] = []
+
+    def handle(self, event: Event, now: float) -> Sequence[Instruction]:
+        """See `core.machine.Machine.handle`. The first event is a `Tick`."""
+        self._out = []
+        if not self._ended:
+            self._dispatch(event, now)
+        return self._out
+
+    def next_deadline(self) -> float | None:
+        """See `core.machine.Machine.next_deadline`."""
+        return None if self._ended else self._dial_at
+
+    def _dispatch(self, event: Event, now: float) -> None:
+        match event:
+            case Tick():
+                self._dial(now)
+            case Opened() if event.session == self._session:
+                self._connected, self._attempt, self._disconnected_at = True, 0, None
+            case Closed() if event.session == self._session:
+                self._closed(event, now)
+            case Received() if event.session == self._session:
+                self._received(event, now)
+            case JobLoaded():
+                self._loaded, self._opt_state_round = event.artifact, event.opt_state_round
+                self._report_ready()
+            case BlobMissing():
+                self._send(m.FetchBlob(digest=event.digest))
+            case JobBroke():
+                self._send(m.Goodbye(reason=event.reason))
+                self._exit(event.error, event.reason)
+            case StepDone():
+                self._step_done(event, now)
+            case TrainingDone():
+                self._answer(
+                    event.task,
+                    m.TrainResult(
+                        task=event.task,
+                        round=event.round,
+                        steps=event.steps,
+                        tokens=event.tokens,
+                        loss=event.loss,
+                        grad_norm=event.grad_norm,
+                        seconds=event.seconds,
+                    ),
+                    EndParametersOf(event.task),
+                )
+            case EvaluationDone():
+                self._answer(
+                    event.task,
+                    m.EvalResult(task=event.task, version=event.version, loss=event.loss, batches=event.batches),
+                )
+            case TaskBroke():
+                self._answer(
+                    event.task,
+                    m.TaskFailed(task=event.task, kind=event.kind, reason=event.reason, step=event.step),
+                )
+            case TaskStopped():
+                self._answer(event.task, None)
+            case StopRequested():
+                self._send(m.Goodbye(reason=event.reason))
+                self._exit(None, event.reason)
+
+    # --- the connection ---------------------------------------------------------------------------------------
+
+    def _dial(self, now: float) -> None:
+        if self._connected or (self._dial_at is not None and now < self._dial_at):
+            return
+        if self._dial_at is None and self._session > 0:
+            return  # an attempt is under way
+        if self._disconnected_at is None:
+            self._disconnected_at = now
+        self._dial_at = None
+        self._attempt += 1
+        self._session += 1
+        self._out.append(Dial(self._session))
+
+    def _closed(self, event: Closed, now: float) -> None:
+        self._connected = False
+        self._queue.clear()
+        if self._running is not None and not self._stopping:
+            self._stopping = True
+            self._out.append(StopTask(self._running.task))
+        if event.refused:
+            self._exit(TrustError, event.reason)
+            return
+        if self._disconnected_at is None:
+            self._disconnected_at = now
+        elif self._give_up_s > 0 and now - self._disconnected_at >= self._give_up_s:
+            self._exit(
+                PeerError,
+                f"the gateway could not be reached for {now - self._disconnected_at:.0f} s; "
+                f"last attempt: {event.reason}",
+            )
+            return
+        self._dial_at = now + pause_before(self._attempt + 1, *self._redial, self.name)
+
+    def _received(self, event: Received, now: float) -> None:
+        message = event.message
+        match message:
+            case m.Job():
+                self._job = message
+                if self._loaded == message.artifact:
+                    self._report_ready()
+                else:
+                    self._out.append(LoadJob(message))
+            case m.BlobData():
+                if event.defect:
+                    self._send(m.Goodbye(reason=event.defect))
+                    self._exit(TrustError, event.defect)
+                elif self._job is not None:
+                    self._out.append(LoadJob(self._job))
+            case m.Parameters() | m.TrainTask() | m.EvalTask():
+                self._queue.append(message)
+                self._next()
+            case m.CancelTask():
+                self._queue = deque(q for q in self._queue if getattr(q, "task", None) != message.task)
+                if self._running is not None and self._running.task == message.task and not self._stopping:
+                    self._stopping = True
+                    self._out.append(StopTask(message.task))
+            case m.Shutdown():
+                self._exit(None, message.reason)
+
+    def _report_ready(self) -> None:
+        if self._job is not None and self._loaded == self._job.artifact:
+            self._send(m.Ready(artifact=self._loaded, opt_state_round=self._opt_state_round))
+
+    # --- tasks ------------------------------------------------------------------------------------------------
+
+    def _next(self) -> None:
+        while self._running is None and self._queue:
+            item = self._queue.popleft()
+            match item:
+                case m.Parameters():
+                    self._out.append(UseParameters(item.version))
+                case m.TrainTask():
+                    self._running = item
+                    self._out.append(StartTraining(item))
+                case m.EvalTask():
+                    self._running = item
+                    self._out.append(StartEvaluating(item))
+
+    def _step_done(self, event: StepDone, now: float) -> None:
+        task = self._running
+        if not isinstance(task, m.TrainTask) or task.task != event.task or self._stopping:
+            return
+        # Steps can be much shorter than anybody's interest in them.
+        if event.step == 0 or now - self._progress_at >= self._progress_every_s:
+            self._progress_at = now
+            self._send(m.Progress(task=task.task, round=task.round, step=event.step, loss=event.loss))
+
+    def _answer(self, task: int, answer: m.Message | None, payload: EndParametersOf | None = None) -> None:
+        if self._running is None or self._running.task != task:
+            return
+        if answer is not None and not self._stopping:
+            self._out.append(Send(self._session, answer, payload))
+        self._running, self._stopping = None, False
+        self._next()
+
+    # --- small things -----------------------------------------------------------------------------------------
+
+    def _send(self, message: m.Message) -> None:
+        if self._connected:
+            self._out.append(Send(self._session, message))
+
+    def _exit(self, error: type[PlanetaryError] | None, reason: str) -> None:
+        self._ended = True
+        self._out.append(Exit(error is None, reason, error))

@@ -1,0 +1,56 @@
+"""Fault plans: what goes wrong and when, drawn from a seed."""
+
+from __future__ import annotations
+
+import random
+from typing import Literal
+
+import msgspec
+
+FaultKind = Literal[
+    "kill_worker",  # the process dies at once, as by SIGKILL
+    "hang_worker",  # the process lives and answers the network, but its task makes no progress
+    "slow_worker",  # every later step of the process takes five times as long
+    "poison_worker",  # its next result contains a NaN
+    "drop_link",  # its connections break
+    "partition",  # its node is cut off for a while
+    "repeat_result",  # its last result is sent again
+    "kill_gateway",  # the gateway dies and is started again with --resume
+    "full_disk",  # the next checkpoint cannot be written
+]
+
+KINDS: tuple[FaultKind, ...] = (
+    "kill_worker",
+    "hang_worker",
+    "slow_worker",
+    "poison_worker",
+    "drop_link",
+    "partition",
+    "repeat_result",
+    "kill_gateway",
+    "full_disk",
+)
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that goes wrong."""
+
+    at_s: float
+    kind: FaultKind
+    worker: int  # which worker, where it applies
+    seconds: float  # how long, where it applies
+
+
+def draw_plan(seed: int, *, workers: int, horizon_s: float, most: int) -> list[Fault]:
+    """Draw up to `most` faults within `horizon_s` seconds, in order of time."""
+    source = random.Random(f"faults {seed}")
+    faults = [
+        Fault(
+            at_s=source.uniform(0.0, horizon_s),
+            kind=source.choice(KINDS),
+            worker=source.randrange(workers),
+            seconds=source.choice((0.5, 2.0, 8.0)),
+        )
+        for _ in range(source.randint(0, most))
+    ]
+    return sorted(faults, key=lambda fault: fault.at_s)

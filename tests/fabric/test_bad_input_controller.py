@@ -1,0 +1,149 @@
+"""How a run ends when nobody can train it or nothing can be kept: with a kind and a reason, and never not at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from planetary.fabric import events as e
+from planetary.fabric.controller import Controller
+from planetary.fabric.records import (
+    AnyRecord,
+    CheckpointFailed,
+    CheckpointWritten,
+    RoundFinished,
+    RunFinished,
+    RunStarted,
+    TaskAborted,
+    WorkerLost,
+)
+from planetary.fabric.state import replay
+from planetary.testing.cluster import SimCluster, policy
+from planetary.wire import messages as m
+
+ROUNDS = 3
+
+
+class Bench:
+    """A controller without a world: its instructions are collected, and time is what the test says."""
+
+    def __init__(self, workers: int = 1) -> None:
+        self.policy = policy(rounds=ROUNDS, workers=workers)
+        started = RunStarted(run="sim", rounds=ROUNDS, config_hash="c", model="m", params=8)
+        self.controller = Controller(self.policy, replay([started]), 0.0)
+        self.now = 0.0
+        self.journal: list[AnyRecord] = []
+        self.sent: list[tuple[int, m.Message]] = []
+        self.finish: e.Finish | None = None
+        self._sessions = 0
+
+    def tell(self, event: e.Event) -> None:
+        self.now += 0.01
+        for instruction in self.controller.handle(event, self.now):
+            match instruction:
+                case e.Append():
+                    self.journal.append(instruction.record)
+                case e.Send():
+                    self.sent.append((instruction.session, instruction.message))
+                case e.Finish():
+                    self.finish = instruction
+                case e.Compile():
+                    self.tell(e.Compiled("cpu", "host", "", "a" * 64, 1, 1.0, "verified"))
+
+    def join(self, name: str) -> int:
+        """A worker connects and loads its job; returns its session."""
+        self._sessions += 1
+        hello = m.Hello(
+            role="worker",
+            protocol=m.PROTOCOL_VERSION,
+            software="test",
+            token="",
+            worker=f"{name}/0",
+            node=name,
+            pid=1,
+            backend="cpu",
+            target="host",
+            iree_version=self.policy.iree_version,
+        )
+        self.tell(e.Received(self._sessions, hello))
+        self.tell(e.Received(self._sessions, m.Ready(artifact="a" * 64, opt_state_round=0)))
+        return self._sessions
+
+    def task_of(self, session: int) -> int:
+        return [msg.task for to, msg in self.sent if to == session and isinstance(msg, m.TrainTask)][-1]
+
+    def records(self, kind: type) -> list:
+        return [record for record in self.journal if isinstance(record, kind)]
+
+
+@pytest.mark.parametrize(
+    ("reported", "kind"), [("numerics", "numerics"), ("data", "data"), ("resource", "resource"), ("internal", "peer")]
+)
+def test_when_every_worker_fails_the_run_ends_with_the_last_failure(reported: str, kind: str) -> None:
+    bench = Bench(workers=2)
+    sessions = [bench.join("a"), bench.join("b")]
+    while bench.finish is None:
+        for session in sessions:
+            reason = "the loss became nan at inner step 2 of 4"
+            failed = m.TaskFailed(task=bench.task_of(session), kind=reported, reason=reason, step=2)  # type: ignore[arg-type]
+            bench.tell(e.Received(session, failed))
+        assert len(bench.records(TaskAborted)) <= 2 * bench.policy.max_strikes
+    assert (bench.finish.ok, bench.finish.kind) == (False, kind)
+    assert "no usable worker is left" in bench.finish.reason
+    assert "at inner step 2 of 4" in bench.finish.reason
+    assert {(r.worker, r.step) for r in bench.records(TaskAborted)} == {("a/0", 2), ("b/0", 2)}
+    assert {to for to, message in bench.sent if isinstance(message, m.Shutdown)} == set(sessions)
+    assert bench.records(RunFinished)[0].kind == kind
+
+
+def test_what_cannot_be_sent_ends_the_run_instead_of_being_tried_for_ever() -> None:
+    bench = Bench()
+    for _ in range(bench.policy.max_strikes):
+        assert bench.finish is None
+        bench.tell(e.SendFailed(bench.join("a"), "cannot read the token file train.u8: No such file or directory"))
+    assert bench.finish is not None
+    assert (bench.finish.ok, bench.finish.kind) == (False, "data")
+    assert "what a/0 needs cannot be sent: cannot read the token file train.u8" in bench.finish.reason
+    assert len(bench.records(WorkerLost)) == bench.policy.max_strikes
+
+
+def test_one_message_that_cannot_be_sent_is_no_reason_to_end() -> None:
+    bench = Bench()
+    bench.tell(e.SendFailed(bench.join("a"), "reading failed: Input/output error"))
+    session = bench.join("a")
+    assert bench.task_of(session) > 0
+    assert bench.finish is None
+
+
+def test_a_target_that_cannot_be_compiled_ends_the_run_as_that() -> None:
+    bench = Bench()
+    bench.join("a")
+    bench.tell(e.CompileFailed("cpu", "host", "", "unknown cpu target 'sm_80'"))
+    assert bench.finish is not None
+    assert bench.finish.kind == "compile"
+    assert "unknown cpu target 'sm_80'" in bench.finish.reason
+
+
+def test_a_disk_that_stays_full_costs_no_round_but_is_no_success() -> None:
+    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=2), 2)
+    cluster.disk.full = 10**9
+    assert cluster.run(600.0), "hangs"
+    journal = cluster.disk.journal
+    assert [r.round for r in journal if isinstance(r, RoundFinished)] == [1, 2, 3]
+    tries = [r.round for r in journal if isinstance(r, CheckpointFailed)]
+    assert tries == [1, 2, *[3] * cluster.policy.last_checkpoint_tries]
+    end = journal[-1]
+    assert isinstance(end, RunFinished)
+    assert (end.ok, end.kind, end.round) == (False, "resource", 3)
+    assert "could not be kept; round 0 is the newest that is: no space left on device" in end.reason
+
+
+def test_room_that_comes_back_saves_the_last_round() -> None:
+    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=2), 2)
+    cluster.disk.full = 2 + cluster.policy.last_checkpoint_tries - 1
+    assert cluster.run(600.0), "hangs"
+    journal = cluster.disk.journal
+    assert [r.round for r in journal if isinstance(r, CheckpointWritten)] == [3]
+    end = journal[-1]
+    assert isinstance(end, RunFinished)
+    assert (end.ok, end.kind) == (True, "done")
+    assert [r.durable for r in journal if isinstance(r, RoundFinished)] == [False, False, True]

@@ -1,0 +1,125 @@
+"""Models other than the default one on their way into a run, and out of it as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.cli.main import main
+from planetary.compiler.export import find_builder
+from planetary.core.config import Config, apply_overrides
+from planetary.core.errors import UserError
+from planetary.core.tensors import TensorSpec
+from planetary.fabric.preparation import prepare_run
+from planetary.models.zoo import ZOO
+
+SHAPES = ["train.batch_size=2", "train.sequence_length=16"]
+
+
+def config(tmp_path: Path, *overrides: str) -> Config:
+    text = tmp_path / "corpus.txt"
+    text.write_text("the cat sat on the mat and the dog sat on the log\n" * 400)
+    small = ["train.inner_steps=2", "train.rounds=2", "optimizer.warmup_steps=1", "eval.batches=1"]
+    return apply_overrides(Config(), [f"data.source={text}", *small, *SHAPES, *overrides])
+
+
+def zoo_overrides(name: str) -> list[str]:
+    options: dict[str, Any] = {**ZOO[name].options("tiny"), "vocab_size": 256}
+    del options["batch_size"], options["sequence_length"]  # these come from the `train` section
+    return [f"model.source={ZOO[name].source}", *(f"model.options.{k}={v}" for k, v in options.items())]
+
+
+def test_pretrained_weights_are_what_the_run_starts_with(tmp_path: Path) -> None:
+    build, overrides = find_builder(ZOO["llama"].source), zoo_overrides("llama")
+    options = {**ZOO["llama"].options("tiny"), "vocab_size": 256, "seed": 9}
+    leaves = jax.tree_util.tree_flatten_with_path(build(**options)[1])[0]
+    given = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    save_file(given, tmp_path / "pretrained.safetensors")
+    overrides.append(f"model.weights={tmp_path / 'pretrained.safetensors'}")
+    prepared = prepare_run(config(tmp_path, *overrides), tmp_path / "cache", lambda _: None)
+    assert prepared.params.keys() == given.keys()
+    for name, value in prepared.params.items():
+        np.testing.assert_array_equal(value, given[name])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(None, "cannot read model.weights .*No such file"), (b"no tensors", "cannot read model.weights")],
+)
+def test_a_weights_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
+    file = tmp_path / "weights.safetensors"
+    if content is not None:
+        file.write_bytes(content)
+    overrides = [*zoo_overrides("gpt2"), f"model.weights={file}"]
+    with pytest.raises(UserError, match=says):
+        prepare_run(config(tmp_path, *overrides), tmp_path / "cache", lambda _: None)
+
+
+@pytest.mark.parametrize("name", ["vit", "convnet"])
+def test_an_image_model_is_no_model_for_a_text(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{name} classifies images"):
+        prepare_run(config(tmp_path, f"model.source={ZOO[name].source}"), tmp_path / "cache", lambda _: None)
+
+
+BARE = """
+module {
+  func.func @main(%table: tensor<16xf32>, %w: tensor<16xf32>, %x: tensor<2x16xi32>, %y: tensor<2x16xi32>)
+      -> tensor<f32> {
+    %zero = arith.constant dense<0.0> : tensor<f32>
+    %0 = stablehlo.multiply %table, %w : tensor<16xf32>
+    %1 = stablehlo.reduce(%0 init: %zero) applies stablehlo.add across dimensions = [0]
+      : (tensor<16xf32>, tensor<f32>) -> tensor<f32>
+    return %1 : tensor<f32>
+  }
+}
+"""
+
+
+def test_a_bare_files_buffer_gets_its_role_and_value_from_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "model.mlir").write_text(BARE)
+    table = np.arange(16, dtype=np.float32)
+    save_file({"arg0": table}, tmp_path / "values.safetensors")
+    overrides = [f"model.source={tmp_path / 'model.mlir'}", "model.roles={ arg0 = 'buffer' }"]
+    with pytest.raises(UserError, match=r"'arg0' \(buffer\) has no stored value"):
+        prepare_run(config(tmp_path, *overrides), tmp_path / "cache", lambda _: None)
+    overrides += [f"model.weights={tmp_path / 'values.safetensors'}", 'model.weights_optional=["arg1"]']
+    prepared = prepare_run(config(tmp_path, *overrides), tmp_path / "cache", lambda _: None)
+    assert list(prepared.params) == ["arg1"]
+    np.testing.assert_array_equal(prepared.buffer_values["arg0"], table)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_a_zoo_model_generates_from_its_run_folder(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {**ZOO[name].options("tiny"), "vocab_size": 256}
+    del sizes["batch_size"], sizes["sequence_length"]  # these come from the `train` section
+    lines = "\n".join(f"{key} = {value}" for key, value in sizes.items())
+    (tmp_path / "config.toml").write_text(
+        f'[train]\nsequence_length = 16\n[model]\nsource = "{ZOO[name].source}"\n[model.options]\n{lines}\n'.replace(
+            "vocab_size = 32", "vocab_size = 256"
+        )
+    )
+    build = find_builder(ZOO[name].source)
+    leaves = jax.tree_util.tree_flatten_with_path(build(**sizes, sequence_length=16)[1])[0]
+    arrays = {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+    info = CheckpointInfo(
+        round=1,
+        config_hash="",
+        model="",
+        model_digest="",
+        param_specs=tuple(TensorSpec(n, "f32", a.shape) for n, a in arrays.items()),
+        data_key="",
+        controller=msgspec.Raw(b"{}"),
+        random_state={},
+    )
+    write_checkpoint(tmp_path / "checkpoints", Checkpoint(info, arrays, arrays), keep=1)
+    assert main(["generate", str(tmp_path), "--prompt", "def ", "--tokens", "20"]) == 0
+    assert capsys.readouterr().out.startswith("def ")

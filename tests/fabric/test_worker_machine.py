@@ -1,0 +1,137 @@
+"""The worker's side of the protocol, as transcripts."""
+
+from __future__ import annotations
+
+from planetary.core.errors import TrustError
+from planetary.fabric import events as e
+from planetary.fabric.worker_machine import WorkerMachine
+from planetary.testing.cluster import SPEC
+from planetary.wire import messages as m
+
+JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist")
+SLICE = m.Slice("data", "ui8", 0, 44)
+
+
+def machine(give_up_s: float = 0.0) -> WorkerMachine:
+    return WorkerMachine("n/0", redial_first_s=0.1, redial_limit_s=1.0, give_up_s=give_up_s, progress_every_s=0.5)
+
+
+def train_task(task: int, round_: int = 1) -> m.TrainTask:
+    return m.TrainTask(task=task, round=round_, version=0, lease=0, slice=SLICE, steps=4, first_step=0)
+
+
+def ready(worker: WorkerMachine) -> WorkerMachine:
+    assert worker.handle(e.Tick(), 0.0) == [e.Dial(1)]
+    assert worker.handle(e.Opened(1), 0.1) == []
+    assert worker.handle(e.Received(1, JOB), 0.2) == [e.LoadJob(JOB)]
+    expected = m.Ready(artifact=JOB.artifact, opt_state_round=3)
+    assert worker.handle(e.JobLoaded(JOB.artifact, 3), 0.3) == [e.Send(1, expected)]
+    return worker
+
+
+def test_a_missing_artifact_is_fetched_and_loaded() -> None:
+    worker = machine()
+    worker.handle(e.Tick(), 0.0)
+    worker.handle(e.Opened(1), 0.1)
+    worker.handle(e.Received(1, JOB), 0.2)
+    assert worker.handle(e.BlobMissing("a" * 64), 0.3) == [e.Send(1, m.FetchBlob(digest="a" * 64))]
+    assert worker.handle(e.Received(1, m.BlobData(digest="a" * 64)), 0.4) == [e.LoadJob(JOB)]
+
+
+def test_a_wrong_blob_ends_the_worker() -> None:
+    worker = machine()
+    worker.handle(e.Tick(), 0.0)
+    worker.handle(e.Opened(1), 0.1)
+    worker.handle(e.Received(1, JOB), 0.2)
+    out = worker.handle(e.Received(1, m.BlobData(digest="a" * 64), "the digest is wrong"), 0.4)
+    assert out == [e.Send(1, m.Goodbye(reason="the digest is wrong")), e.Exit(False, "the digest is wrong", TrustError)]
+
+
+def test_tasks_are_done_in_the_order_of_arrival() -> None:
+    worker = ready(machine())
+    assert worker.handle(e.Received(1, m.Parameters(version=0)), 1.0) == [e.UseParameters(0)]
+    assert worker.handle(e.Received(1, train_task(7)), 1.1) == [e.StartTraining(train_task(7))]
+    evaluate = m.EvalTask(task=9, version=1, slice=SLICE, batches=1)
+    assert worker.handle(e.Received(1, m.Parameters(version=1)), 1.2) == []
+    assert worker.handle(e.Received(1, evaluate), 1.3) == []
+    out = worker.handle(e.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
+    result = m.TrainResult(task=7, round=1, steps=4, tokens=40, loss=1.5, grad_norm=0.5, seconds=2.0)
+    assert out == [e.Send(1, result, e.EndParametersOf(7)), e.UseParameters(1), e.StartEvaluating(evaluate)]
+
+
+def test_progress_is_reported_at_the_start_and_then_now_and_then() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, train_task(7)), 1.0)
+    assert worker.handle(e.StepDone(7, 0, None), 1.0) == [e.Send(1, m.Progress(task=7, round=1, step=0))]
+    assert worker.handle(e.StepDone(7, 1, 3.0), 1.2) == []
+    assert worker.handle(e.StepDone(7, 2, 2.0), 1.6) == [e.Send(1, m.Progress(task=7, round=1, step=2, loss=2.0))]
+
+
+def test_a_cancelled_task_is_stopped_and_not_answered() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, train_task(7)), 1.0)
+    worker.handle(e.Received(1, train_task(8, 2)), 1.1)
+    assert worker.handle(e.Received(1, m.CancelTask(task=7, reason="late")), 1.2) == [e.StopTask(7)]
+    assert worker.handle(e.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 1.3) == [e.StartTraining(train_task(8, 2))]
+
+
+def test_a_queued_task_is_cancelled_without_a_word() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, train_task(7)), 1.0)
+    worker.handle(e.Received(1, train_task(8, 2)), 1.1)
+    assert worker.handle(e.Received(1, m.CancelTask(task=8, reason="late")), 1.2) == []
+    out = worker.handle(e.TaskBroke(7, "numerics", "the loss became nan", 2), 1.3)
+    assert out == [e.Send(1, m.TaskFailed(task=7, kind="numerics", reason="the loss became nan", step=2))]
+
+
+def test_a_lost_connection_stops_the_task_and_is_made_again() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, train_task(7)), 1.0)
+    assert worker.handle(e.Closed(1, "reset"), 2.0) == [e.StopTask(7)]
+    again = worker.next_deadline()
+    assert again is not None
+    assert 2.0 < again <= 2.1
+    assert worker.handle(e.TaskStopped(7), 2.01) == []
+    assert worker.handle(e.Tick(), again) == [e.Dial(2)]
+    # What still arrives from the old connection is nobody's.
+    assert worker.handle(e.Received(1, train_task(9)), again) == []
+    worker.handle(e.Opened(2), 3.0)
+    # The artifact is on the device already.
+    assert worker.handle(e.Received(2, JOB), 3.1) == [e.Send(2, m.Ready(artifact=JOB.artifact, opt_state_round=3))]
+
+
+def test_pauses_between_attempts_grow_to_their_limit() -> None:
+    worker = machine()
+    worker.handle(e.Tick(), 0.0)
+    now, pauses = 0.0, []
+    for session in range(1, 9):
+        worker.handle(e.Closed(session, "refused"), now)
+        deadline = worker.next_deadline()
+        assert deadline is not None
+        pauses.append(deadline - now)
+        now = deadline
+        assert worker.handle(e.Tick(), now) == [e.Dial(session + 1)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] < 0.11
+    assert 0.75 <= pauses[-1] <= 1.0
+
+
+def test_it_gives_up_when_told_so() -> None:
+    worker = machine(give_up_s=5.0)
+    worker.handle(e.Tick(), 0.0)
+    assert worker.handle(e.Closed(1, "refused"), 1.0) == []
+    worker.handle(e.Tick(), 2.0)
+    (end,) = worker.handle(e.Closed(2, "connection refused"), 6.0)
+    assert isinstance(end, e.Exit)
+    assert not end.ok
+    assert "for 6 s; last attempt: connection refused" in end.reason
+
+
+def test_a_refusal_for_good_and_a_shutdown_end_it() -> None:
+    worker = machine()
+    worker.handle(e.Tick(), 0.0)
+    assert worker.handle(e.Closed(1, "wrong token", refused=True), 0.1) == [e.Exit(False, "wrong token", TrustError)]
+    other = ready(machine())
+    assert other.handle(e.Received(1, m.Shutdown(reason="done")), 1.0) == [e.Exit(True, "done")]
+    assert other.handle(e.Tick(), 2.0) == []
+    assert other.next_deadline() is None

@@ -1,0 +1,136 @@
+"""The `planetary` command: finds the command's module, parses, runs it, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from planetary.cli.commands import COMMANDS, GROUPS, HelpFormatter
+from planetary.cli.errors import EXIT_CODE_HELP, EXIT_USAGE, report_error
+from planetary.core.errors import UserError
+from planetary.version import __version__
+
+_DEBUG_HELP = "show the traceback of an error"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; never raises except `SystemExit` for `--help`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        _check_command(arguments)
+        parser = build_parser(_command_in(arguments))
+        args = parser.parse_args(arguments)
+        if args.command is None:
+            parser.print_help(sys.stderr)
+            return EXIT_USAGE
+        return int(importlib.import_module(COMMANDS[args.command].module).run(args) or 0)
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last resort
+        return report_error(error, debug=debug)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong flag as every other error is reported: in one paragraph that says what is near."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._flags: list[str] = []
+        super().__init__(*args, **kwargs)
+
+    def add_argument(self, *names: Any, **kwargs: Any) -> argparse.Action:
+        """See `argparse`."""
+        self._flags += [name for name in names if name.startswith("--")]
+        return super().add_argument(*names, **kwargs)
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """See `argparse`; what is not known is an error."""
+        known, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self._refuse(rest)
+        return known, rest
+
+    def error(self, message: str) -> NoReturn:
+        """See `argparse`."""
+        raise UserError(f"{self._who}{message}. `{self.prog} --help` shows how it is used")
+
+    def _refuse(self, rest: Sequence[str]) -> NoReturn:
+        flag = next((text.partition("=")[0] for text in rest if text.startswith("-")), None)
+        if flag is None:
+            self.error(f"no argument {' '.join(rest)!r} is expected there")
+        near = difflib.get_close_matches(flag, self._flags, n=1)
+        meant = f"; did you mean {near[0]}?" if near else "."
+        raise UserError(f"{self._who}there is no flag {flag}{meant} `{self.prog} --help` shows the flags")
+
+    @property
+    def _who(self) -> str:
+        command = self.prog.partition(" ")[2]
+        return f"{command}: " if command else ""
+
+
+def build_parser(only: str | None) -> argparse.ArgumentParser:
+    """Return the parser. Only the module of command `only` is imported; the others are known by name."""
+    parser = _Parser(
+        prog="planetary",
+        usage="planetary [--help] [--version] [--debug] COMMAND ...",
+        description="Train one model on many unreliable machines.\n\n" + _list_of_commands(),
+        epilog=f"`planetary COMMAND --help` explains a command and shows an example.\n\n{EXIT_CODE_HELP}",
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"planetary {__version__}")
+    parser.add_argument("--debug", action="store_true", help=_DEBUG_HELP)
+    subparsers = parser.add_subparsers(dest="command", prog="planetary", metavar="COMMAND", help=argparse.SUPPRESS)
+    for name, command in COMMANDS.items():
+        if name == only:
+            sub = importlib.import_module(command.module).add_parser(subparsers)
+            # Accepted after the command too; SUPPRESS keeps the subparser from resetting the one before it.
+            sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=_DEBUG_HELP)
+        else:
+            subparsers.add_parser(name, help=command.summary, add_help=False)
+    return parser
+
+
+def _command_in(arguments: Sequence[str]) -> str | None:
+    """Return the command among the arguments: the first that is no flag (top-level flags have no values)."""
+    return next((argument for argument in arguments if not argument.startswith("-")), None)
+
+
+def _check_command(arguments: Sequence[str]) -> None:
+    name = _command_in(arguments)
+    if name is None or name in COMMANDS:
+        return
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}."
+    raise UserError(f"there is no command {name!r}; {hint} `planetary --help` explains them.")
+
+
+def _list_of_commands() -> str:
+    lines = []
+    for group, title in GROUPS.items():
+        lines.append(f"{title}:")
+        lines += [f"  {name:<14}{c.summary}" for name, c in COMMANDS.items() if c.group == group]
+        lines.append("")
+    return "\n".join(lines).rstrip()
+
+
+def entry() -> NoReturn:
+    """Run as a program. Ends without tearing the interpreter down where a device is open: see `runtime`."""
+    code = main()
+    if "iree.runtime" not in sys.modules:
+        sys.exit(code)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    entry()

@@ -1,0 +1,178 @@
+"""The flags that node manager, supervisor and worker share, and how one passes them to the next."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import platform
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+from planetary.cli.errors import EXIT_CODES, EXIT_USAGE
+from planetary.core.config_schema import Backend, Timings
+from planetary.core.errors import CompileError, PeerError, TrustError, UserError
+from planetary.fabric.dial import Address
+from planetary.runtime.backends import PJRT_TARGET, is_pjrt
+
+# A worker or supervisor that ended with one of these would end so again.
+FINAL_CODES = frozenset({EXIT_USAGE, EXIT_CODES[CompileError], EXIT_CODES[TrustError], EXIT_CODES[PeerError]})
+
+
+def add_node_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("--token", default="", help="invite token (better: --token-file, which `ps` does not show)")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="file with the invite token")
+    parser.add_argument(
+        "--plain-loopback", action="store_true", help="connect without TLS and token; the gateway is on this machine"
+    )
+    parser.add_argument(
+        "--backend",
+        default="cpu",
+        choices=get_args(Backend),
+        metavar="BACKEND",
+        help=f"what executes the training step: {', '.join(get_args(Backend))} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--target",
+        default="",
+        help='what it is compiled for: "host", "baseline", "x86-64-v3", or a chip such as sm_80 or gfx942 '
+        '(default: "host" for cpu, else the oldest supported chip)',
+    )
+    parser.add_argument(
+        "--island",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices per worker, which run every step together on parts of the batch; PJRT only (default: 1)",
+    )
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads per worker (default: all cores shared)")
+    parser.add_argument("--node-name", default="", help="name of this machine in the run (default: its host name)")
+    parser.add_argument(
+        "--state", type=Path, metavar="DIR", help="where workers keep their optimizer state (default: in the cache)"
+    )
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
+    )
+    parser.add_argument("--logs", type=Path, metavar="DIR", help="write logs into this folder, not to the terminal")
+    parser.add_argument(
+        "--latency-budget",
+        type=float,
+        default=Timings(2.0).latency_budget_s,
+        metavar="SECONDS",
+        help="how long a healthy peer may take to answer; all time limits derive from it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--give-up-after",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="end when the gateway was out of reach for so long (default: never)",
+    )
+    parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
+
+
+def pass_on(args: argparse.Namespace, token_file: Path | None) -> list[str]:
+    """Return the flags with which a child process is started. The token goes by file, so that `ps` shows none."""
+    flags = [f"--backend={args.backend}", f"--target={target_of(args)}", f"--threads={args.threads}"]
+    flags += [f"--island={args.island}"]
+    flags += [f"--state={state_folder(args)}", f"--cache={cache_folder(args.cache)}"]
+    flags += [f"--latency-budget={args.latency_budget}", f"--give-up-after={args.give_up_after}"]
+    flags += ["--plain-loopback"] if args.plain_loopback else []
+    flags += [f"--token-file={token_file}"] if token_file is not None else []
+    flags += [f"--logs={args.logs}"] if args.logs is not None else []
+    return flags
+
+
+def address_of(args: argparse.Namespace, host: str, port: int) -> Address:
+    """Return the gateway's address with the token. Raises `UserError` when there is none."""
+    token = read_token(args)
+    if not token and not args.plain_loopback:
+        raise UserError(
+            "no invite token: make one on the gateway's machine with `planetary invite` and pass it with --token-file "
+            "(or --plain-loopback for a gateway on this machine that was started so)"
+        )
+    return Address(host, port, token, Timings(args.latency_budget).connect_s)
+
+
+def read_token(args: argparse.Namespace) -> str:
+    """Return the invite token, "" without one. Raises `UserError` when its file cannot be read."""
+    if args.token_file is None:
+        return args.token
+    try:
+        return args.token_file.read_text().strip()
+    except OSError as error:
+        raise UserError(f"cannot read the token file {args.token_file}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def token_for_children(args: argparse.Namespace) -> Iterator[Path | None]:
+    """Give the file from which child processes read the token: the user's own, or a private temporary one."""
+    if args.token_file is not None or not args.token:
+        yield args.token_file.absolute() if args.token_file is not None else None
+        return
+    descriptor, name = tempfile.mkstemp(prefix="planetary-invite-")  # mode 0600
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(args.token)
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse `HOST:PORT`, with an IPv6 host in brackets. Raises `UserError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"expected HOST:PORT, e.g. gateway.example:8080, found {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def target_of(args: argparse.Namespace) -> str:
+    """The compilation target: the flag, or the backend's default. Raises `UserError` for one that cannot be."""
+    if is_pjrt(args.backend):
+        if args.target not in {"", "host", PJRT_TARGET}:
+            raise UserError(
+                f"--target {args.target} has no meaning for --backend {args.backend}, which compiles for the devices "
+                "it finds; leave it out"
+            )
+        return PJRT_TARGET
+    defaults = {"cpu": "host", "cuda": "sm_80", "hip": "gfx942", "vulkan": "baseline", "metal": "macos"}
+    return args.target or defaults[args.backend]
+
+
+def cache_folder(given: Path | None) -> Path:
+    """Where prepared data and compiled steps are kept between runs."""
+    if given is not None:
+        return given.absolute()
+    named = os.environ.get("PLANETARY_CACHE")
+    return Path(named).absolute() if named else Path.home() / ".cache" / "planetary"
+
+
+def state_folder(args: argparse.Namespace) -> Path:
+    """Where the workers of this machine keep their optimizer state."""
+    return args.state.absolute() if args.state is not None else cache_folder(args.cache) / "workers"
+
+
+def node_name(args: argparse.Namespace) -> str:
+    """The machine's name in the run: the flag, or its host name with a suffix that no other machine has.
+
+    The suffix is made once and kept beside the workers' state, so that the name survives restarts.
+    """
+    if args.node_name:
+        if not args.node_name.replace("-", "").replace("_", "").replace(".", "").isalnum():
+            raise UserError(f"--node-name takes letters, digits, '.', '-' and '_', found {args.node_name!r}")
+        return args.node_name
+    path = state_folder(args) / "node-name"
+    try:
+        return path.read_text().strip()
+    except OSError:
+        pass
+    name = f"{platform.node().split('.')[0] or 'node'}-{secrets.token_hex(2)}"
+    from planetary.artifacts.store import write_atomically
+
+    write_atomically(path, f"{name}\n".encode())
+    return name

@@ -1,0 +1,52 @@
+"""Values of command-line options that need more than `int` or `str`. Each raises `UserError`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from planetary.core.errors import UserError
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def key_values(pairs: Sequence[str], flag: str) -> dict[str, Any]:
+    """Parse `key=value` pairs; a value is JSON if it reads as JSON (`4`, `0.5`, `true`, `[1, 2]`), else
+    text.
+    """
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        if not separator or not key:
+            raise UserError(f"{flag} expects KEY=VALUE, found {pair!r}")
+        try:
+            values[key] = json.loads(text)
+        except json.JSONDecodeError:
+            values[key] = text
+    return values
+
+
+def seconds(text: str, flag: str) -> float:
+    """Parse a duration such as `90s`, `30m`, `24h` or `7d` into seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"{flag} expects a duration such as 90s, 30m, 24h or 7d, found {text!r}")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def port(text: str) -> int:
+    """Parse a TCP port, 0 to 65535; a type for `argparse`, which turns the `ValueError` into its message."""
+    number = int(text)
+    if not 0 <= number <= 65535:
+        raise ValueError
+    return number
+
+
+def default_state_folder() -> Path:
+    """Where a gateway keeps its certificate authority: `$PLANETARY_STATE`, else `~/.planetary/gateway`."""
+    named = os.environ.get("PLANETARY_STATE")
+    return Path(named) if named else Path.home() / ".planetary" / "gateway"

@@ -1,0 +1,51 @@
+"""Which run a command is about: a new one with a folder of its own, or one that goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from planetary.core.config import Config, apply_overrides, load_config
+from planetary.core.errors import UserError
+from planetary.fabric.run_files import CONFIG, EVENTS, STARTING, gateway_of
+
+
+def new_run(config_file: Path, overrides: Sequence[str], folder: Path | None) -> tuple[Config, Path]:
+    """Return the configuration and folder of a new run.
+
+    Without a folder it is `<run.dir>/<run.name>`, with a number behind it when that is taken.
+    """
+    config = apply_overrides(load_config(config_file), overrides)
+    if folder is not None:
+        if (folder / EVENTS).exists():
+            raise UserError(
+                f"{folder} already holds a run: go on with it (planetary train --resume {folder}), or choose another "
+                "--run-dir"
+            )
+        return _named(config, folder.absolute()), folder.absolute()
+    base = (Path(config.run.dir) / config.run.name).absolute()
+    folder, number = base, 2
+    while _is_taken(folder):
+        folder, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return _named(config, folder), folder
+
+
+def _is_taken(folder: Path) -> bool:
+    """Whether a folder holds more than what a start leaves that failed before its run began, or is being started in."""
+    if not folder.exists():
+        return False
+    return any(entry.name not in STARTING for entry in folder.iterdir()) or gateway_of(folder) is not None
+
+
+def resumed_run(folder: Path, overrides: Sequence[str]) -> tuple[Config, Path]:
+    """Return the configuration and folder of a run that goes on. Raises `UserError` when there is none."""
+    path = folder / CONFIG
+    if not path.exists():
+        raise UserError(f"cannot resume {folder}: it is no run folder, {CONFIG} is missing")
+    return apply_overrides(load_config(path), overrides), folder.absolute()
+
+
+def _named(config: Config, folder: Path) -> Config:
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=folder.name))

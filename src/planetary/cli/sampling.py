@@ -1,0 +1,99 @@
+"""Continuing a text with a model's logits, one token at a time.
+
+There is no cache of keys and values: each token costs one forward pass over the whole window, compiled
+once. That needs nothing from a model but `logits(params, tokens)`, and a small model answers faster than
+people read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from planetary.core.errors import NumericsError, UserError
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How the next token is drawn."""
+
+    temperature: float = 0.8  # divides the logits; 0: always the likeliest token
+    top_k: int = 0  # only the k likeliest tokens can be drawn; 0: all
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for values that mean nothing."""
+        if not 0 <= self.temperature < float("inf"):
+            raise UserError(f"the temperature must be 0 or more, found {self.temperature}")
+        if self.top_k < 0:
+            raise UserError(f"top-k must be 1 or more, or 0 for no limit, found {self.top_k}")
+
+
+def continue_tokens(
+    logits: Callable[[Any, jax.Array], jax.Array],
+    params: Any,
+    prompt: Sequence[int],
+    *,
+    window: int,
+    sampling: Sampling,
+) -> Iterator[int]:
+    """Yield tokens that continue `prompt`, without end. Equal arguments give equal tokens.
+
+    Args:
+        logits: `logits(params, tokens i32 [1, window]) -> float [1, window, vocabulary]`, causal: position
+        i does
+            not depend on later tokens.
+        params: of the model.
+        prompt: token ids, at least one.
+        window: how many of the newest tokens the model sees.
+        sampling: how a token is drawn.
+
+    Raises:
+        UserError: the prompt is empty.
+        NumericsError: the logits are not finite.
+    """
+    if not prompt:
+        raise UserError("the prompt is empty; give at least one character to continue")
+
+    @jax.jit
+    def draw(params: Any, tokens: jax.Array, last: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        row = logits(params, tokens[None])[0, last].astype(jnp.float32)
+        finite = jnp.all(jnp.isfinite(row))
+        if sampling.temperature == 0:
+            return jnp.argmax(row), finite
+        if 0 < sampling.top_k < row.shape[-1]:
+            values, tokens_by_value = jax.lax.top_k(row, sampling.top_k)
+            return tokens_by_value[jax.random.categorical(key, values / sampling.temperature)], finite
+        return jax.random.categorical(key, row / sampling.temperature), finite
+
+    # The window is filled from the left and its unused end is invisible to a causal model; once full it
+    # moves on.
+    tokens = np.zeros(window, np.int32)
+    newest = list(prompt)[-window:]
+    used = len(newest)
+    tokens[:used] = newest
+    base = jax.random.key(sampling.seed)
+    for position in _naturals():
+        token, finite = draw(params, tokens, np.int32(used - 1), jax.random.fold_in(base, position))
+        if not bool(finite):
+            raise NumericsError("the model's logits are not finite: its parameters are damaged or diverged")
+        chosen = int(token)
+        yield chosen
+        if used == window:
+            tokens = np.roll(tokens, -1)  # a new array: JAX may still be reading the old one
+            tokens[-1] = chosen
+        else:
+            tokens = tokens.copy()
+            tokens[used] = chosen
+            used += 1
+
+
+def _naturals() -> Iterator[int]:
+    number = 0
+    while True:
+        yield number
+        number += 1

@@ -1,0 +1,152 @@
+"""A read-only page about one run, served by the standard library's HTTP server.
+
+    /               one self-contained page that polls the two below
+    /status.json    the `RunStatus`
+    /metrics.jsonl  the run folder's `metrics.jsonl`, as it is
+
+It answers GET and HEAD, changes nothing, and listens on loopback unless told otherwise: whoever can reach
+it can read the run's losses and its workers' names.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.resources
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planetary.core.errors import PlanetaryError, ResourceError
+from planetary.fabric.status import RunStatus
+from planetary.net.addresses import port_holder
+
+_TIMEOUT_S = 10.0  # a client that stops reading or writing for this long is dropped
+# The page needs nothing from anywhere else, and the browser is told so.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "style-src 'unsafe-inline'",
+        "script-src 'unsafe-inline'",
+        "connect-src 'self'",
+        "img-src data:",
+    )
+)
+
+
+class Dashboard:
+    """Serves from its own daemon thread between construction and `close`."""
+
+    def __init__(
+        self,
+        read_status: Callable[[], RunStatus],
+        metrics_file: Path | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """Start serving on `host` and `port` (0: any free one).
+
+        `read_status` is called from the server's threads, at most one at a time. Raises `ResourceError`
+        when the port cannot be had.
+        """
+        page = importlib.resources.files("planetary.monitor").joinpath("dashboard.html").read_bytes()
+        lock = threading.Lock()
+
+        def status_json() -> bytes:
+            with lock:
+                return msgspec.json.encode(read_status())
+
+        def metrics_jsonl() -> bytes:
+            try:
+                return metrics_file.read_bytes() if metrics_file else b""
+            except FileNotFoundError:
+                return b""
+
+        class Handler(_Handler):
+            routes = {  # noqa: RUF012 - one class per dashboard, never changed
+                "/": ("text/html; charset=utf-8", lambda: page),
+                "/status.json": ("application/json", status_json),
+                "/metrics.jsonl": ("application/x-ndjson", metrics_jsonl),
+            }
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            holder = port_holder(port) if error.errno == errno.EADDRINUSE else None
+            by = f" by {holder}" if holder else ""
+            raise ResourceError(
+                f"cannot serve the dashboard on {host}:{port}: {error.strerror or error}{by}; choose another port for "
+                "it, or port 0 for any free one"
+            ) from error
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="dashboard", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Where the page is."""
+        host, port = self._server.server_address[:2]
+        return f"http://{host if isinstance(host, str) else host.decode()}:{port}/"
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Dashboard:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    routes: dict[str, tuple[str, Callable[[], bytes]]]
+    server_version = "planetary"
+    sys_version = ""
+    timeout = _TIMEOUT_S
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        route = self.routes.get(self.path.partition("?")[0])
+        if route is None:
+            self.send_error(HTTPStatus.NOT_FOUND, explain=f"The pages are: {', '.join(self.routes)}")
+            return
+        kind, read = route
+        try:
+            body = read()
+        except (PlanetaryError, OSError) as error:
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
+            return
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("Content-Security-Policy", _POLICY)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def handle(self) -> None:
+        """Serve one connection; a browser that goes away in the middle is no error."""
+        try:
+            super().handle()
+        except (ConnectionError, TimeoutError):
+            self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: the terminal belongs to the live display."""

@@ -1,0 +1,120 @@
+"""A `RunStatus` from a run folder: what the gateway would show, as far as its files tell. Pure.
+
+Inner steps are not journaled, so a worker in training shows no step; the live gateway knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from planetary.fabric.status import FINAL_STATES, RoundMetrics, RunState, RunStatus, WorkerStatus
+from planetary.monitor.run_folder import Event, RunHistory
+
+_ROUNDS_FOR_SPEED = 3  # the newest rounds say how long the next ones take
+
+
+def status_of(history: RunHistory) -> RunStatus:
+    """Return the newest status that the journal and the metrics of a run tell."""
+    state: RunState = "preparing"
+    stage, message = "starting", ""
+    started_at, rounds, open_round = 0.0, 0, 0
+    ended_at: float | None = None
+    workers: dict[str, WorkerStatus] = {}
+    for event in history.events:
+        name = event.get("event")
+        workers = _workers_after(workers, event)
+        match name:
+            case "run_started" | "run_resumed":
+                started_at = started_at or float(event.get("t", 0.0))
+                rounds = int(event.get("rounds", rounds))
+                state, stage, ended_at = "waiting", "waiting for workers", None
+                if name == "run_resumed":
+                    message = "the run was resumed"
+            case "round_started":
+                state, stage, open_round = "training", "", int(event["round"])
+            case "round_finished":
+                message = ""
+            case "run_finished":
+                ok, ended_at = bool(event.get("ok")), float(event.get("t", 0.0))
+                failed = event.get("kind", "stopped") not in ("stopped", "")
+                state, stage = ("finished" if ok else "failed" if failed else "stopped"), ""
+                message = "" if ok else str(event.get("reason", ""))
+            case _:
+                message = _news(event) or message
+    metrics = history.metrics
+    done = metrics[-1].round if metrics else 0
+    recent = metrics[-_ROUNDS_FOR_SPEED:]
+    seconds = sum(m.seconds for m in recent)
+    over = state in FINAL_STATES
+    return RunStatus(
+        run=history.facts.run if history.facts else history.name,
+        state=state,
+        stage=stage,
+        round=max(open_round, done),
+        rounds=rounds,
+        rounds_finished=done,
+        inner_steps=_inner_steps(history, metrics),
+        loss=tuple((m.round, m.loss) for m in metrics),
+        eval_loss=tuple((m.round, m.eval_loss) for m in metrics if m.eval_loss is not None),
+        tokens_total=metrics[-1].tokens_total if metrics else 0,
+        tokens_per_s=sum(m.tokens for m in recent) / seconds if seconds > 0 else 0.0,
+        bytes_up=sum(m.bytes_up for m in metrics),
+        bytes_down=sum(m.bytes_down for m in metrics),
+        started_at=started_at,
+        ended_at=ended_at,
+        seconds_left=seconds / len(recent) * max(0, rounds - done) if recent and not over else None,
+        workers=tuple(workers[key] for key in sorted(workers)),
+        message=message,
+    )
+
+
+def _inner_steps(history: RunHistory, metrics: Sequence[RoundMetrics]) -> int:
+    if history.facts:
+        return history.facts.inner_steps
+    return metrics[-1].inner_steps if metrics else 0
+
+
+def _news(event: Event) -> str:
+    """Say what is worth telling about an event; empty for the ordinary ones."""
+    reason = event.get("reason", "")
+    match event.get("event"):
+        case "worker_lost":
+            return f"{event['worker']} was lost: {reason}"
+        case "delta_rejected":
+            return f"the contribution of {event['worker']} was rejected: {reason}"
+        case "task_failed":
+            return f"{event['worker']} failed: {reason}"
+        case "checkpoint_failed":
+            return f"no checkpoint of round {event['round']}: {reason}"
+        case "stalled":
+            return f"stalled: {event.get('why', '')}"
+    return ""
+
+
+def _workers_after(workers: dict[str, WorkerStatus], event: Event) -> dict[str, WorkerStatus]:
+    name, kind = event.get("worker"), event.get("event")
+    if kind in ("run_resumed", "run_finished"):
+        # Whoever is still there has to connect again, or ends with the run.
+        return {k: msgspec.structs.replace(w, state="stopped") for k, w in workers.items()}
+    if not name:
+        return workers
+    old = workers.get(name) or WorkerStatus(name=name, node=event.get("node", ""), pid=0, state="starting")
+    pid = int(event.get("pid", old.pid))
+    match kind:
+        case "worker_joined":
+            new = msgspec.structs.replace(
+                old, state="ready", pid=pid, backend=event.get("backend", ""), target=event.get("target", "")
+            )
+        case "worker_lost":
+            new = msgspec.structs.replace(old, state="lost", lost_count=old.lost_count + 1)
+        case "lease_assigned" | "lease_started":
+            new = msgspec.structs.replace(old, state="training", pid=pid, round=int(event["round"]))
+        case "delta_accepted":
+            new = msgspec.structs.replace(old, state="ready", loss=event.get("loss"))
+        case "delta_rejected" | "task_failed":
+            new = msgspec.structs.replace(old, state="ready")
+        case _:
+            return workers
+    return workers | {name: new}

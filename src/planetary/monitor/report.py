@@ -1,0 +1,196 @@
+"""`report.json`: what a run achieved and what it cost, as a pure function of what it left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from planetary.artifacts.store import write_atomically
+from planetary.fabric.status import RoundMetrics
+from planetary.monitor.recovery import Recovery, Spread, recoveries, spread
+from planetary.monitor.run_folder import Event, RunFacts, RunHistory
+
+BYTES_PER_FLOAT = 4
+
+
+class Quality(msgspec.Struct, frozen=True, kw_only=True):
+    """Losses in nats per token; None where nothing was measured."""
+
+    train_loss: float | None  # of the last round
+    eval_loss: float | None  # held-out, of the newest parameters that were evaluated
+    eval_round: int | None  # after which they were taken
+    bigram_loss: float | None  # held-out, of a bigram model fitted on the same training tokens
+    below_bigram: float | None  # bigram_loss - eval_loss: positive is better than the bigram model
+    baseline_eval_loss: float | None  # of one worker without DiLoCo after the same tokens
+    gap_to_baseline: float | None  # eval_loss / baseline_eval_loss - 1: 0.02 is 2 % worse
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens and time."""
+
+    rounds: int
+    tokens: int
+    seconds: float  # from start to end, summed over the run's sessions; the pause before a resume does not count
+    training_seconds: float  # in rounds
+    first_round_s: float | None  # from the start of the run to the end of its first round
+    tokens_per_s: float | None  # in rounds
+    compute_fraction: float | None  # of the workers' time in rounds that was spent in inner steps
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on the wire during rounds."""
+
+    bytes_up: int
+    bytes_down: int
+    per_round_and_worker: float | None  # both directions
+    dense_float32: int | None  # 2 * parameters * 4: every parameter once in each direction
+    ratio_to_dense: float | None
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """What went wrong and how fast it was put right. Durations count from the loss of the worker."""
+
+    workers_lost: int
+    workers_joined: int  # first joins and returns
+    leases_returned: int
+    deltas_rejected: int
+    tasks_failed: int
+    checkpoints_failed: int
+    resumes: int
+    reassigned: Spread  # until the lost worker's lease was given out again
+    trained_again: Spread  # until its first inner step began
+    rejoined: Spread  # until the worker itself was back
+    each: tuple[Recovery, ...]
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole report."""
+
+    run: str
+    outcome: str  # "finished", "stopped: why", or "unfinished" when the journal just ends
+    quality: Quality
+    speed: Speed
+    traffic: Traffic
+    faults: Faults
+    setup: RunFacts | None
+
+
+def build_report(history: RunHistory) -> Report:
+    """Return the report of a run, finished or not."""
+    facts = history.facts
+    params = facts.params if facts else next((e.get("params") for e in history.events if "params" in e), None)
+    return Report(
+        run=facts.run if facts else history.name,
+        outcome=_outcome(history.events),
+        quality=_quality(history.metrics, history.baseline, facts),
+        speed=_speed(history.events, history.metrics),
+        traffic=_traffic(history.metrics, params),
+        faults=_faults(history.events),
+        setup=facts,
+    )
+
+
+def write_report(folder: str | os.PathLike[str], report: Report) -> Path:
+    """Write `report.json` into the run folder and return its path. Raises `ResourceError`."""
+    path = Path(folder) / "report.json"
+    write_atomically(path, msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+    return path
+
+
+def _outcome(events: Sequence[Event]) -> str:
+    for event in reversed(events):
+        match event.get("event"):
+            case "run_finished":
+                return "finished" if event.get("ok") else f"stopped: {event.get('reason', 'no reason was given')}"
+            case "run_started" | "run_resumed":
+                break
+    return "unfinished"
+
+
+def _quality(metrics: Sequence[RoundMetrics], baseline: Sequence[RoundMetrics], facts: RunFacts | None) -> Quality:
+    evaluated = next((m for m in reversed(metrics) if m.eval_loss is not None), None)
+    eval_loss = evaluated.eval_loss if evaluated else None
+    base = _baseline_loss(baseline, evaluated.tokens_total) if evaluated else None
+    bigram = facts.bigram_loss if facts else None
+    return Quality(
+        train_loss=metrics[-1].loss if metrics else None,
+        eval_loss=eval_loss,
+        eval_round=evaluated.round if evaluated else None,
+        bigram_loss=bigram,
+        below_bigram=bigram - eval_loss if bigram is not None and eval_loss is not None else None,
+        baseline_eval_loss=base,
+        gap_to_baseline=eval_loss / base - 1 if base and eval_loss is not None else None,
+    )
+
+
+def _baseline_loss(baseline: Sequence[RoundMetrics], tokens: int) -> float | None:
+    """The baseline's newest held-out loss after at most `tokens` tokens: never one that saw more."""
+    fair = [m.eval_loss for m in baseline if m.eval_loss is not None and m.tokens_total <= tokens]
+    return fair[-1] if fair else None
+
+
+def _speed(events: Sequence[Event], metrics: Sequence[RoundMetrics]) -> Speed:
+    tokens = metrics[-1].tokens_total if metrics else 0
+    training = sum(m.seconds for m in metrics)
+    worker_seconds = sum(m.workers * m.seconds for m in metrics)
+    computing = sum(m.compute_fraction * m.workers * m.seconds for m in metrics)
+    start = next((e["t"] for e in events if e.get("event") == "run_started"), None)
+    first = next((e["t"] for e in events if e.get("event") == "round_finished"), None)
+    return Speed(
+        rounds=len(metrics),
+        tokens=tokens,
+        seconds=_session_seconds(events),
+        training_seconds=training,
+        first_round_s=first - start if first is not None and start is not None else None,
+        tokens_per_s=sum(m.tokens for m in metrics) / training if training > 0 else None,
+        compute_fraction=computing / worker_seconds if worker_seconds > 0 else None,
+    )
+
+
+def _session_seconds(events: Sequence[Event]) -> float:
+    total, start, last = 0.0, None, None
+    for event in events:
+        t = float(event.get("t", 0.0))
+        if event.get("event") in ("run_started", "run_resumed"):
+            if start is not None and last is not None:
+                total += last - start
+            start = t
+        last = t
+    return total + (last - start if start is not None and last is not None else 0.0)
+
+
+def _traffic(metrics: Sequence[RoundMetrics], params: int | None) -> Traffic:
+    up, down = sum(m.bytes_up for m in metrics), sum(m.bytes_down for m in metrics)
+    shares = sum(m.workers for m in metrics)
+    each = (up + down) / shares if shares else None
+    dense = 2 * params * BYTES_PER_FLOAT if params else None
+    return Traffic(
+        bytes_up=up,
+        bytes_down=down,
+        per_round_and_worker=each,
+        dense_float32=dense,
+        ratio_to_dense=each / dense if each is not None and dense else None,
+    )
+
+
+def _faults(events: Sequence[Event]) -> Faults:
+    def number_of(name: str) -> int:
+        return sum(event.get("event") == name for event in events)
+
+    each = recoveries(events)
+    return Faults(
+        workers_lost=number_of("worker_lost"),
+        workers_joined=number_of("worker_joined"),
+        leases_returned=number_of("lease_returned"),
+        deltas_rejected=number_of("delta_rejected"),
+        tasks_failed=number_of("task_failed"),
+        checkpoints_failed=number_of("checkpoint_failed"),
+        resumes=number_of("run_resumed"),
+        reassigned=spread([r.reassigned_s for r in each if r.reassigned_s is not None]),
+        trained_again=spread([r.trained_again_s for r in each if r.trained_again_s is not None]),
+        rejoined=spread([r.rejoined_s for r in each if r.rejoined_s is not None]),
+        each=tuple(each),
+    )

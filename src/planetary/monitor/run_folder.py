@@ -1,0 +1,149 @@
+"""What a run left on disk, read back: the journal, the metrics, the baseline's metrics and the facts.
+
+Events are read as plain mappings and only by the keys that are documented in `docs/glossary.md`, so that a
+display also understands the journal of a run that another version wrote.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from planetary.artifacts.jsonl import read_json_lines
+from planetary.artifacts.store import write_atomically
+from planetary.core.errors import UserError
+from planetary.fabric.status import RoundMetrics
+from planetary.version import __version__
+
+Event = Mapping[str, Any]
+"""One line of `events.jsonl`: `event`, `t` (Unix time in seconds) and the event's own keys."""
+
+EVENTS, METRICS, FACTS, BASELINE = "events.jsonl", "metrics.jsonl", "facts.json", "baseline"
+
+# What decides the numbers of a run, besides its configuration.
+_REPORTED_PACKAGES = (
+    "numpy",
+    "iree-base-runtime",
+    "iree-base-compiler",
+    "jax",
+    "jaxlib",
+    "msgspec",
+    "pycapnp",
+)
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a report says that neither journal nor metrics know. Written once, as `facts.json`."""
+
+    run: str
+    params: int  # trained scalars
+    inner_steps: int  # per round and worker
+    config_hash: str
+    seed: int
+    bigram_loss: float | None = None  # held-out loss of a bigram model of the same tokens, in nats per token
+    versions: Mapping[str, str] = msgspec.field(default_factory=dict)
+    platform: str = ""
+    cpus: int = 0
+
+
+class RunHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is known of a run afterwards, or so far."""
+
+    name: str
+    events: Sequence[Event]
+    metrics: Sequence[RoundMetrics]  # each round once, ascending
+    baseline: Sequence[RoundMetrics] = ()  # the same tokens on one worker without DiLoCo; empty: not trained
+    facts: RunFacts | None = None
+
+
+def load_history(folder: str | os.PathLike[str]) -> RunHistory:
+    """Read a run folder, of a run that ended or is under way.
+
+    Raises:
+        UserError: it is no run folder, or one of its files is damaged; the text names file and line.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"cannot read the run {folder}: there is no such folder{_runs_beside(folder)}")
+    if not (folder / EVENTS).is_file():
+        raise UserError(
+            f"{folder} is not a run folder: expected {EVENTS} in it, as `planetary train` writes it"
+            f"{_runs_beside(folder / 'x')}"
+        )
+    return RunHistory(
+        name=folder.resolve().name,
+        events=list(read_json_lines(folder / EVENTS, dict[str, Any])),
+        metrics=_read_metrics(folder / METRICS),
+        baseline=_read_metrics(folder / BASELINE / METRICS),
+        facts=read_facts(folder),
+    )
+
+
+def newest_of_each_round(metrics: Sequence[RoundMetrics]) -> list[RoundMetrics]:
+    """Drop what a resumed run trained again: a line for round r voids the earlier lines for r and later
+    rounds.
+    """
+    kept: list[RoundMetrics] = []
+    for line in metrics:
+        while kept and kept[-1].round >= line.round:
+            kept.pop()
+        kept.append(line)
+    return kept
+
+
+def collect_facts(
+    *, run: str, params: int, inner_steps: int, config_hash: str, seed: int, bigram_loss: float | None
+) -> RunFacts:
+    """Return the facts of a run on this machine: the arguments, the installed versions and the platform."""
+    versions = {"planetary": __version__, "python": platform.python_version()}
+    for package in _REPORTED_PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return RunFacts(
+        run=run,
+        params=params,
+        inner_steps=inner_steps,
+        config_hash=config_hash,
+        seed=seed,
+        bigram_loss=bigram_loss,
+        versions=versions,
+        platform=platform.platform(),
+        cpus=os.cpu_count() or 0,
+    )
+
+
+def write_facts(folder: str | os.PathLike[str], facts: RunFacts) -> None:
+    """Write `facts.json`. Raises `ResourceError` when it cannot be written."""
+    write_atomically(Path(folder) / FACTS, msgspec.json.format(msgspec.json.encode(facts), indent=2) + b"\n")
+
+
+def read_facts(folder: str | os.PathLike[str]) -> RunFacts | None:
+    """Read `facts.json`; None when the run has none. Raises `UserError` when it is damaged."""
+    path = Path(folder) / FACTS
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunFacts)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _read_metrics(path: Path) -> list[RoundMetrics]:
+    return newest_of_each_round(list(read_json_lines(path, RoundMetrics))) if path.exists() else []
+
+
+def _runs_beside(folder: Path) -> str:
+    """Name the runs that do exist next to a folder that does not."""
+    try:
+        names = sorted(entry.name for entry in folder.parent.iterdir() if (entry / EVENTS).is_file())
+    except OSError:
+        return ""
+    return f"; runs in {folder.parent} are: {', '.join(names[:8])}" if names else ""

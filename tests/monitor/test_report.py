@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from run_story import ENDING, EVENTS, FACTS, METRICS, PARAMS, event, history, joined, lease, lost, metrics
+
+from planetary.core.errors import UserError
+from planetary.monitor.picture import draw, tokens_at_losses, write_picture
+from planetary.monitor.recovery import Spread, recoveries, spread
+from planetary.monitor.replay import status_of
+from planetary.monitor.report import build_report, write_report
+from planetary.monitor.run_folder import (
+    RunHistory,
+    collect_facts,
+    load_history,
+    newest_of_each_round,
+    read_facts,
+    write_facts,
+)
+
+
+def write_folder(folder: Path, *, events: list[dict] = EVENTS + ENDING) -> Path:
+    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(m) + b"\n" for m in METRICS))
+    write_facts(folder, FACTS)
+    return folder
+
+
+# --- recovery
+# ------------------------------------------------------------------------------------------------------
+
+
+def test_a_lost_worker_is_timed_until_its_lease_trains_again() -> None:
+    (one,) = recoveries(EVENTS)
+    assert (one.worker, one.pid, one.lease, one.lost_at) == ("n/1", 2, 3, 118.0)
+    assert (one.rejoined_s, one.reassigned_s, one.trained_again_s) == (1.0, 1.5, 2.0)
+
+
+def test_another_worker_may_take_over_the_lease_in_a_later_round() -> None:
+    (one,) = recoveries(
+        [
+            lease(1.0, "lease_assigned", 5, "a", 1),
+            lost(2.0, "a"),
+            lease(2.0, "lease_returned", 5, "a", 1, to="pool", reason="lost"),
+            lease(9.0, "lease_assigned", 5, "b", 2),
+            lease(9.5, "lease_started", 5, "b", 2),
+        ]
+    )
+    assert (one.reassigned_s, one.trained_again_s, one.rejoined_s) == (7.0, 7.5, None)
+
+
+def test_an_idle_worker_is_timed_until_it_is_back_only() -> None:
+    (one,) = recoveries(
+        [
+            lease(1.0, "lease_assigned", 5, "a", 1),
+            lease(2.0, "delta_accepted", 5, "a", 1),
+            lost(3.0, "a"),
+            lease(3.5, "lease_assigned", 6, "b", 2),
+            joined(4.0, "a"),
+        ]
+    )
+    assert (one.lease, one.reassigned_s, one.rejoined_s) == (None, None, 1.0)
+
+
+def test_a_lease_lost_twice_counts_each_time_from_its_own_loss() -> None:
+    first, second = recoveries(
+        [
+            lease(1.0, "lease_assigned", 5, "a", 1),
+            lost(2.0, "a"),
+            lease(3.0, "lease_assigned", 5, "b", 1),
+            lost(4.0, "b"),  # before its first inner step
+            lease(6.0, "lease_assigned", 5, "c", 1),
+            lease(7.0, "lease_started", 5, "c", 1),
+        ]
+    )
+    assert (first.reassigned_s, first.trained_again_s) == (1.0, None)
+    assert (second.reassigned_s, second.trained_again_s) == (2.0, 3.0)
+
+
+def test_the_pause_before_a_resume_is_not_measured() -> None:
+    (one,) = recoveries(
+        [
+            lease(1.0, "lease_assigned", 5, "a", 1),
+            lost(2.0, "a"),
+            event(1000.0, "run_resumed", run="demo", rounds=3),
+            lease(1001.0, "lease_assigned", 5, "a", 1),
+        ]
+    )
+    assert one.reassigned_s is None
+
+
+def test_spread_uses_the_nearest_rank() -> None:
+    assert spread([]) == Spread(0, None, None, None)
+    twenty = spread([float(i) for i in range(20, 0, -1)])
+    assert (twenty.count, twenty.median_s, twenty.p95_s, twenty.max_s) == (20, 10.5, 19.0, 20.0)
+    assert spread([3.0]).p95_s == 3.0
+
+
+# --- report
+# --------------------------------------------------------------------------------------------------------
+
+
+def test_the_report_of_a_finished_run() -> None:
+    report = build_report(history(baseline=[metrics(1, 3.0, 2.9, workers=1), metrics(3, 1.9, 1.96, workers=1)]))
+    assert report.outcome == "finished"
+    assert (report.quality.eval_loss, report.quality.eval_round, report.quality.train_loss) == (2.0, 3, 1.9)
+    assert report.quality.below_bigram == pytest.approx(0.5)
+    assert report.quality.gap_to_baseline == pytest.approx(2.0 / 1.96 - 1)
+    assert (report.speed.tokens, report.speed.rounds, report.speed.seconds) == (600, 3, 34.0)
+    assert report.speed.first_round_s == 13.0
+    assert report.speed.tokens_per_s == pytest.approx(20.0)
+    assert report.speed.compute_fraction == pytest.approx(0.9)
+    assert report.traffic.dense_float32 == 8 * PARAMS
+    assert report.traffic.per_round_and_worker == pytest.approx(8 * PARAMS + 40)
+    assert report.traffic.ratio_to_dense == pytest.approx(1.005)
+    assert (report.faults.workers_lost, report.faults.workers_joined, report.faults.leases_returned) == (
+        1,
+        3,
+        1,
+    )
+    assert report.faults.trained_again.median_s == 2.0
+
+
+def test_the_baseline_never_saw_more_tokens() -> None:
+    report = build_report(history(metrics=METRICS[:2], baseline=[metrics(2, 2.0, 2.1), metrics(3, 1.0, 1.1)]))
+    assert report.quality.baseline_eval_loss == 2.1
+
+
+def test_the_report_of_a_run_without_a_finished_round_or_facts() -> None:
+    report = build_report(RunHistory(name="demo", events=EVENTS[:3], metrics=[]))
+    assert report.outcome == "unfinished"
+    assert report.quality.eval_loss is None
+    assert report.speed.tokens == 0
+    assert report.traffic.ratio_to_dense is None
+    assert report.setup is None
+
+
+def test_a_stopped_and_resumed_run_counts_its_sessions_only() -> None:
+    stopped = [*EVENTS, event(124.0, "run_finished", round=2, ok=False, reason="interrupted")]
+    assert build_report(history(events=stopped)).outcome == "stopped: interrupted"
+    resumed = [
+        *stopped,
+        event(9000.0, "run_resumed", run="demo", rounds=3),
+        event(9010.0, "round_finished", round=3),
+    ]
+    report = build_report(history(events=resumed))
+    assert report.outcome == "unfinished"
+    assert report.speed.seconds == 24.0 + 10.0
+    assert report.faults.resumes == 1
+
+
+def test_a_round_that_was_trained_again_after_a_resume_counts_once() -> None:
+    again = newest_of_each_round([metrics(1, 3.0), metrics(2, 2.0), metrics(3, 1.0), metrics(2, 2.5), metrics(3, 1.5)])
+    assert [(m.round, m.loss) for m in again] == [(1, 3.0), (2, 2.5), (3, 1.5)]
+
+
+def test_a_folder_goes_in_and_a_report_comes_out(tmp_path: Path) -> None:
+    loaded = load_history(write_folder(tmp_path))
+    assert loaded.metrics == METRICS
+    written = json.loads(write_report(tmp_path, build_report(loaded)).read_text())
+    assert written["quality"]["eval_loss"] == 2.0
+    assert written["setup"]["config_hash"] == "ab"
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_folder_that_is_no_run_names_those_that_are(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    write_folder(tmp_path / "good")
+    with pytest.raises(UserError, match=r"no such folder; runs in .* are: good"):
+        load_history(tmp_path / "goood")
+    with pytest.raises(UserError, match=r"expected events\.jsonl"):
+        load_history(tmp_path)
+
+
+def test_facts_name_what_decides_the_numbers(tmp_path: Path) -> None:
+    facts = collect_facts(run="r", params=1, inner_steps=2, config_hash="h", seed=0, bigram_loss=None)
+    assert {"planetary", "python", "numpy"} <= set(facts.versions)
+    assert facts.platform
+    write_facts(tmp_path, facts)
+    assert read_facts(tmp_path) == facts
+
+
+# --- replay
+# --------------------------------------------------------------------------------------------------------
+
+
+def test_the_status_of_a_finished_run() -> None:
+    shown = status_of(history())
+    assert (shown.state, shown.round, shown.rounds, shown.rounds_finished) == ("finished", 3, 3, 3)
+    assert shown.seconds_left is None
+    assert [(w.name, w.state, w.lost_count) for w in shown.workers] == [
+        ("n/0", "stopped", 0),
+        ("n/1", "stopped", 1),
+    ]
+    assert (shown.started_at, shown.ended_at) == (100.0, 134.0)
+
+
+def test_the_status_in_the_middle_of_a_round() -> None:
+    cut = next(i for i, e in enumerate(EVENTS) if e["event"] == "worker_lost") + 1
+    shown = status_of(history(events=EVENTS[:cut], metrics=METRICS[:1]))
+    assert (shown.state, shown.round, shown.rounds_finished) == ("training", 2, 1)
+    assert [w.state for w in shown.workers] == ["training", "lost"]
+    assert shown.message == "n/1 was lost: its process was killed by signal 9"
+    assert shown.seconds_left == pytest.approx(20.0)
+    assert shown.ended_at is None
+
+
+def test_an_event_of_a_newer_version_is_passed_over() -> None:
+    events = [*EVENTS, event(123.5, "comet_sighted", worker="n/0", tail=3)]
+    assert status_of(history(events=events)) == status_of(history(events=EVENTS))
+
+
+# --- picture
+# -------------------------------------------------------------------------------------------------------
+
+
+def test_losses_of_workers_are_placed_by_time_within_a_round() -> None:
+    (x,) = tokens_at_losses(EVENTS, METRICS)
+    assert x == pytest.approx(300.0)  # half-way through round 2, which went from 200 to 400 tokens
+
+
+def test_the_picture_shows_every_curve(tmp_path: Path) -> None:
+    whole = history(baseline=[metrics(1, 3.0, 2.9), metrics(2, 2.0, 2.1)])
+    (axes,) = draw(whole).axes
+    labels = axes.get_legend_handles_labels()[1]
+    assert labels == [
+        "training loss (mean of the round)",
+        "one worker, no DiLoCo (held-out)",
+        "held-out loss",
+        "bigram model (2.500)",
+        "a worker was lost",
+    ]
+    held_out = next(line for line in axes.get_lines() if line.get_label() == "held-out loss")
+    assert list(held_out.get_xdata()) == [200, 400, 600]
+    assert list(held_out.get_ydata()) == [3.0, 2.2, 2.0]
+    path = write_picture(tmp_path, whole)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_without_rounds_still_has_a_picture() -> None:
+    (axes,) = draw(RunHistory(name="demo", events=[], metrics=[])).axes
+    assert [text.get_text() for text in axes.texts] == ["no round is finished yet"]
+    assert all(math.isfinite(edge) for edge in axes.get_xlim())

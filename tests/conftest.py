@@ -1,6 +1,9 @@
-"""The order of all tests: the quick ones first, then those that compile, then those that start processes."""
+"""What holds for all tests: their order (quick, compiling, processes), and that no test's log handlers outlive it."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,3 +16,14 @@ def _tier(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_tier)  # stable: the order within a tier stays
+
+
+@pytest.fixture(autouse=True)
+def _own_log_handlers() -> Iterator[None]:
+    """Remove what a test's role attached: pytest closes the captured stderr that such a handler writes to."""
+    loggers = [logging.getLogger(name) for name in ("planetary", "asyncio")]
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers

@@ -21,7 +21,8 @@ state = SharedState({**dict(model.state_dict()), **momentum})
 
 with Communicator(sys.argv[1]) as comm:
     comm.update_topology(min_world_size=2)
-    data = torch.Generator().manual_seed(comm.rank)
+    rank = comm.rank  # noted here: it changes when a peer leaves
+    data = torch.Generator().manual_seed(rank)
     newcomer = True
     while state.revision < STEPS:
         # Everybody gets the same answer, so everybody votes or nobody does. A newcomer's vote was its admission.
@@ -38,4 +39,4 @@ with Communicator(sys.argv[1]) as comm:
         comm.all_reduce_many(gradients, op=ReduceOp.AVG)
         optimizer.step()
         state.push_revision()
-    sys.stdout.write(f"rank {comm.rank}: loss {loss.item():.4f} at step {state.revision}\n")
+    sys.stdout.write(f"rank {rank}: loss {loss.item():.4f} at step {state.revision}\n")

@@ -37,7 +37,8 @@ def outer_step(mean):
 
 with Communicator(sys.argv[1], name=f"diloco-{sys.argv[-1]}") as comm:
     comm.update_topology(min_world_size=2)
-    rng = np.random.default_rng(comm.rank)
+    rank = comm.rank  # noted here: it changes when a peer leaves
+    rng = np.random.default_rng(rank)
     flying = None  # the reduction of the last round, and its array
     newcomer = True
     while state.revision < ROUNDS:
@@ -73,4 +74,4 @@ with Communicator(sys.argv[1], name=f"diloco-{sys.argv[-1]}") as comm:
     if flying is not None:
         flying[1].wait()
         outer_step(flying[0])
-    sys.stdout.write(f"rank {comm.rank}: distance {np.abs(theta - truth).max():.4f}, theta[0] {theta[0]!r}\n")
+    sys.stdout.write(f"rank {rank}: distance {np.abs(theta - truth).max():.4f}, theta[0] {theta[0]!r}\n")

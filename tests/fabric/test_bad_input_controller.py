@@ -147,3 +147,40 @@ def test_room_that_comes_back_saves_the_last_round() -> None:
     assert isinstance(end, RunFinished)
     assert (end.ok, end.kind) == (True, "done")
     assert [r.durable for r in journal if isinstance(r, RoundFinished)] == [False, False, True]
+
+
+def _until_a_checkpoint_is_being_written(bench: Bench) -> None:
+    session = bench.join("a")
+    result = m.TrainResult(
+        task=bench.task_of(session),
+        round=1,
+        steps=bench.policy.inner_steps,
+        tokens=bench.policy.tokens_per_lease,
+        loss=2.0,
+        grad_norm=1.0,
+        seconds=0.1,
+    )
+    bench.tell(e.Received(session, result, "", 1))
+    bench.tell(e.OuterStepDone(1))
+    assert not bench.records(RoundFinished), "the checkpoint is still being written"
+
+
+def test_a_stop_waits_for_the_checkpoint_under_way_so_that_the_journal_names_the_same_round() -> None:
+    bench = Bench()
+    _until_a_checkpoint_is_being_written(bench)
+    bench.tell(e.StopRequested("stopped by SIGTERM"))
+    assert bench.finish is None
+    bench.tell(e.CheckpointDone(1, "round-1", 0.1))
+    assert bench.finish == e.Finish(False, "stopped by SIGTERM", "stopped")
+    assert [r.round for r in bench.records(CheckpointWritten)] == [1]
+    assert [(r.round, r.durable) for r in bench.records(RoundFinished)] == [(1, True)]
+    assert [r.round for r in bench.records(RunFinished)] == [1]
+
+
+def test_a_second_stop_does_not_wait() -> None:
+    bench = Bench()
+    _until_a_checkpoint_is_being_written(bench)
+    bench.tell(e.StopRequested("stopped by SIGTERM"))
+    bench.tell(e.StopRequested("stopped by SIGTERM"))
+    assert bench.finish == e.Finish(False, "stopped by SIGTERM", "stopped")
+    assert not bench.records(RoundFinished)

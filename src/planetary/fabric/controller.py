@@ -71,6 +71,7 @@ class Controller:
         self.stall = ""  # why nothing goes on, "" while something does
         self._stalled_at = now
         self._stall_reported = False
+        self._stop_reason = ""  # why the run ends as soon as the checkpoint under way is written
         self._unreported = {} if unreported is None else {unreported.round: unreported}
         if state.round not in state.evals:
             self.evaluation.begin(state.round)
@@ -131,7 +132,7 @@ class Controller:
                 self.desk.append(CheckpointFailed(round=event.round, reason=event.reason))
                 self._round_finished(self.training.checkpoint_lost(event.reason, now))
             case StopRequested():
-                self._end("stopped", event.reason)
+                self._stop(event.reason)
             case Tick():
                 self._restart_stuck_workers(now)
 
@@ -202,6 +203,8 @@ class Controller:
 
     def _go_on(self, now: float) -> None:
         """Do everything that has become possible."""
+        if self._stop_reason and not self.training.checkpoint_under_way and self.state.ended is None:
+            self._end("stopped", self._stop_reason)
         if self.state.ended is not None:
             return
         startup = self._startup_deadline()
@@ -239,6 +242,13 @@ class Controller:
         elif self.membership.hopeless:
             kind, failure = self.membership.last_failure
             self._end(kind, f"no usable worker is left; the last failure: {failure}")
+
+    def _stop(self, reason: str) -> None:
+        """End once the checkpoint under way is in the journal, so that both name the same round; at once if asked again."""
+        if self.training.checkpoint_under_way and not self._stop_reason:
+            self._stop_reason = reason
+        else:
+            self._end("stopped", self._stop_reason or reason)
 
     def _end(self, kind: EndKind, reason: str) -> None:
         ok = kind == "done"

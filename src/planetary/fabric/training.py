@@ -40,7 +40,7 @@ class Training:
         self._lease_seconds: dict[str, float] = {}  # worker -> seconds of its last lease
         self._attachments: dict[int, int] = {}  # accepted task of the open round -> where its tensors are
         self._outer_pending = False
-        self._checkpoint_pending = False
+        self._checkpoint_pending = False  # the round is not finished before
         self._checkpoint_failures = 0  # of the round under way
         self.checkpoint_again_at: float | None = None
         self.unkept = ""  # why the last round's parameters are not on the disk, "" when they are
@@ -55,6 +55,11 @@ class Training:
         """Whether the next round could begin, as far as the rounds before it are concerned."""
         state = self._desk.state
         return state.open is None and state.round < self._desk.policy.rounds
+
+    @property
+    def checkpoint_under_way(self) -> bool:
+        """Whether a checkpoint is being written now."""
+        return self._checkpoint_pending and self.checkpoint_again_at is None
 
     def open(self, now: float) -> None:
         """Begin the next round with every ready worker."""

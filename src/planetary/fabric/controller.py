@@ -244,7 +244,7 @@ class Controller:
             self._end(kind, f"no usable worker is left; the last failure: {failure}")
 
     def _stop(self, reason: str) -> None:
-        """End once the checkpoint under way is in the journal, so that both name the same round; at once if asked again."""
+        """End once the checkpoint under way is in the journal (both name the same round then); at once if asked again."""
         if self.training.checkpoint_under_way and not self._stop_reason:
             self._stop_reason = reason
         else:

@@ -1,0 +1,140 @@
+"""Whether an expert update from elsewhere counts (PARALLAX, 4.12): pure, with the reason in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import UserError
+from planetary.core.tensors import Tensors
+
+
+class Refusal(StrEnum):
+    """Why an update does not count; what the counters are called."""
+
+    NONE = "accepted"
+    WRONG_OWNER = "owner"
+    FUTURE = "future"
+    STALE = "stale"
+    NOT_FINITE = "not finite"
+    NO_GAIN = "no gain"
+    TOO_LARGE = "too large"
+    SPECTRAL = "spectral"
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """The limits.
+
+    Attributes:
+        window: versions that an update may lag behind the expert's.
+        norm_ratio: ‖Δ‖ ≤ this times ‖θ‖, over all matrices of the expert together.
+        spectral_ratio: largest singular value of each matrix's delta over that of the matrix; 0: not checked.
+        need_gain: the worker's proxy must have fallen.
+    """
+
+    window: int = 2
+    norm_ratio: float = 0.1
+    spectral_ratio: float = 0.0
+    need_gain: bool = True
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for limits that nothing could meet."""
+        if self.window < 0 or not self.norm_ratio > 0 or self.spectral_ratio < 0:
+            raise UserError(
+                f"acceptance needs window ≥ 0, norm_ratio > 0 and spectral_ratio ≥ 0, found {self.window}, "
+                f"{self.norm_ratio}, {self.spectral_ratio}"
+            )
+
+
+class ExpertState(msgspec.Struct, frozen=True):
+    """One expert as its owner holds it: weights and moments by name, version and owner."""
+
+    layer: int
+    expert: int
+    owner: int
+    version: int
+    weights: Tensors
+    moments: Tensors
+
+
+class Update(msgspec.Struct, frozen=True):
+    """What a worker proposes: deltas to add to weights, the moments after it, and its proxy before and after."""
+
+    layer: int
+    expert: int
+    owner: int
+    base_version: int
+    deltas: Tensors
+    moments: Tensors
+    proxy_before: float
+    proxy_after: float
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What was decided and why, in words for the journal."""
+
+    refusal: Refusal
+    why: str
+    norm: float = 0.0
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the update counts."""
+        return self.refusal is Refusal.NONE
+
+
+def judge(state: ExpertState, update: Update, policy: Policy) -> Verdict:
+    """Return whether an update counts. Nothing is changed; see `apply_update`."""
+    where = f"layer {state.layer} expert {state.expert}"
+    if (update.layer, update.expert, update.owner) != (state.layer, state.expert, state.owner):
+        return Verdict(
+            Refusal.WRONG_OWNER,
+            f"{where} belongs to composer {state.owner}; the update is for layer {update.layer} expert "
+            f"{update.expert} of composer {update.owner}",
+        )
+    lag = state.version - update.base_version
+    if lag < 0:
+        return Verdict(Refusal.FUTURE, f"{where} is at version {state.version}, the update builds on {-lag} later")
+    if lag > policy.window:
+        return Verdict(Refusal.STALE, f"{where} moved on by {lag} versions, {policy.window} are allowed")
+    numbers = [update.proxy_before, update.proxy_after]
+    arrays = [*update.deltas.values(), *update.moments.values()]
+    if not np.isfinite(numbers).all() or not all(np.isfinite(array).all() for array in arrays):
+        return Verdict(Refusal.NOT_FINITE, f"{where}: the update contains NaN or infinite numbers")
+    if policy.need_gain and not update.proxy_after < update.proxy_before:
+        return Verdict(
+            Refusal.NO_GAIN, f"{where}: the proxy went from {update.proxy_before:.3g} to {update.proxy_after:.3g}"
+        )
+    size = _norm(state.weights)
+    norm = _norm(update.deltas)
+    if norm > policy.norm_ratio * size:
+        return Verdict(Refusal.TOO_LARGE, f"{where}: ‖Δ‖ is {norm:.3g}, ‖θ‖ {size:.3g}", norm)
+    if policy.spectral_ratio:
+        for name, delta in update.deltas.items():
+            largest, whole = (float(np.linalg.norm(m, 2)) for m in (delta, state.weights[name]))
+            if largest > policy.spectral_ratio * whole:
+                return Verdict(
+                    Refusal.SPECTRAL,
+                    f"{where}: the delta of {name} has spectral norm {largest:.3g} of {whole:.3g}",
+                    norm,
+                )
+    return Verdict(Refusal.NONE, f"{where}: version {state.version + 1}", norm)
+
+
+def apply_update(state: ExpertState, update: Update, policy: Policy) -> tuple[ExpertState, Verdict]:
+    """Return the expert after an update, one version on, or as it was: weights and moments both, and the verdict."""
+    verdict = judge(state, update, policy)
+    if not verdict.accepted:
+        return state, verdict
+    weights = {name: value + update.deltas[name] for name, value in state.weights.items()}
+    return (
+        msgspec.structs.replace(state, version=state.version + 1, weights=weights, moments=dict(update.moments)),
+        verdict,
+    )
+
+
+def _norm(tensors: Mapping[str, np.ndarray]) -> float:
+    return float(np.sqrt(sum(float(np.sum(np.square(t, dtype=np.float64))) for t in tensors.values())))

@@ -1,0 +1,185 @@
+"""What a mixture costs in floating-point operations, bytes of memory and bytes of traffic (PARALLAX, 5 and 13).
+
+All functions are pure; bytes are bytes (GB in the report are 10⁹), a multiply-add is two operations. Where the
+report's formula leaves something out, a second function beside it counts that too and says so.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.errors import UserError
+
+ADAM_BYTES = 16  # per parameter: bf16 value and gradient, float32 master and two moments
+HALF = 2  # bytes of a bf16 number
+
+
+class MoeShape(msgspec.Struct, frozen=True):
+    """What the cost model needs to know of a model.
+
+    Attributes:
+        layers: that have experts.
+        experts: routed ones per layer (N).
+        active: chosen per token (k).
+        latent: width of an expert's input and output (d_e).
+        hidden: width inside an expert (h).
+        rank: width inside a surrogate (r).
+        active_params: parameters that a token touches, all kinds together.
+        expert_params: parameters of all routed experts; 0: computed from the shape.
+        router_params, latent_params, backbone_params: of the tiers, for their traffic; 0: unknown.
+    """
+
+    name: str
+    layers: int
+    experts: int
+    active: int
+    latent: int
+    hidden: int
+    rank: int
+    active_params: float
+    expert_params: float = 0.0
+    router_params: float = 0.0
+    latent_params: float = 0.0
+    backbone_params: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` where the shape is no mixture."""
+        counts = (self.layers, self.experts, self.active, self.latent, self.hidden, self.rank)
+        if min(counts) < 1:
+            raise UserError(f"{self.name}: every size of a mixture is at least 1, found {counts}")
+        if self.active > self.experts:
+            raise UserError(f"{self.name}: {self.active} active experts per token, but {self.experts} in all")
+        if self.active_params < active_expert_params(self):
+            raise UserError(
+                f"{self.name}: {self.active_params:.4g} active parameters are fewer than those of the active "
+                f"experts alone, {active_expert_params(self):.4g}"
+            )
+
+
+def one_expert_params(shape: MoeShape) -> int:
+    """Parameters of one relu² expert: 2 d_e h."""
+    return 2 * shape.latent * shape.hidden
+
+
+def all_expert_params(shape: MoeShape) -> float:
+    """Parameters of all routed experts: as given, or L N 2 d_e h (13.2)."""
+    return shape.expert_params or shape.layers * shape.experts * one_expert_params(shape)
+
+
+def active_expert_params(shape: MoeShape) -> int:
+    """Parameters of the experts that a token touches: L k 2 d_e h (13.2)."""
+    return shape.layers * shape.active * one_expert_params(shape)
+
+
+def expert_forward_flops(shape: MoeShape) -> int:
+    """One token through one expert: 4 d_e h (13.1). Training it costs three times that."""
+    return 4 * shape.latent * shape.hidden
+
+
+def surrogate_forward_flops(shape: MoeShape) -> int:
+    """One token through one surrogate: 4 d_e r (section 5). A detached one has no backward pass."""
+    return 4 * shape.latent * shape.rank
+
+
+def rho_direct(shape: MoeShape, composers: int) -> float:
+    """A composer's routed-expert arithmetic over that of ordinary training, owned experts trained (section 5)."""
+    return 1 / composers + (1 - 1 / composers) * shape.rank / (3 * shape.hidden)
+
+
+def rho_offload(shape: MoeShape, composers: int) -> float:
+    """The same as the report counts it when experts are trained elsewhere: only the owned experts' forward pass."""
+    return 1 / (3 * composers) + (1 - 1 / composers) * shape.rank / (3 * shape.hidden)
+
+
+def rho_offload_with_input_gradient(shape: MoeShape, composers: int) -> float:
+    """`rho_offload` with the gradient of the owned experts' inputs: 2/(3C) + (1 − 1/C) r/(3h).
+
+    The latent projection below the experts is trained on the composer and needs that gradient, which costs another
+    forward pass; only the gradient of the experts' weights goes away.
+    """
+    return 2 / (3 * composers) + (1 - 1 / composers) * shape.rank / (3 * shape.hidden)
+
+
+def dense_bank(shape: MoeShape, composers: int) -> float:
+    """What a surrogate bank without dispatch adds to any of these ratios: all N surrogates for every token.
+
+    The report counts the k that are chosen. Two plain matrix products over all N cost N/k as much, and often run
+    faster than k gathered ones: r/(3h) becomes N r/(3 k h).
+    """
+    bank = shape.experts / shape.active - (1 - 1 / composers)
+    return bank * shape.rank / (3 * shape.hidden)
+
+
+def expert_share(shape: MoeShape) -> float:
+    """The routed experts' part of the active parameters, and so of the active arithmetic."""
+    return active_expert_params(shape) / shape.active_params
+
+
+def total_reduction(shape: MoeShape, rho: float) -> float:
+    """How many times less active arithmetic in all, when the experts' falls to `rho` and the rest stays."""
+    return 1 / (1 - expert_share(shape) * (1 - rho))
+
+
+def expert_weight_bytes(shape: MoeShape, composers: int) -> float:
+    """Experts and surrogates on one composer in bf16: the total times 1/C + (1 − 1/C) r/h (section 5)."""
+    held = 1 / composers + (1 - 1 / composers) * shape.rank / shape.hidden
+    return HALF * all_expert_params(shape) * held
+
+
+def expert_state_bytes(shape: MoeShape, composers: int) -> float:
+    """Training state of the owned experts on one composer, `ADAM_BYTES` a parameter. None under offload."""
+    return ADAM_BYTES * all_expert_params(shape) / composers
+
+
+def all_to_all_bytes(shape: MoeShape, composers: int, batch: int, length: int) -> float:
+    """What ordinary expert parallelism moves per step, synchronously: 2 L B S k (1 − 1/C) d_e in bf16 (5.1)."""
+    chosen = shape.layers * batch * length * shape.active
+    return 2 * chosen * (1 - 1 / composers) * shape.latent * HALF
+
+
+def surrogate_sync_bytes(shape: MoeShape, composers: int, delta_rank: int) -> float:
+    """One wave of rank-q deltas of all surrogates, to C − 1 peers each: L N (C−1)/C · 2 q (d_e + r) in bf16 (13.4)."""
+    scalars = 2 * delta_rank * (shape.latent + shape.rank)
+    return shape.layers * shape.experts * (1 - 1 / composers) * scalars * HALF
+
+
+def surrogate_full_bytes(shape: MoeShape, composers: int) -> float:
+    """The same with whole surrogates, 2 d_e r scalars each. A delta of rank q ≥ d_e r / (d_e + r) is no smaller."""
+    return shape.layers * shape.experts * (1 - 1 / composers) * 2 * shape.latent * shape.rank * HALF
+
+
+def worker_state_bytes(shape: MoeShape) -> int:
+    """Training state of one expert on an expert worker: 16 · 2 d_e h (5.2)."""
+    return ADAM_BYTES * one_expert_params(shape)
+
+
+def sketch_bytes(shape: MoeShape, tokens: int, *, bits: int = 4, scale_bytes: int = 4) -> tuple[int, int]:
+    """Activation sketches of one composer and step, at token level; the report does not tabulate them (4.10).
+
+    Args:
+        shape: of the model.
+        tokens: of the composer in that step.
+        bits: per number of the expert inputs and output gradients.
+        scale_bytes: of the scale of each row; 0 for uncompressed rows.
+
+    Returns:
+        bytes of the rows' numbers alone, and with scales, expert ids and gates (float16) as `sketch.py` stores them.
+    """
+    rows = shape.layers * tokens
+    numbers = rows * 2 * shape.latent * bits // 8
+    id_bytes = 1 if shape.experts <= 256 else 2
+    return numbers, numbers + rows * (2 * scale_bytes + shape.active * (id_bytes + 2))
+
+
+def tier_bytes(params: float, composers: int, horizon: int, *, width: int = 4) -> float:
+    """Up and down traffic of one tier per step at the syncer: every composer publishes and pulls once in `horizon`."""
+    if horizon < 1:
+        raise UserError(f"a synchronisation horizon is at least 1 step, found {horizon}")
+    return 2 * composers * params * width / horizon
+
+
+# The report prints 1.95B and 8.65B active parameters; its tables follow from 1.955e9 and 8.645e9, and from expert
+# totals rounded to 19.3e9 and 171.9e9 (the shapes give 19.33e9 and 171.80e9). The test of every cell needs these.
+REPORT_20B = MoeShape("20B", 16, 256, 16, 768, 3072, 64, 1.955e9, 19.3e9)
+REPORT_176B = MoeShape("176B", 32, 640, 16, 1024, 4096, 48, 8.645e9, 171.9e9)
+SHAPES = {"20b": REPORT_20B, "176b": REPORT_176B}

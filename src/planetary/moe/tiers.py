@@ -1,0 +1,100 @@
+"""Which parameters synchronise together, in which fragments, and when (PARALLAX, 4.4 and 4.9)."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+from planetary.core.errors import UserError
+from planetary.core.tensors import TensorSpec
+
+
+class Tier(StrEnum):
+    """A group of parameters with a cadence of its own; routed experts have owners instead."""
+
+    ROUTER = "router"
+    LATENT = "latent"
+    BACKBONE = "backbone"
+    EXPERTS = "experts"
+
+
+_PATTERNS = ((Tier.ROUTER, "*router*"), (Tier.LATENT, "*latent*"), (Tier.EXPERTS, "*experts*"))
+
+
+def tier_of(name: str) -> Tier:
+    """Return the tier of a parameter of `planetary.models.latent_moe`, by its name."""
+    return next((tier for tier, pattern in _PATTERNS if fnmatch.fnmatchcase(name, pattern)), Tier.BACKBONE)
+
+
+def names_of(specs: Sequence[TensorSpec], tier: Tier) -> tuple[str, ...]:
+    """Return the names of a tier's parameters, in order."""
+    return tuple(spec.name for spec in specs if tier_of(spec.name) is tier)
+
+
+def fragments_by_bytes(specs: Sequence[TensorSpec], count: int) -> tuple[tuple[str, ...], ...]:
+    """Return `count` groups of names of about the same number of bytes, none empty.
+
+    Largest first into the smallest group; names keep their order within a group. With fewer tensors than fragments
+    there are as many fragments as tensors.
+    """
+    if count < 1:
+        raise UserError(f"a tier has at least 1 fragment, found {count}")
+    count = max(1, min(count, len(specs)))
+    sizes = [0] * count
+    place: dict[str, int] = {}
+    for spec in sorted(specs, key=lambda s: (-s.nbytes, s.name)):
+        # The second key fills empty groups first where tensors are empty themselves.
+        smallest = min(range(count), key=lambda i: (sizes[i], sum(v == i for v in place.values())))
+        place[spec.name] = smallest
+        sizes[smallest] += spec.nbytes
+    return tuple(tuple(spec.name for spec in specs if place[spec.name] == i) for i in range(count))
+
+
+class Cadence(msgspec.Struct, frozen=True):
+    """After how many steps each tier synchronises: H_R ≤ H_L ≤ H_B; and how often surrogates are refreshed.
+
+    The defaults are the report's recipe where it says (router every step, surrogates every 5) and this project's
+    choice where it does not (the backbone's 8).
+    """
+
+    router: int = 1
+    latent: int = 1
+    backbone: int = 8
+    refresh: int = 5
+    backbone_fragments: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` unless the horizons are in order."""
+        if not 1 <= self.router <= self.latent <= self.backbone:
+            raise UserError(
+                "synchronisation horizons must be 1 ≤ router ≤ latent ≤ backbone, found "
+                f"{self.router}, {self.latent}, {self.backbone}"
+            )
+        if self.refresh < 1 or not 1 <= self.backbone_fragments <= self.backbone:
+            raise UserError(
+                f"refresh must be at least 1 and backbone_fragments between 1 and the backbone's horizon "
+                f"{self.backbone}, found {self.refresh} and {self.backbone_fragments}"
+            )
+
+    def horizon(self, tier: Tier) -> int:
+        """Steps between two synchronisations of a tier's tensor."""
+        return {Tier.ROUTER: self.router, Tier.LATENT: self.latent, Tier.BACKBONE: self.backbone}[tier]
+
+    def due(self, steps_done: int) -> tuple[tuple[Tier, int], ...]:
+        """Return the (tier, fragment) pairs to synchronise once `steps_done` steps are done; 1 is the first.
+
+        Backbone fragment j of F is due j · H_B / F steps after fragment 0 would be, so transfers are spread out.
+        """
+        found = [(tier, 0) for tier in (Tier.ROUTER, Tier.LATENT) if steps_done % self.horizon(tier) == 0]
+        for fragment in range(self.backbone_fragments):
+            shift = fragment * self.backbone // self.backbone_fragments
+            if (steps_done - shift) % self.backbone == 0 and steps_done > shift:
+                found.append((Tier.BACKBONE, fragment))
+        return tuple(found)
+
+    def refresh_due(self, steps_done: int) -> bool:
+        """Whether owners refresh their surrogates now."""
+        return steps_done % self.refresh == 0

@@ -1,130 +1,100 @@
-"""Times the way from a model to a running training step, and the step itself.
+"""Compares the time and memory of a whole training step: ours, `jax.jit`, PyTorch.
 
-    python bench/train_step.py                    # every stage, then one process with all cores
-    python bench/train_step.py --workers 2        # two processes of one thread each, at the same time
-    python bench/train_step.py --with-jax         # XLA on the same cores, for comparison
+    python bench/train_step.py                              # every size, every contender
+    python bench/train_step.py --sizes 3.2M --contenders iree torch --rounds 3 --no-write
 
-Prints one JSON object.
+Every contender runs in a process of its own, with the same NanoChat, the same parameters and batch, AdamW and clipping
+by global norm, in float32. They take turns: in each round every one runs a few steps while the others wait. What is
+reported is the median over all steps but the first round's, the processor time of a step (less disturbed by other
+programs than its duration), the peak resident memory of the process, and ratios.
+Writes bench/results/train_step.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from planetary.artifacts.store import BlobStore
-from planetary.core.step import StepSpec
-from planetary.runtime.host import host_features, usable_cores
-from planetary.runtime.iree_executor import IreeExecutor
-
 BUILDER = "planetary.models.nanochat:build"
+SIZES: dict[str, dict[str, int]] = {
+    # "main" is what one of the two workers of examples/stdlib.toml runs, on one core.
+    "main": {"n_layer": 4, "n_embd": 256, "n_head": 4, "batch_size": 2, "sequence_length": 128, "threads": 1},
+    "3.2M": {"n_layer": 4, "n_embd": 256, "n_head": 4, "batch_size": 8, "sequence_length": 128},
+    "10M": {"n_layer": 6, "n_embd": 384, "n_head": 6, "batch_size": 8, "sequence_length": 256},
+    "30M": {"n_layer": 10, "n_embd": 512, "n_head": 8, "batch_size": 4, "sequence_length": 512},
+}
+CONTENDERS = ("iree", "pjrt", "jax", "torch", "torch-compile")
+RESULTS = Path(__file__).parent / "results" / "train_step.md"
 
 
-def _timed(stages: dict[str, float], name: str, call: Any) -> Any:
-    start = time.perf_counter()
-    result = call()
-    stages[name] = round(time.perf_counter() - start, 3)
-    return result
+# --- in a contender's process -------------------------------------------------------------------------------
 
 
-def _batch(spec: StepSpec, vocabulary: int) -> list[np.ndarray]:
-    rng = np.random.default_rng(0)
-    return [rng.integers(0, vocabulary, tensor.shape).astype(np.int32) for tensor in spec.batch]
+def _contend(name: str, folder: Path, threads: int) -> None:
+    """Run as many steps as each line of standard input says, and answer with one JSON line each time."""
+    options = json.loads((folder / "options.json").read_text())
+    with np.load(folder / "params.npz") as file:
+        params = dict(file)
+    with np.load(folder / "batch.npz") as file:
+        batch = [file["tokens"], file["targets"]]
+    step = _MAKERS[name](folder, options, params, batch, threads)
+    done = 0
+    for line in sys.stdin:
+        times, losses, used = [], [], time.process_time()
+        for _ in range(int(line)):
+            began = time.perf_counter()
+            losses.append(step(done))
+            times.append(1e3 * (time.perf_counter() - began))
+            done += 1
+        used = 1e3 * (time.process_time() - used) / max(1, int(line))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(json.dumps({"times": times, "cpu": used, "peak": peak, "losses": losses}), flush=True)
+    sys.stdout.flush()
+    os._exit(0)  # without taking the runtimes apart
 
 
-def prepare(folder: Path, options: dict[str, int]) -> dict[str, Any]:
-    """Export, build, compile and check the model; leave what a worker needs in `folder`."""
-    from planetary.compiler import (
-        StepOptions,
-        Target,
-        build_train_step,
-        compile_artifact,
-        export_model,
-        verify_artifact,
-    )
+def _executor(folder: Path, params: Any, batch: Any, backend: str, threads: int) -> Callable[[int], float]:
+    from planetary.core.step import StepSpec
+    from planetary.runtime.backends import open_executor
 
-    stages: dict[str, float] = {}
-    store = BlobStore(folder)
-    local = Target("cpu", "host", host_features())
-    model = _timed(stages, "export_s", lambda: export_model(BUILDER, options))
-    step = _timed(stages, "build_s", lambda: build_train_step(model, StepOptions()))
-    artifact = _timed(stages, "compile_s", lambda: compile_artifact(step, local, store))
-    report = _timed(
-        stages,
-        "verify_s",
-        lambda: verify_artifact(
-            step,
-            artifact,
-            lambda a, spec: IreeExecutor(store.verified_path(a.digest), spec),
-            params=model.initial("param"),
-            buffers=model.initial("buffer"),
-            local=local,
-            cache=store,
-        ),
-    )
-    (folder / "spec.json").write_bytes(msgspec.json.encode(step.spec))
-    (folder / "digest").write_text(artifact.digest)
-    np.savez(folder / "params.npz", **model.initial("param"))
-    return {"parameters": step.spec.param_count, **stages, "verify": report.summary}
-
-
-def work(folder: Path, threads: int, steps: int, vocabulary: int) -> None:
-    """Run steps in this process and print their times: what `--workers` starts."""
     spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=StepSpec)
-    path = BlobStore(folder).path((folder / "digest").read_text())
-    executor = IreeExecutor(path, spec, threads=threads)
-    with np.load(folder / "params.npz") as params:
-        executor.load(params, {}, None)
-    batch = _batch(spec, vocabulary)
-    executor.train_step(0, batch)
-    times, used = [], time.process_time()
-    for step in range(1, steps + 1):
-        start = time.perf_counter()
-        executor.train_step(step, batch)
-        times.append(1e3 * (time.perf_counter() - start))
-    used = time.process_time() - used
-    executor.close()
-    print(json.dumps({"times": times, "cpu_ms": 1e3 * used / steps}))
+    artifact = folder / ("step.vmfb" if backend == "cpu" else "step.mlirbc")
+    executor = open_executor(artifact, spec, backend=backend, threads=threads)
+    executor.load(params, {}, None)
+    return lambda step: executor.train_step(step, batch).loss
 
 
-def run_workers(folder: Path, workers: int, threads: int, steps: int, vocabulary: int) -> dict[str, Any]:
-    """Run `workers` processes at once and sum up their step times."""
-    command = [sys.executable, __file__, "--work", str(folder), str(threads), str(steps), str(vocabulary)]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(workers)]
-    answers = [json.loads(child.communicate(timeout=600)[0]) for child in children]
-    times = [t for answer in answers for t in answer["times"]]
-    return {
-        "workers": workers,
-        "threads_each": threads,
-        "ms_per_step_median": round(statistics.median(times), 1),
-        "ms_per_step_min": round(min(times), 1),
-        # Of all threads of one worker; says what a step costs when other programs share the machine.
-        "cpu_ms_per_step": round(statistics.mean(answer["cpu_ms"] for answer in answers), 1),
-    }
+def _iree(folder: Path, _: Any, params: Any, batch: Any, threads: int) -> Callable[[int], float]:
+    return _executor(folder, params, batch, "cpu", threads)
 
 
-def time_jax(options: dict[str, int], steps: int) -> dict[str, Any]:
-    """Time the same step as `jax.jit` runs it, with optax."""
+def _pjrt(folder: Path, _: Any, params: Any, batch: Any, threads: int) -> Callable[[int], float]:
+    return _executor(folder, params, batch, "pjrt:cpu", threads)
+
+
+def _jax(_: Path, options: dict[str, int], __: Any, batch: Any, threads: int) -> Callable[[int], float]:
+    os.environ["NPROC"] = str(threads)
     import jax
     import optax
 
     from planetary.models import nanochat
 
-    loss_fn, params, example = nanochat.build(**options)
-    rng = np.random.default_rng(0)
-    vocabulary = nanochat.configure(options).vocab_size
-    batch = [rng.integers(0, vocabulary, array.shape).astype(np.int32) for array in example]
-    transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=0.1))
+    loss_fn, params, _example = nanochat.build(**options)
+    transform = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, b2=0.95, weight_decay=0.1))
 
     def step(params: Any, state: Any) -> Any:
         loss, gradients = jax.value_and_grad(loss_fn)(params, *batch)
@@ -132,38 +102,198 @@ def time_jax(options: dict[str, int], steps: int) -> dict[str, Any]:
         return optax.apply_updates(params, updates), state, loss
 
     run = jax.jit(step, donate_argnums=(0, 1))
-    params, state = jax.tree.map(jax.numpy.asarray, params), transform.init(params)
-    times = []
-    for _ in range(steps + 2):
-        start = time.perf_counter()
-        params, state, loss = run(params, state)
-        loss.block_until_ready()
-        times.append(1e3 * (time.perf_counter() - start))
-    return {"jax_ms_per_step_median": round(statistics.median(times[2:]), 1)}
+    held = [jax.tree.map(jax.numpy.asarray, params)]
+    held.append(transform.init(held[0]))
+
+    def once(_: int) -> float:
+        held[0], held[1], loss = run(*held)
+        return float(loss.block_until_ready())
+
+    return once
+
+
+def _torch(_: Path, options: dict[str, int], params: Any, batch: Any, threads: int) -> Callable[[int], float]:
+    import torch
+    import torch_nanochat
+
+    torch.set_num_threads(threads)
+    return torch_nanochat.make_step(params, options["n_head"], batch, compiled=False)
+
+
+def _torch_compile(_: Path, options: dict[str, int], params: Any, batch: Any, threads: int) -> Callable[[int], float]:
+    import torch
+    import torch_nanochat
+
+    torch.set_num_threads(threads)
+    return torch_nanochat.make_step(params, options["n_head"], batch, compiled=True)
+
+
+_MAKERS = {"iree": _iree, "pjrt": _pjrt, "jax": _jax, "torch": _torch, "torch-compile": _torch_compile}
+
+
+# --- in the process that compares ---------------------------------------------------------------------------
+
+
+def _prepare(folder: Path, options: dict[str, int]) -> dict[str, float]:
+    """Leave in `folder` what the contenders need; return the seconds of each stage."""
+    from planetary.compiler import StepOptions, Target, build_train_step, compile_artifact, export_model
+    from planetary.runtime.host import host_features
+
+    seconds = {}
+    began = time.perf_counter()
+    model = export_model(BUILDER, options)
+    seconds["export"] = time.perf_counter() - began
+    began = time.perf_counter()
+    step = build_train_step(model, StepOptions(learning_rate=1e-3, schedule="constant"))
+    seconds["differentiate"] = time.perf_counter() - began
+    began = time.perf_counter()
+    artifact = compile_artifact(step, Target("cpu", "host", host_features()))
+    seconds["compile"] = time.perf_counter() - began
+    rng = np.random.default_rng(0)
+    shape = (options["batch_size"], options["sequence_length"])
+    tokens, targets = (rng.integers(0, 256, shape).astype(np.int32) for _ in range(2))
+    np.savez(folder / "batch.npz", tokens=tokens, targets=targets)
+    np.savez(folder / "params.npz", allow_pickle=False, **model.initial("param"))
+    (folder / "options.json").write_text(json.dumps(options))
+    (folder / "spec.json").write_bytes(msgspec.json.encode(step.spec))
+    (folder / "step.mlirbc").write_bytes(step.portable)
+    (folder / "step.vmfb").write_bytes(artifact.data)
+    return seconds
+
+
+class _Contender:
+    """A contender's process."""
+
+    def __init__(self, name: str, folder: Path, threads: int) -> None:
+        self.name = name
+        self.times: list[float] = []
+        self.cpu: list[float] = []
+        self.losses: list[float] = []
+        self.peak = 0.0
+        command = [sys.executable, __file__, "--contend", name, str(folder), str(threads)]
+        environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": str(threads)}
+        self.log = (folder / f"{name}.log").open("w+")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
+        )
+
+    def run(self, steps: int, *, warm: bool) -> bool:
+        """Run steps, counting them only if `warm`; return whether the process still lives."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(f"{steps}\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return False
+        line = self._process.stdout.readline()
+        if not line:
+            return False
+        answer = json.loads(line)
+        self.losses += answer["losses"]
+        self.peak = answer["peak"]
+        if warm:
+            self.times += answer["times"]
+            self.cpu.append(answer["cpu"])
+        return True
+
+    def end(self) -> str:
+        """End the process; return the last line that it wrote to standard error."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(60)
+        self.log.seek(0)
+        lines = self.log.read().strip().splitlines()
+        self.log.close()
+        return lines[-1] if lines else ""
+
+
+def _compare(name: str, contenders: list[str], rounds: int, steps: int) -> dict[str, Any]:
+    options = dict(SIZES[name])
+    threads = options.pop("threads", os.cpu_count() or 1)
+    with tempfile.TemporaryDirectory() as given:
+        folder = Path(given)
+        seconds = _prepare(folder, options)
+        print(f"{name}: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items()), flush=True)
+        racing = [_Contender(contender, folder, threads) for contender in contenders]
+        for round_ in range(rounds + 1):
+            for one in list(racing):
+                if not one.run(steps if round_ else 2, warm=round_ > 0):
+                    racing.remove(one)
+                    print(f"  {one.name} ended: {one.end()}", flush=True)
+        found: dict[str, Any] = {}
+        for one in racing:
+            one.end()
+            found[one.name] = {
+                "ms": statistics.median(one.times),
+                "fastest": min(one.times),
+                "cpu": statistics.median(one.cpu),
+                "peak": one.peak,
+                "losses": one.losses[:3],
+            }
+            print(f"  {one.name}: {json.dumps(found[one.name])}", flush=True)
+    return {"seconds": seconds, "threads": threads, "options": options, "contenders": found}
+
+
+def _rows(name: str, found: dict[str, Any]) -> list[str]:
+    by_name = found["contenders"]
+    rows = []
+    for contender, one in by_name.items():
+
+        def ratio(other: str, key: str, one: dict[str, Any] = one) -> str:
+            return f"{one[key] / by_name[other][key]:.2f}" if other in by_name else "-"
+
+        rows.append(
+            f"| {name} | {contender} | {one['ms']:.0f} | {one['fastest']:.0f} | {one['cpu']:.0f} | {one['peak']:.0f} | "
+            f"{ratio('jax', 'ms')} | {ratio('jax', 'cpu')} | {ratio('torch', 'ms')} | {ratio('torch', 'cpu')} | "
+            f"{ratio('torch', 'peak')} |"
+        )
+    return rows
+
+
+def _write(results: dict[str, Any], load: float) -> None:
+    """Put the measured table into the results page, between its markers; the rest of the page is written by hand."""
+    lines = [
+        f"`{' '.join(['python', 'bench/train_step.py', *sys.argv[1:]])}`, {datetime.date.today().isoformat()}, "
+        f"{os.cpu_count()} shared cores ({_processor()}), load {load:.1f} before and {os.getloadavg()[0]:.1f} after",
+        "",
+        "| size | contender | ms, median | ms, least | CPU ms | peak MiB | ÷ jax | CPU ÷ jax | ÷ torch | CPU ÷ torch "
+        "| peak ÷ torch |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
+        *(row for name, found in results.items() for row in _rows(name, found)),
+    ]
+    page = RESULTS.read_text() if RESULTS.exists() else f"# The training step\n\n{_BEGIN}\n{_END}\n"
+    before, rest = page.split(_BEGIN)
+    RESULTS.write_text(before + _BEGIN + "\n" + "\n".join(lines) + "\n" + _END + rest.split(_END)[1])
+
+
+_BEGIN, _END = "<!-- measured -->", "<!-- end -->"
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
 def main() -> None:
-    """Parse the options and print the figures."""
-    if "--work" in sys.argv:
-        folder, threads, steps, vocabulary = sys.argv[2:]
-        work(Path(folder), int(threads), int(steps), int(vocabulary))
+    """Parse the options, compare, and print what was found."""
+    if "--contend" in sys.argv:
+        name, folder, threads = sys.argv[2:]
+        _contend(name, Path(folder), int(threads))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=0, help="per worker; default: an equal share of the cores")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--with-jax", action="store_true")
-    parser.add_argument("--option", action="append", default=[], help="of the model, e.g. n_layer=2")
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4, help="of each contender in each round")
+    parser.add_argument("--no-write", action="store_true", help="leave the results page as it is")
     given = parser.parse_args()
-    options = {name: int(value) for name, _, value in (item.partition("=") for item in given.option)}
-    vocabulary = options.get("vocab_size", 256)
-    threads = given.threads or max(1, usable_cores() // given.workers)
-    with tempfile.TemporaryDirectory() as folder:
-        result = prepare(Path(folder), options)
-        result |= run_workers(Path(folder), given.workers, threads, given.steps, vocabulary)
-    if given.with_jax:
-        result |= time_jax(options, given.steps)
-    print(json.dumps(result, indent=2))
+    load = os.getloadavg()[0]
+    results = {name: _compare(name, given.contenders, given.rounds, given.steps) for name in given.sizes}
+    if not given.no_write:
+        _write(results, load)
+    for name, found in results.items():
+        print("\n".join(_rows(name, found)))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.runtime.executor import StepResult
 from planetary.runtime.host import host_features, usable_cores
 from planetary.runtime.host_arrays import checked_batch, in_order
+from planetary.runtime.host_memory import keep_large_blocks
 
 DRIVERS = {"cpu": "local-task", "cuda": "cuda", "hip": "hip", "vulkan": "vulkan", "metal": "metal"}
 
@@ -110,6 +111,7 @@ def _open_device(backend: str, device_id: int, threads: int | None) -> Any:
         wanted = usable_cores() if threads is None else threads
         if wanted < 1:
             raise UserError(f"a worker needs at least 1 thread, found {wanted}")
+        keep_large_blocks()
         if _Threads.count is None:
             iree.flags.parse_flags(f"--task_topology_group_count={wanted}")
             _Threads.count = wanted

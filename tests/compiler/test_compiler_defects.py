@@ -43,9 +43,9 @@ def run_here(text: str, *arguments: np.ndarray, flags: tuple[str, ...] = ()) -> 
 
 
 def _device() -> iree.HalDevice:
-    from planetary.runtime.iree_executor import _device
+    from planetary.runtime.iree_executor import open_device
 
-    return _device("cpu", 0, None)
+    return open_device("cpu", 0, None)
 
 
 def rewritten(text: str, rewrite: Callable[[ir.Module], None]) -> str:

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import subprocess
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -122,6 +123,25 @@ def compile_artifact(train_step: TrainStep, target: Target, cache: ArtifactCache
         cache.put(vmfb)
         cache.link(key, digest)
     return Artifact(vmfb, digest, key, target, cached=False)
+
+
+def compile_functions(portable: bytes, target: Target, functions: Collection[str]) -> bytes:
+    """Return the VMFB of some functions of a module, to be called one by one, for an IREE target of this machine.
+
+    It carries no label: it is for the process that compiles it, not for others to fetch.
+
+    Raises:
+        UserError: the target is unknown.
+        CompileError: IREE refuses the module.
+    """
+    with ir.new_context():
+        module = ir.parse_module(portable)
+        for name, function in ir.functions(module).items():
+            if name not in functions:
+                ir.erase_function(function)
+        normalise.rewrite_for_iree(module)
+        text = ir.to_text(module)
+    return run_compiler(text, compiler_flags(target))
 
 
 def run_compiler(text: str, flags: list[str]) -> bytes:

@@ -31,13 +31,18 @@ def for_target(module: ir.Module, label: ArtifactLabel, replaced: Sequence[int])
         label: baked into `train_step` as reflection text.
         replaced: the argument of `train_step` that each of its first results overwrites.
     """
-    negate_to_subtract(module)
-    split_long_reductions(module)
-    keep_apart_broadcasts(module)
+    rewrite_for_iree(module)
     train = ir.functions(module)["train_step"]
     mark_in_place(train, replaced)
     text = label.encode().replace("\\", "\\5C").replace('"', "\\22")
     train.operation.attributes["iree.reflection"] = ir.parse_attribute(f'{{planetary = "{text}"}}')
+
+
+def rewrite_for_iree(module: ir.Module) -> None:
+    """Rewrite, in place, what IREE mistreats in any function of a module."""
+    negate_to_subtract(module)
+    split_long_reductions(module)
+    keep_apart_broadcasts(module)
 
 
 def lookups_to_matmuls(module: ir.Module) -> None:

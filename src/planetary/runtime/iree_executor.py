@@ -20,7 +20,7 @@ from planetary.runtime.host_memory import keep_large_blocks
 
 DRIVERS = {"cpu": "local-task", "cuda": "cuda", "hip": "hip", "vulkan": "vulkan", "metal": "metal"}
 
-_ELEMENTS = {
+ELEMENTS = {
     "f64": iree.HalElementType.FLOAT_64,
     "f32": iree.HalElementType.FLOAT_32,
     "f16": iree.HalElementType.FLOAT_16,
@@ -90,7 +90,7 @@ class _Threads:
 _devices: dict[tuple[str, int], Any] = {}
 
 
-def _device(backend: str, device_id: int, threads: int | None) -> Any:
+def open_device(backend: str, device_id: int, threads: int | None) -> Any:
     """Return the device, opened once per process and never closed.
 
     Destroying a device waits for its threads while the interpreter lock is held. A thread that is still clearing up
@@ -99,11 +99,11 @@ def _device(backend: str, device_id: int, threads: int | None) -> Any:
     """
     key = (backend, device_id)
     if key not in _devices or (backend == "cpu" and threads is not None and threads != _Threads.count):
-        _devices[key] = _open_device(backend, device_id, threads)
+        _devices[key] = _make_device(backend, device_id, threads)
     return _devices[key]
 
 
-def _open_device(backend: str, device_id: int, threads: int | None) -> Any:
+def _make_device(backend: str, device_id: int, threads: int | None) -> Any:
     driver_name = DRIVERS.get(backend)
     if driver_name is None:
         raise UserError(f"unknown backend {backend!r}; known: {', '.join(DRIVERS)}")
@@ -174,7 +174,7 @@ class IreeExecutor:
                 f"{spec.stablehlo_digest[:12]}…"
             )
         self._backend = backend
-        self._device = _device(backend, device_id, threads)
+        self._device = open_device(backend, device_id, threads)
         usage = iree.BufferUsage.DEFAULT
         self._usage = int(usage | iree.BufferUsage.MAPPING) if backend == "cpu" else int(usage)
         try:
@@ -248,7 +248,7 @@ class IreeExecutor:
         return float(self._read(_SCALAR, outputs.get_as_object(0, iree.HalBufferView)))
 
     def close(self) -> None:
-        """Release what is on the device; the device itself stays open, see `_device`."""
+        """Release what is on the device; the device itself stays open, see `open_device`."""
         if self._closed:
             return
         self._closed = True
@@ -295,7 +295,7 @@ class IreeExecutor:
                 allowed_usage=self._usage,
                 device=self._device,
                 buffer=array,
-                element_type=_ELEMENTS[spec.dtype],
+                element_type=ELEMENTS[spec.dtype],
             )
         except (RuntimeError, ValueError) as error:
             raise ResourceError(

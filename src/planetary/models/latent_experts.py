@@ -1,0 +1,143 @@
+"""Routing and experts of a LatentMoE layer: gates, real experts, and surrogates for those that live elsewhere.
+
+N = tokens, C = width, E = routed experts of the model, S = experts that are here (all of them, or a composer's
+slots), K = experts per token, L = latent width, F = width inside an expert, R = rank of a surrogate.
+
+An expert maps the latent width to itself: `relu(u up)² down`, or SwiGLU `silu(u gate) · (u up)` then `down` (PARALLAX,
+4.2; Elango et al. 2026). A surrogate is a narrow relu² expert.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from planetary.compiler.markers import custom_vjp, stop_gradient
+from planetary.models.initial import Params
+from planetary.models.layers import softmax
+from planetary.models.moe import chosen_experts
+
+Selection = Literal["rank", "topk"]
+_TERNARY_FLOOR = 1e-8
+
+
+def router_gates(weight: jax.Array, x: jax.Array, active: int, select: Selection) -> tuple[jax.Array, jax.Array]:
+    """Return the gates [N, E] of tokens `x` [N, C] and the load-balancing loss (1 when all loads are equal).
+
+    Softmax over all experts in float32, the `active` largest, renormalised to sum to 1; 0 for the others.
+
+    Args:
+        weight: [E, C].
+        x: tokens.
+        active: K.
+        select: "rank" compares all pairs of experts, [N, E, E] at once; "topk" sorts (`lax.top_k`). Neither compares a
+            score with a threshold: see `chosen_experts`.
+    """
+    probabilities = softmax(jnp.einsum("nc,ec->ne", x.astype(jnp.float32), weight.astype(jnp.float32)))
+    if select == "rank":
+        chosen = chosen_experts(stop_gradient(probabilities), active)
+    else:
+        ids = jax.lax.top_k(stop_gradient(probabilities), active)[1]
+        chosen = jnp.any(ids[:, :, None] == jnp.arange(weight.shape[0])[None, None, :], axis=1)
+    kept = jnp.where(chosen, probabilities, 0.0)
+    gates = kept / jnp.sum(kept, axis=1, keepdims=True)
+    share = jnp.mean(jnp.where(chosen, 1.0, 0.0), axis=0) / active
+    balance = weight.shape[0] * jnp.sum(share * jnp.mean(probabilities, axis=0))
+    return gates, balance
+
+
+def straight_through_ternary(weight: jax.Array) -> jax.Array:
+    """BitNet b1.58 per matrix [..., m, n]: γ · clip(round(W / γ), −1, 1), γ = mean |W|; the gradient is W's own."""
+    scale = jnp.maximum(jnp.mean(jnp.abs(weight), axis=(-2, -1), keepdims=True), _TERNARY_FLOOR)
+    rounded = jnp.clip(jnp.round(weight / scale), -1.0, 1.0) * scale
+    return weight + stop_gradient(rounded - weight)
+
+
+def used_weights(experts: Params, ternary: bool) -> Params:
+    """Return the weights that the layer computes with."""
+    return {name: straight_through_ternary(value) for name, value in experts.items()} if ternary else experts
+
+
+def hidden_units(experts: Params, u: jax.Array, pattern: str) -> jax.Array:
+    """Return the experts' inner activations; `pattern` is the einsum of `u` with `up` [S, L, F]."""
+    up = jnp.einsum(pattern, u, experts["up"])
+    if "gate" in experts:
+        return jax.nn.silu(jnp.einsum(pattern, u, experts["gate"])) * up
+    positive = jax.nn.relu(up)
+    return positive * positive
+
+
+def mixture(experts: Params, u: jax.Array, gates: jax.Array) -> jax.Array:
+    """Return Σ_s gates[:, s] · E_s(u) [N, L] for `u` [N, L] and gates [N, S]: every expert for every token.
+
+    The gate scales the inner activations, so the sum over experts is one matrix product.
+    """
+    hidden = hidden_units(experts, u, "nl,slf->nsf") * gates[:, :, None]
+    return jnp.einsum("nsf,sfl->nl", hidden, experts["down"])
+
+
+def surrogate_bank(a: jax.Array, b: jax.Array, u: jax.Array, gates: jax.Array) -> jax.Array:
+    """Return Σ_e gates[:, e] · relu(u A_e)² B_e [N, L]: two matrix products over all experts, no dispatch.
+
+    Args:
+        a: [E, L, R].
+        b: [E, R, L].
+        u: [N, L].
+        gates: [N, E], 0 for experts that are not to be stood in for.
+    """
+    return mixture({"up": a, "down": b}, u, gates)
+
+
+def slot_capacity(tokens: int, active: int, experts: int, factor: float) -> int:
+    """Return how many tokens an expert takes: `factor` times its even share, at most all of them."""
+    return max(1, min(tokens, -int(-tokens * active * factor // experts)))
+
+
+def mixture_in_slots(experts: Params, u: jax.Array, gates: jax.Array, active: int, capacity: int) -> jax.Array:
+    """Return what `mixture` returns, computing an expert only for the tokens that chose it, `capacity` at most.
+
+    Of more tokens the later ones lose that expert. Rows travel by gathers alone, forward and backward: the gradient of
+    a gather would be a scatter, but each direction has the other's map.
+
+    Args:
+        experts: weights [S, ...].
+        u: [N, L].
+        gates: [N, S], at most `active` of a row above 0.
+        active: K.
+        capacity: tokens per expert.
+    """
+    tokens, count = gates.shape
+    fixed = stop_gradient(gates)
+    chosen = fixed > 0
+    places = jnp.cumsum(jnp.where(chosen, 1, 0), axis=0) - 1  # of a token among its expert's [N, S]
+    # The chosen tokens' numbers sort before the others', which are moved up by N.
+    numbers = jnp.where(chosen, 0, tokens) + jnp.arange(tokens)[:, None]
+    token_of = jnp.minimum(jax.lax.sort(numbers.T.astype(jnp.int32), dimension=1)[:, :capacity], tokens)  # [S, cap]
+    slots = jax.lax.top_k(fixed, min(active, count))[1]  # [N, K']
+    place = jnp.take_along_axis(places, slots, axis=1)
+    valid = jnp.take_along_axis(chosen, slots, axis=1) & (place < capacity)
+    row_of = jnp.where(valid, slots * capacity + place, count * capacity).astype(jnp.int32)  # [N, K']
+
+    def spread_back(arguments: tuple[jax.Array, ...], results: jax.Array, gradient: jax.Array) -> tuple[object, ...]:
+        return jnp.sum(_rows(gradient.reshape(-1, gradient.shape[-1]), arguments[2]), axis=1), None, None
+
+    spread = custom_vjp(lambda values, tokens_, rows_: _rows(values, tokens_), spread_back)
+
+    def collect_back(arguments: tuple[jax.Array, ...], results: jax.Array, gradient: jax.Array) -> tuple[object, ...]:
+        return _rows(gradient, arguments[1]).reshape(arguments[0].shape), None, None
+
+    collect = custom_vjp(lambda values, tokens_, rows_: jnp.sum(_rows(values, rows_), axis=1), collect_back)
+    # Gates go the same way as inputs, one column per slot, so their gradient needs no scatter either.
+    own = jnp.eye(count, dtype=gates.dtype)
+    routed = jnp.einsum("sct,st->sc", spread(gates, token_of, row_of), own)
+    hidden = hidden_units(experts, spread(u, token_of, row_of), "scl,slf->scf") * routed[:, :, None]
+    outputs = jnp.einsum("scf,sfl->scl", hidden, experts["down"])
+    return collect(outputs.reshape(count * capacity, -1), token_of, row_of)
+
+
+def _rows(values: jax.Array, index: jax.Array) -> jax.Array:
+    """Rows of `values` [M, ...] by number; M stands for a row of zeros."""
+    padded = jnp.concatenate([values, jnp.zeros((1, *values.shape[1:]), values.dtype)])
+    return padded[index]

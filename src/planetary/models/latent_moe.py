@@ -1,0 +1,282 @@
+"""A LatentMoE transformer: attention blocks and, in turn, mixtures whose experts work in a narrow latent space.
+
+`u = x W_down`, the experts' weighted sum `y` in the latent space, `x + y W_up` (PARALLAX, 4.2; Elango et al. 2026).
+`build` makes the ordinary model with all experts. `composer_forward` is the same model as one composer of PARALLAX
+executes it: owned experts in slots, surrogates for the others, and a probe at y.
+
+B = batch, T = sequence, N = B · T tokens, C = width, E = experts, S = slots, L = latent width, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import msgspec
+import numpy as np
+
+from planetary.compiler.markers import stop_gradient
+from planetary.core.errors import UserError
+from planetary.models.initial import Params, draw, normal, ones
+from planetary.models.latent_experts import (
+    Selection,
+    mixture,
+    mixture_in_slots,
+    router_gates,
+    slot_capacity,
+    surrogate_bank,
+    used_weights,
+)
+from planetary.models.layers import cross_entropy, linear, rms_norm
+from planetary.models.llama import attention, attention_parameters
+from planetary.models.options import configure, require_counts, require_multiple
+
+
+class LatentMoeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sizes of the model and of one batch."""
+
+    n_layer: int = 3  # pairs of an attention and an expert block
+    n_head: int = 4
+    n_kv_head: int = 4
+    n_embd: int = 128
+    n_expert: int = 16
+    n_active: int = 4  # experts per token
+    n_latent: int = 64  # width of an expert's input and output
+    n_hidden: int = 256  # width inside an expert
+    activation: Literal["relu2", "swiglu"] = "relu2"
+    ternary: bool = False  # experts compute with ternary weights
+    select: Selection = "topk"
+    capacity: float = 0.0  # tokens per expert over an even share; 0: every expert for every token, none dropped
+    balance: float = 0.01  # weight of the load-balancing loss; 0: none
+    rope_base: float = 10_000.0
+    vocab_size: int = 256
+    sequence_length: int = 128
+    batch_size: int = 16
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` where the sizes do not fit together."""
+        require_counts("latent_moe", self)
+        require_multiple("latent_moe", self, "n_head", "n_kv_head")
+        require_multiple("latent_moe", self, "n_embd", "n_head", times=2)
+        if self.n_active > self.n_expert:
+            raise UserError(
+                f"latent_moe: n_active={self.n_active} experts per token, but n_expert={self.n_expert} in all"
+            )
+        if self.capacity < 0 or self.balance < 0:
+            raise UserError(f"latent_moe: capacity and balance are at least 0, found {self.capacity}, {self.balance}")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "n_layer": 1,
+        "n_head": 2,
+        "n_kv_head": 1,
+        "n_embd": 16,
+        "n_expert": 4,
+        "n_active": 2,
+        "n_latent": 8,
+        "n_hidden": 12,
+        "vocab_size": 32,
+        "sequence_length": 8,
+        "batch_size": 2,
+    },
+    "default": {},
+    "moe-tiny": {"n_embd": 64, "n_layer": 2, "n_expert": 8, "n_active": 2, "n_latent": 32, "n_hidden": 64},
+    "moe-small": {
+        "n_layer": 8,
+        "n_head": 8,
+        "n_kv_head": 8,
+        "n_embd": 512,
+        "n_expert": 64,
+        "n_active": 8,
+        "n_latent": 192,
+        "n_hidden": 768,
+        "sequence_length": 512,
+        "batch_size": 8,
+    },
+    # The report's table 5. It does not say how many keys and values attention has or whether the head is tied to the
+    # embedding; 8 of 32 and untied come closest to its 1.95 billion active parameters (1.960 billion).
+    "20b": {
+        "n_layer": 16,
+        "n_head": 32,
+        "n_kv_head": 8,
+        "n_embd": 2048,
+        "n_expert": 256,
+        "n_active": 16,
+        "n_latent": 768,
+        "n_hidden": 3072,
+        "ternary": True,
+        "vocab_size": 128_256,
+        "sequence_length": 1024,
+    },
+    # Table 14's experts. Its backbone is Mamba-3 with hyper-connections, of sizes that are not given; this one is
+    # attention of width 4096, so its active parameters are not the report's.
+    "176b": {
+        "n_layer": 32,
+        "n_head": 32,
+        "n_kv_head": 8,
+        "n_embd": 4096,
+        "n_expert": 640,
+        "n_active": 16,
+        "n_latent": 1024,
+        "n_hidden": 4096,
+        "ternary": True,
+        "vocab_size": 128_256,
+        "sequence_length": 1024,
+    },
+}
+
+
+def expert_parameters(config: LatentMoeConfig, count: int) -> Params:
+    """Return what to draw for `count` experts of one layer: activations near 1, whatever the widths."""
+    into, out = config.n_latent**-0.5, config.n_hidden**-0.5
+    made = {
+        "up": normal(count, config.n_latent, config.n_hidden, deviation=into),
+        "down": normal(count, config.n_hidden, config.n_latent, deviation=out),
+    }
+    if config.activation == "swiglu":
+        made["gate"] = normal(count, config.n_latent, config.n_hidden, deviation=into)
+    return made
+
+
+def dense_parameters(config: LatentMoeConfig) -> Params:
+    """Return what to draw for everything but the routed experts."""
+    width, latent = config.n_embd, config.n_latent
+    writes = (2 * config.n_layer) ** -0.5
+    block = {
+        "attention_norm": {"weight": ones(width)},
+        "attention": attention_parameters(width, config.n_head, config.n_kv_head, 0.02 * writes),
+        "mixture_norm": {"weight": ones(width)},
+        "router": {"weight": normal(config.n_expert, width, deviation=0.02)},
+        "latent": {
+            "down": normal(width, latent, deviation=width**-0.5),
+            "up": normal(latent, width, deviation=0.5 * writes * latent**-0.5),
+        },
+    }
+    return {
+        "embedding": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+        "layers": [block] * config.n_layer,
+        "norm": {"weight": ones(width)},
+        "head": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+    }
+
+
+def parameters(config: LatentMoeConfig) -> Params:
+    """Return what to draw for the whole model; each layer has its experts under `experts`."""
+    tree = dense_parameters(config)
+    experts = expert_parameters(config, config.n_expert)
+    return {**tree, "layers": [{**layer, "experts": experts} for layer in tree["layers"]]}
+
+
+Mixture = Callable[[int, jax.Array, jax.Array], jax.Array]
+
+
+def forward(
+    params: Params, tokens: jax.Array, config: LatentMoeConfig, mix: Mixture
+) -> tuple[jax.Array, jax.Array, list[tuple[jax.Array, jax.Array]]]:
+    """Return logits [B, T, V], the mean load-balancing loss, and each layer's (u [N, L], gates [N, E]).
+
+    Args:
+        params: of everything but the routed experts (others are ignored).
+        tokens: i32 [B, T].
+        config: of the model.
+        mix: `mix(layer, u, gates)` returns y [N, L].
+    """
+    x = params["embedding"]["weight"][tokens]
+    balances, seen = [], []
+    for index, layer in enumerate(params["layers"]):
+        read = rms_norm(layer["attention_norm"], x)
+        x = x + attention(layer["attention"], read, config.n_head, config.n_kv_head, config.rope_base)
+        flat = rms_norm(layer["mixture_norm"], x).reshape(-1, config.n_embd)
+        gates, balance = router_gates(layer["router"]["weight"], flat, config.n_active, config.select)
+        u = flat @ layer["latent"]["down"]
+        x = x + (mix(index, u, gates) @ layer["latent"]["up"]).reshape(x.shape)
+        balances.append(balance)
+        seen.append((u, gates))
+    logits = linear(params["head"], rms_norm(params["norm"], x))
+    return logits, jnp.mean(jnp.stack(balances)), seen
+
+
+def real_mixture(experts: Params, u: jax.Array, gates: jax.Array, config: LatentMoeConfig) -> jax.Array:
+    """Return the weighted sum of the real experts that are here, dense or in slots as the config says."""
+    weights = used_weights(experts, config.ternary)
+    if not config.capacity:
+        return mixture(weights, u, gates)
+    capacity = slot_capacity(u.shape[0], config.n_active, config.n_expert, config.capacity)
+    return mixture_in_slots(weights, u, gates, config.n_active, capacity)
+
+
+def apply(params: Params, tokens: jax.Array, config: LatentMoeConfig) -> jax.Array:
+    """Return next-token logits [B, T, V] of the ordinary model for `tokens` i32 [B, T]; T may be any length."""
+    layers = params["layers"]
+    return forward(params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config))[0]
+
+
+def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: LatentMoeConfig) -> jax.Array:
+    """Return the mean cross-entropy in nats of `targets` given `tokens`, both i32 [B, T], plus `balance` × the
+    load-balancing loss.
+    """
+    layers = params["layers"]
+    found, balance, _ = forward(
+        params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config)
+    )
+    return cross_entropy(found, targets) + config.balance * balance
+
+
+def composer_forward(
+    params: Params,
+    experts: Sequence[Params],
+    held: Sequence[Params],
+    probes: Sequence[jax.Array],
+    batch: tuple[jax.Array, jax.Array],
+    *,
+    config: LatentMoeConfig,
+    detach: bool = True,
+) -> tuple[jax.Array, ...]:
+    """Return (loss, cross-entropy, u and gates of every layer in turn) of the model as one composer executes it.
+
+    The gates get their gradient through real experts and surrogates alike. Gradients never reach A and B; with
+    `detach` they do not pass through the surrogates to u either (4.1).
+
+    Args:
+        params: of everything but the routed experts.
+        experts: per layer, the owned experts' weights [S, ...].
+        held: per layer, `ownership` f32 [E, S] (see `planetary.moe.ownership.slot_matrix`) and the surrogates `a`
+            [E, L, R] and `b` [E, R, L]. Without `a` and `b`, experts that are not owned contribute nothing.
+        probes: per layer, f32 [N, L], added to y. With zeros nothing changes, and the gradient with respect to a
+            probe is g_y.
+        batch: tokens and targets, both i32 [B, T].
+        config: of the model.
+        detach: stop the gradient at the surrogates' input.
+    """
+
+    def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
+        ownership = held[layer]["ownership"]
+        y = real_mixture(experts[layer], u, gates @ ownership, config)
+        if "a" in held[layer]:
+            a, b = stop_gradient(held[layer]["a"]), stop_gradient(held[layer]["b"])
+            elsewhere = gates * (1.0 - jnp.sum(ownership, axis=1))
+            y = y + surrogate_bank(a, b, stop_gradient(u) if detach else u, elsewhere)
+        return y + probes[layer]
+
+    tokens, targets = batch
+    found, balance, seen = forward(params, tokens, config, mix)
+    entropy = cross_entropy(found, targets)
+    observed = [array for pair in seen for array in pair]
+    return entropy + config.balance * balance, entropy, *observed
+
+
+def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
+    """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
+    return apply(params, tokens, configure("latent_moe", LatentMoeConfig, options))
+
+
+def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
+    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `LatentMoeConfig`."""
+    config = configure("latent_moe", LatentMoeConfig, options)
+    example = np.zeros((config.batch_size, config.sequence_length), np.int32)
+    return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)

@@ -1,0 +1,107 @@
+"""Runs the functions of a program over named host arrays, with XLA or with IREE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from planetary.core.errors import LocalProtocolError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.moe.programs import FunctionSpec, Program
+from planetary.runtime.host_arrays import in_order
+
+if TYPE_CHECKING:
+    from planetary.compiler.targets import Target
+
+
+class Runner(Protocol):
+    """A program ready to run. Nothing is kept between two calls."""
+
+    program: Program
+
+    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
+        """Return the results of a function by name; `tensors` has at least its arguments."""
+        ...
+
+
+class XlaRunner:
+    """Runs a program with XLA on this machine's CPU; each function is compiled when it is first called.
+
+    Args:
+        program: what to run.
+        optimise: False compiles faster and runs slower.
+    """
+
+    def __init__(self, program: Program, *, optimise: bool = True) -> None:
+        self.program = program
+        self._optimise = optimise
+        self._compiled: dict[str, tuple[Any, list[str]]] = {}
+
+    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
+        """See `Runner`."""
+        import jax
+
+        from planetary.compiler import xla
+
+        spec = signature(self.program, function)
+        device = jax.devices("cpu")[0]
+        if function not in self._compiled:
+            text, kinds = xla.as_main(self.program.portable, function)
+            self._compiled[function] = xla.compile_main(text, [device], optimise=self._optimise), kinds
+        executable, kinds = self._compiled[function]
+        arrays = in_order(spec.arguments, tensors)
+        placed = [xla.place(array, kind, device) for array, kind in zip(arrays, kinds, strict=True)]
+        results = xla.run(executable, placed)
+        return {s.name: np.asarray(parts[0]) for s, parts in zip(spec.results, results, strict=True)}
+
+
+def signature(program: Program, function: str) -> FunctionSpec:
+    """Return the signature of a program's function."""
+    if function not in program.functions:
+        known = ", ".join(program.functions)
+        raise LocalProtocolError(f"the program has no function {function!r}; it has: {known}")
+    return program.functions[function]
+
+
+def zeros_for(specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+    """Return zeros by name: the optimizer state before the first step."""
+    return {spec.name: spec.zeros() for spec in specs}
+
+
+def state_specs(program: Program) -> tuple[TensorSpec, ...]:
+    """Return the optimizer state of a program: what `update` takes between the parameters and the step."""
+    spec = signature(program, "update")
+    names = [s.name for s in spec.arguments]
+    count = sum(name.startswith("gradient.") for name in names)
+    return spec.arguments[count : names.index("step")]
+
+
+class IreeRunner:
+    """Compiles a program with IREE for one target and runs it on that device of this machine.
+
+    Args:
+        program: what to compile.
+        target: for an IREE backend.
+        functions: those that will be called; default: all.
+
+    Raises:
+        CompileError: IREE refuses the program.
+        ResourceError: the device cannot be opened, or the module not be loaded.
+    """
+
+    def __init__(self, program: Program, target: Target, functions: Sequence[str] = ()) -> None:
+        from planetary.compiler.iree import compile_functions
+        from planetary.runtime.iree_functions import IreeFunctions
+
+        self.program = program
+        module = compile_functions(program.portable, target, functions or list(program.functions))
+        self._functions = IreeFunctions(module, backend=target.backend)
+
+    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
+        """See `Runner`."""
+        spec = signature(self.program, function)
+        arrays = in_order(spec.arguments, tensors)
+        results = self._functions.call(function, spec.arguments, arrays, spec.results)
+        return {s.name: array for s, array in zip(spec.results, results, strict=True)}

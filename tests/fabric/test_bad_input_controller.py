@@ -93,6 +93,7 @@ def test_when_every_worker_fails_the_run_ends_with_the_last_failure(reported: st
     assert {(r.worker, r.step) for r in bench.records(TaskAborted)} == {("a/0", 2), ("b/0", 2)}
     assert {to for to, message in bench.sent if isinstance(message, m.Shutdown)} == set(sessions)
     assert bench.records(RunFinished)[0].kind == kind
+    assert [message.ok for _, message in bench.sent if isinstance(message, m.Shutdown)] == [False, False]
 
 
 def test_what_cannot_be_sent_ends_the_run_instead_of_being_tried_for_ever() -> None:

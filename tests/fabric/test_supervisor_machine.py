@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planetary.core.errors import TrustError
 from planetary.fabric import events as e
 from planetary.fabric.restarts import Restarts
 from planetary.fabric.supervisor_machine import SupervisorMachine
@@ -86,6 +87,13 @@ def test_a_shutdown_ends_the_worker_first() -> None:
     assert out == [e.KillProcess("all done", gracefully=True)]
     out = supervisor.handle(e.ProcessExited(100, -15, "killed by SIGTERM"), 5.5)
     assert out == [e.Send(1, m.Goodbye(reason="all done")), e.Exit(True, "all done")]
+
+
+def test_a_worker_that_is_not_wanted_any_more_is_no_success() -> None:
+    supervisor = running(machine())
+    supervisor.handle(e.Received(1, m.Shutdown(reason="3 failed tasks in a row", ok=False)), 5.0)
+    out = supervisor.handle(e.ProcessExited(100, 4, "exited with status 4"), 5.5)
+    assert out[-1] == e.Exit(False, "3 failed tasks in a row", TrustError)
 
 
 def test_stopped_before_a_restart_it_starts_nothing_more() -> None:

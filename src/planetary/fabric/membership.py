@@ -155,7 +155,7 @@ class Membership:
         self.banned[worker.worker] = reason
         supervisors = [s.session for s in self._desk.supervisors.values() if s.worker == worker.worker]
         for session in [worker.session, *supervisors]:
-            self._desk.send(session, m.Shutdown(reason=reason))
+            self._desk.send(session, m.Shutdown(reason=reason, ok=False))
 
     def restart(self, worker: WorkerSession, reason: str) -> None:
         """Ask the worker's supervisor, if it has one, for a fresh process."""

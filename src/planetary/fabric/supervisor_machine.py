@@ -54,7 +54,7 @@ class SupervisorMachine:
         self._started_at = 0.0
         self._start_at: float | None = 0.0
         self._stop_reason: str | None = None
-        self._refused = False  # whether the gateway is the one who does not want this supervisor
+        self._refused = False  # whether it is the gateway that does not want this worker
         self._ended = False
         self._out: list[Instruction] = []
 
@@ -90,6 +90,7 @@ class SupervisorMachine:
                 if isinstance(event.message, m.RestartWorker) and self._pid:
                     self._out.append(KillProcess(event.message.reason, gracefully=False))
                 elif isinstance(event.message, m.Shutdown):
+                    self._refused = not event.message.ok
                     self._stop(event.message.reason)
             case ProcessStarted():
                 self._pid, self._started_at = event.pid, now

@@ -191,7 +191,7 @@ class WorkerMachine:
                     self._stopping = True
                     self._out.append(StopTask(message.task))
             case m.Shutdown():
-                self._exit(None, message.reason)
+                self._exit(None if message.ok else TrustError, message.reason)
 
     def _report_ready(self) -> None:
         if self._job is not None and self._loaded == self._job.artifact:

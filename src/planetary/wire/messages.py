@@ -95,9 +95,10 @@ class RestartWorker(Message, frozen=True, kw_only=True):
 
 
 class Shutdown(Message, frozen=True, kw_only=True):
-    """The run is over: finish and exit with status 0."""
+    """Finish and exit: the run is over, or, where `ok` is false, this worker is not wanted in it any more."""
 
     reason: str
+    ok: bool = True  # whether to exit with status 0
 
 
 # --- worker and gateway ----------------------------------------------------------------------------------------

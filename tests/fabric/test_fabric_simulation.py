@@ -4,85 +4,21 @@ from __future__ import annotations
 
 import collections
 
-import numpy as np
 import pytest
+from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule
 
 from planetary.fabric.records import (
-    DeltaAccepted,
     DeltaRejected,
     LeaseAssigned,
-    RoundClosed,
     RoundFinished,
     RunFinished,
     RunResumed,
     WorkerLost,
 )
-from planetary.fabric.state import replay
-from planetary.testing.cluster import SimCluster, encode_story, policy, replay_parameters
-from planetary.testing.faults import KINDS, Fault, draw_plan
+from planetary.testing.cluster import SimCluster, encode_story, policy
+from planetary.testing.faults import KINDS, Fault
 
-ROUNDS, WORKERS = 6, 3
 SCHEDULES = 400
-LIMIT_S = 600.0
-
-
-def run_schedule(seed: int, checkpoint_every: int = 1) -> SimCluster:
-    limits = policy(rounds=ROUNDS, workers=WORKERS, checkpoint_every=checkpoint_every)
-    plan = draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12)
-    cluster = SimCluster(seed, limits, WORKERS, plan)
-    ended = cluster.run(LIMIT_S)
-    where = f"seed {seed}: {cluster.struck}"
-    assert ended, f"hangs; {where}; {cluster.gateway and cluster.gateway.controller.stall}"
-    return cluster
-
-
-def final_history(cluster: SimCluster) -> list:
-    """The journal without what was voided by resumes."""
-    history: list = []
-    for record in cluster.disk.journal:
-        if isinstance(record, RunResumed):
-            ends = [
-                i
-                for i, r in enumerate(history)
-                if isinstance(r, RoundFinished | RoundClosed) and r.round == record.mark.round
-            ]
-            history = history[: ends[-1] + 1] if ends else []
-        history.append(record)
-    return history
-
-
-def check(cluster: SimCluster, seed: int) -> None:
-    assert cluster.gateway is not None
-    state = cluster.gateway.controller.state
-    where = f"seed {seed}: {cluster.struck}"
-    end = cluster.disk.journal[-1]
-    assert isinstance(end, RunFinished), where
-    assert end.ok, f"{end.reason}; {where}"
-    assert state.round == ROUNDS, where
-
-    # The journal replays to the live state.
-    assert replay(cluster.disk.journal) == state, where
-
-    # Every token counts once: no lease is in two rounds of the final history, and the ledger agrees.
-    history = final_history(cluster)
-    accepted = [r for r in history if isinstance(r, DeltaAccepted)]
-    closed = {r.round: r for r in history if isinstance(r, RoundClosed)}
-    leases = [r.lease for r in accepted]
-    assert max(collections.Counter(leases).values()) == 1, where
-    assert state.ledger.trained == len(leases), where
-    assert state.ledger.held == [], where
-    assert state.tokens_total == sum(r.tokens for r in accepted), where
-    for number in range(1, ROUNDS + 1):
-        assert closed[number].contributions == sum(r.round == number for r in accepted), where
-
-    # The parameters are exactly what the final history says they are.
-    assert cluster.gateway.controller.policy.inner_steps == 4
-    theta = cluster.gateway._theta[ROUNDS]
-    np.testing.assert_array_equal(theta, replay_parameters(cluster.disk.journal, 4), err_msg=where)
-
-    # One metrics line per round, evaluated unless newer rounds overtook it twice.
-    assert sorted(cluster.disk.metrics) == list(range(1, ROUNDS + 1)), where
-    assert cluster.disk.metrics[ROUNDS].eval_loss is not None, where
 
 
 @pytest.mark.parametrize("block", range(8))

@@ -13,9 +13,12 @@ from planetary.core.errors import ClosedError, LocalProtocolError, PeerError, Re
 from planetary.core.tensors import TensorSpec
 from planetary.net import Trust, Tuning, connect
 from planetary.wire import Inbox, Outbox, expect_tensors
-from planetary.wire.messages import Goodbye, Heartbeat, Parameters, Shutdown, WorkerStarted
+from planetary.wire.messages import PROTOCOL_VERSION, Goodbye, Heartbeat, Parameters, Shutdown, WorkerStarted
 
 MIB = 1 << 20
+
+
+START = b"PLNT" + bytes([PROTOCOL_VERSION, 2, 0, 0])
 
 
 def noise(nbytes: int) -> np.ndarray:
@@ -328,7 +331,7 @@ def frames(*messages: object) -> bytes:
         (b"GET / HTTP/1.1\r\n", "speaks HTTP"),
         (b"PLNT\x63", "upgrade planetary on this side"),
         (frames(Shutdown(reason="x")).replace(b"Shutdown", b"Shutdowm"), "does not match its checksum"),
-        (b"PLNT\x01\x02\0\0" + struct.pack("<IIIII", 40, 2**31, 0, 0, 0), "does not match its checksum"),
+        (START + struct.pack("<IIIII", 40, 2**31, 0, 0, 0), "does not match its checksum"),
     ],
     ids=["http", "newer", "damaged", "over the cap"],
 )

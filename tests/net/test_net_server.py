@@ -20,8 +20,9 @@ from planetary.core.errors import (
 from planetary.net import Connection, ServerLimits, Trust, connect, serve
 from planetary.net.addresses import is_loopback, port_holder
 from planetary.wire.frames import Kind, encode_prefix
-from planetary.wire.messages import Refused, Shutdown
+from planetary.wire.messages import PROTOCOL_VERSION, Refused, Shutdown
 
+START = b"PLNT" + bytes([PROTOCOL_VERSION])
 HEARTBEAT = encode_prefix(Kind.CONTROL, b"", BEAT := b'{"type":"Heartbeat","id":1}') + BEAT
 
 
@@ -84,7 +85,7 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
         run(serve("nowhere.invalid", 0, nobody, tls=tls))
 
 
-@pytest.mark.parametrize("data", [b"", b"PLNT\x01", HEARTBEAT], ids=["nothing", "half a frame", "a heartbeat"])
+@pytest.mark.parametrize("data", [b"", START, HEARTBEAT], ids=["nothing", "half a frame", "a heartbeat"])
 def test_a_stranger_who_says_nothing_is_dropped(data: bytes) -> None:
     async def wait_for_the_drop() -> None:
         async with listening(limits=ServerLimits(first_message_s=0.05)) as (server, taken):

@@ -16,7 +16,7 @@ from planetary.core.tensors import HOST_DTYPES, TensorSpec
 from planetary.wire import Inbox, Limits, Outbox, Received, expect_tensors, refuse_tensors
 from planetary.wire.control import stamp
 from planetary.wire.frames import Kind, encode_prefix
-from planetary.wire.messages import Goodbye, Heartbeat, Message, Parameters
+from planetary.wire.messages import PROTOCOL_VERSION, Goodbye, Heartbeat, Message, Parameters
 from planetary.wire.outbox import Frame
 from planetary.wire.tensor_header import TensorHeader, encode_tensor_header
 
@@ -323,7 +323,7 @@ def test_well_framed_garbage_is_refused(kind: int, header: bytes, payload: bytes
 
 
 def test_a_hostile_length_with_a_right_checksum_allocates_nothing() -> None:
-    fields = struct.pack("<4sBBHIIII", b"PLNT", 1, 2, 0, 40, 2**32 - 1, 0, 0)
+    fields = struct.pack("<4sBBHIIII", b"PLNT", PROTOCOL_VERSION, 2, 0, 40, 2**32 - 1, 0, 0)
     inbox = Inbox()
     with pytest.raises(RemoteProtocolError, match="may have 1 to 4194304 bytes, it has 4294967295"):
         inbox.feed(fields + struct.pack("<I", zlib.crc32(fields)))

@@ -98,7 +98,7 @@ async def _run(args: argparse.Namespace, config: Config, folder: Path) -> int:
     from planetary.net.invite import mint
 
     loop = asyncio.get_running_loop()
-    tls = tokens = None
+    tls = tokens = authority = None
     token = ""
     state = (args.state or default_state_folder()).absolute()
     if not args.plain_loopback:
@@ -115,7 +115,7 @@ async def _run(args: argparse.Namespace, config: Config, folder: Path) -> int:
         resume=args.resume is not None,
         resume_from=args.checkpoint,
     )
-    gateway = Gateway(config, options, tls, tokens)
+    gateway = Gateway(config, options, tls, tokens, authority=authority)
     await gateway.start()
 
     last: list[RunStatus] = []

@@ -100,6 +100,11 @@ class ActiveCollective:
             return lambda: owner._complete(operation)
         return None
 
+    @property
+    def world_size(self) -> int:
+        """How many peers take part; known once it began."""
+        return self._world
+
     def stalled(self, now: float, stall_s: float) -> bool:
         """Whether nothing has come for `stall_s` seconds that was still due."""
         if self.operation is None or self.operation.complete:

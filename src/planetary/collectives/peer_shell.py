@@ -305,6 +305,7 @@ class PeerShell:
                 error = error or failure
             if isinstance(owner, ActiveCollective) and owner.operation is not None:
                 work.sent_bytes, work.received_bytes = owner.operation.sent, owner.operation.received
+                work.world_size = owner.world_size if error is None else 0
         work._settle(error, value)
 
     def _use(self, topology: m.Topology, rank: int) -> None:

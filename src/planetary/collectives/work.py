@@ -19,6 +19,7 @@ class Work:
         self._error: PlanetaryError | None = None
         self._value: Any = None
         self.sent_bytes = self.received_bytes = 0  # payload, once the call is over
+        self.world_size = 0  # of a collective that succeeded: how many peers took part
         self.begun: Callable[[Any], Any] | None = None  # what to do when the master lets it begin
 
     @property

@@ -26,6 +26,7 @@ from planetary.core.config_schema import (
     OptimizerConfig,
     OuterConfig,
     RunConfig,
+    SyncConfig,
     Timings,
     TrainConfig,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "OptimizerConfig",
     "OuterConfig",
     "RunConfig",
+    "SyncConfig",
     "Timings",
     "TrainConfig",
     "apply_overrides",
@@ -215,5 +217,7 @@ def config_hash(config: Config) -> str:
             table[key] = re.split(r"[/\\]", table[key])[-1]
     if config.optimizer.schedule in {"constant", "inverse-sqrt"}:
         del kept["optimizer"]["final_fraction"]
+    if config.sync.topology == "ring":  # its sums are rounded in another way
+        kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -127,6 +127,17 @@ class FabricConfig(msgspec.Struct, frozen=True):
     threads: Index = 0  # per worker; 0: the workers of one machine share its cores
 
 
+class SyncConfig(msgspec.Struct, frozen=True):
+    """`[sync]`: how the workers' results of a round become the next parameters."""
+
+    # "star": through the gateway; "ring": the workers reduce their deltas among themselves, and the gateway gets the
+    # parameters for checkpoints only
+    topology: Literal["star", "ring"] = "star"
+    precision: Literal["f32", "f64"] = "f32"  # "ring": of the deltas on their way; the star's sums are f64
+    connections: Count = 2  # "ring": TCP streams to the next worker; more help where one stream is limited
+    port: Port = 0  # "ring": that the gateway leads the ring on; 0: any
+
+
 class CheckpointConfig(msgspec.Struct, frozen=True):
     """`[checkpoint]`: when the state is written, and how much of it is kept."""
 
@@ -151,6 +162,7 @@ class Config(msgspec.Struct, frozen=True):
     optimizer: OptimizerConfig = OptimizerConfig()
     outer: OuterConfig = OuterConfig()
     fabric: FabricConfig = FabricConfig()
+    sync: SyncConfig = SyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
 
@@ -215,6 +227,11 @@ class Timings(msgspec.Struct, frozen=True):
         handshake.
         """
         return self.latency_budget_s * 2
+
+    @property
+    def ring_gather_s(self) -> float:
+        """How long a worker waits for the others in the ring, and for the next piece from its neighbour."""
+        return self.latency_budget_s * 10
 
     @property
     def startup_grace_s(self) -> float:

@@ -84,9 +84,9 @@ class LeaseLedger(msgspec.Struct):
     """Which leases are free, held, or trained. Every lease is in exactly one of these states.
 
     Leases below `next` were handed out at least once; of these, `returned` are free again, `held` are being
-    trained, and all others are trained. A trained lease can never be handed out again, so every token counts
-    once. The whole state is three JSON fields and depends only on the calls made, so replaying the calls
-    rebuilds it.
+    trained, and all others are trained. A trained lease is never handed out again unless its result is lost
+    (`retract`), so every token counts once. The whole state is three JSON fields and depends only on the calls
+    made, so replaying the calls rebuilds it.
     """
 
     next: int = 0  # the first lease that was never handed out
@@ -128,6 +128,16 @@ class LeaseLedger(msgspec.Struct):
             LocalProtocolError: nobody holds it.
         """
         self._release(lease, "completed")
+
+    def retract(self, lease: int) -> None:
+        """Make a trained lease a held one again: what was trained on it is lost before it counted.
+
+        Raises:
+            LocalProtocolError: it is not trained.
+        """
+        if lease >= self.next or lease in self.returned or lease in self.held:
+            raise LocalProtocolError(f"lease {lease} cannot be retracted: it is not trained")
+        insort(self.held, lease)
 
     def copy(self) -> LeaseLedger:
         """Return an independent copy."""

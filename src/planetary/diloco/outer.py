@@ -12,7 +12,7 @@ the second line with a plus sign (its equation 12 and algorithm 1); with Δ = θ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -93,6 +93,24 @@ def outer_step(
         NumericsError: a result is not finite; the tensor is named.
     """
     weighted = normalised(contributions)
+    return outer_step_to(
+        specs, state, lambda spec, block, before: mean_block(spec, weighted, block), learning_rate, momentum
+    )
+
+
+MeanOf = Callable[[TensorSpec, slice, np.ndarray], np.ndarray]
+"""(tensor, block, its master parameters as float64) -> that block of the mean of the ends, as a new float64 array."""
+
+
+def outer_step_to(
+    specs: Sequence[TensorSpec], state: OuterState, mean_of: MeanOf, learning_rate: float, momentum: float
+) -> OuterStep:
+    """`outer_step` for a mean that was formed elsewhere.
+
+    Raises:
+        LocalProtocolError: `state` does not fit `specs`.
+        NumericsError: a result is not finite; the tensor is named.
+    """
     params: dict[str, np.ndarray] = {}
     velocity: dict[str, np.ndarray] = {}
     squares = 0.0
@@ -102,8 +120,8 @@ def outer_step(
             raise LocalProtocolError(f"the outer state of {spec.name!r} is not {spec.size} float32 numbers")
         end, new = np.empty(spec.size, np.float32), np.empty(spec.size, np.float32)
         for block in blocks(spec.size):
-            mean = mean_block(spec, weighted, block)
             start64 = start[block].astype(np.float64)
+            mean = mean_of(spec, block, start64)
             delta = start64 - mean
             squares += float(np.dot(delta, delta))
             if momentum:

@@ -14,6 +14,7 @@ from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, 
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
+from planetary.diloco.mean import check_contribution
 from planetary.fabric.events import (
     EvaluationDone,
     Event,
@@ -47,13 +48,16 @@ class Compute:
         states: InnerStates,
         *,
         reset_inner_state: bool,
+        check_ends: bool = False,
         report: Callable[[Event], None],
     ) -> None:
+        """`check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks."""
         self._executor = executor
         self._spec = spec
         self._buffers = buffers
         self._states = states
         self._reset = reset_inner_state
+        self._check_ends = check_ends
         self._report = report
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
         self._saver = ThreadPoolExecutor(1, thread_name_prefix="saver")
@@ -146,7 +150,11 @@ class Compute:
         seconds = time.monotonic() - began
         self._state_round = task.round
         self._save_inner_state(task.round)
-        self._ends = {task.task: self._executor.read_params()}
+        ends = self._executor.read_params()
+        defect = check_contribution(self._spec.params, ends) if self._check_ends else ""
+        if defect:
+            raise NumericsError(f"after inner step {steps} of {task.steps}: {defect}")
+        self._ends = {task.task: ends}
         tokens_trained = steps * batch * length
         return TrainingDone(task.task, task.round, steps, tokens_trained, total / steps, last.grad_norm, seconds)
 

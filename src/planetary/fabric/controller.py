@@ -22,6 +22,7 @@ from planetary.fabric.events import (
     DropAttachment,
     Event,
     Finish,
+    ForgetRounds,
     Instruction,
     OuterStepDone,
     OuterStepFailed,
@@ -37,6 +38,8 @@ from planetary.fabric.records import (
     CheckpointFailed,
     CheckpointWritten,
     EndKind,
+    Mark,
+    RolledBack,
     RunFinished,
     Stalled,
     TaskAborted,
@@ -96,6 +99,7 @@ class Controller:
             self._desertion_deadline(),
             self._startup_deadline(),
             self._stalled_at + self.policy.round.grace_s if self.stall and not self._stall_reported else None,
+            self.training.ring.next_deadline() if self.training.ring is not None else None,
             *(self.training.stuck_at(worker) for worker in self.desk.workers.values()),
         ]
         return min((t for t in times if t is not None), default=None)
@@ -119,10 +123,7 @@ class Controller:
                 for worker in [w for w in self.desk.workers.values() if w.worker in self.membership.banned]:
                     self._lose(worker, event.reason, now)
             case OuterStepDone():
-                for version in self.evaluation.begin(event.round):
-                    self._write_metrics(version)
-                metrics = self.training.outer_step_done(event.round, now, self.evaluation.versions)
-                self._round_finished(metrics)
+                self._outer_step_done(event.round, now)
             case OuterStepFailed():
                 self._end("numerics", event.reason)
             case CheckpointDone():
@@ -157,6 +158,14 @@ class Controller:
                 self.membership.fetch(worker, message)
             case m.Ready():
                 self.membership.ready(worker, now)
+                if self.training.ring is not None:
+                    self.training.ring.ready(worker, message)
+            case m.ReduceDone() if self.training.ring is not None:
+                self.training.ring.done(worker, message)
+            case m.ReduceFailed() if self.training.ring is not None:
+                self.training.ring.failed(worker, message, now)
+            case m.OuterState() if self.training.ring is not None:
+                self.training.ring.uploaded(worker, message, event)
             case m.Progress():
                 self.training.progress(worker, message, now)
             case m.TrainResult():
@@ -207,16 +216,64 @@ class Controller:
             self._end("stopped", self._stop_reason)
         if self.state.ended is not None:
             return
+        self._supply_ring(now)
         startup = self._startup_deadline()
-        if self.training.may_open and self.desk.ready_workers() and (startup is None or now >= startup):
+        if self.training.may_open and self.desk.able_workers() and (startup is None or now >= startup):
             self.training.open(now)
-        self.training.advance(now)
-        self.evaluation.hand_out(now)
+        reduced = self.training.advance(now)
+        if reduced is not None:
+            self._outer_step_done(reduced, now)
+        if self._ring_failed():
+            return
+        self._evaluate(now)
         self.stall = self.training.stall
+        if not self.stall and self.training.ring is not None:
+            self.stall = self.training.ring.stall
         if not self.stall and not self.desk.ready_workers():
             self.stall = self.membership.whom_we_wait_for()
         self._report_stall(now)
         self._check_end(now)
+
+    def _outer_step_done(self, round_: int, now: float) -> None:
+        for version in self.evaluation.begin(round_):
+            self._write_metrics(version)
+        metrics = self.training.outer_step_done(round_, now, self.evaluation.versions)
+        self._round_finished(metrics)
+
+    def _evaluate(self, now: float) -> None:
+        ring = self.training.ring
+        if ring is not None:
+            newest = max((w.version for w in self.desk.workers.values()), default=0)
+            for version in self.evaluation.overtaken(max(newest, self.state.version)):
+                self._write_metrics(version)
+            if ring.busy:  # what a worker has changes under it
+                return
+        self.evaluation.hand_out(now)
+
+    def _supply_ring(self, now: float) -> None:
+        """Ring: give newcomers the parameters, or go back to those that the gateway has."""
+        ring = self.training.ring
+        back = ring.supply(now) if ring is not None else None
+        if back is not None:
+            self._go_back(back, now)
+            self._supply_ring(now)
+
+    def _go_back(self, mark: Mark, now: float) -> None:
+        reason = (
+            f"no worker has the parameters of round {self.state.version} any more, the gateway has round {mark.round}"
+        )
+        self.desk.append(RolledBack(mark=mark, reason=reason))
+        self.desk.out.append(ForgetRounds(mark.round))
+        self._unreported = {r: metrics for r, metrics in self._unreported.items() if r <= mark.round}
+        self.training.rolled_back(now)
+        self.evaluation.go_back(mark.round)
+
+    def _ring_failed(self) -> bool:
+        ring = self.training.ring
+        if ring is None or ring.failure is None:
+            return False
+        self._end(*ring.failure)
+        return True
 
     def _report_stall(self, now: float) -> None:
         """Put a stall into the journal once it has lasted for the grace time: short ones are every day's business."""
@@ -244,7 +301,7 @@ class Controller:
             self._end(kind, f"no usable worker is left; the last failure: {failure}")
 
     def _stop(self, reason: str) -> None:
-        """End once the checkpoint under way is in the journal (both name the same round then); at once if asked again."""
+        """End once the checkpoint under way is in the journal (both name the same round); at once if asked again."""
         if self.training.checkpoint_under_way and not self._stop_reason:
             self._stop_reason = reason
         else:
@@ -274,6 +331,7 @@ class Controller:
             self.training.orphan(worker.train, worker.worker, reason, now)
         if worker.evaluate is not None:
             self.evaluation.give_back(worker.evaluate)
+        self.training.lost(now)
 
     def _task_failed(self, worker: WorkerSession, reason: str, kind: EndKind, now: float) -> None:
         if self.membership.failed(worker, reason, kind):

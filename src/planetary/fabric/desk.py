@@ -32,14 +32,22 @@ class Desk:
         self.out.append(Send(session, message, payload))
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
-        """Make `version` the parameters of the worker's next task, unless they already are."""
-        if worker.version != version:
+        """Make `version` the parameters of the worker's next task, unless they already are.
+
+        In the ring a worker that is given a task has them (`able_workers`).
+        """
+        if worker.version != version and self.policy.ring is None:
             worker.version = version
             self.send(worker.session, m.Parameters(version=version), ParametersOf(version))
 
     def ready_workers(self) -> list[WorkerSession]:
         """In order of their names, so that the same events give the same assignment."""
         return sorted((w for w in self.workers.values() if w.ready), key=lambda w: w.worker)
+
+    def able_workers(self) -> list[WorkerSession]:
+        """The ready workers that can be given a lease now: in the ring, those that have the newest parameters."""
+        ready = self.ready_workers()
+        return ready if self.policy.ring is None else [w for w in ready if w.version == self.state.version]
 
     def open_round(self) -> OpenRound:
         """Return the round under way; it is a bug to ask when there is none."""

@@ -54,13 +54,29 @@ class Evaluation:
         self._versions[version] = _Version([chunk.batches for chunk in self._desk.policy.held_out])
         return given_up
 
+    def overtaken(self, version: int) -> tuple[int, ...]:
+        """Ring: give up what nobody can evaluate now that `version` is the workers'; return it."""
+        gone = tuple(sorted(n for n, evaluated in self._versions.items() if n < version and evaluated.pending))
+        for number in gone:
+            del self._versions[number]
+        return gone
+
+    def go_back(self, version: int) -> None:
+        """Ring: versions after this one never were; it is evaluated if it was not."""
+        self._versions = {n: evaluated for n, evaluated in self._versions.items() if n <= version}
+        if version not in self._desk.state.evals and version not in self._versions:
+            self.begin(version)
+
     def hand_out(self, now: float) -> None:
         """Give pending chunks to ready workers, one each."""
+        ring = self._desk.policy.ring is not None
         for number, version in self._versions.items():
             for worker in self._desk.ready_workers():
                 if not version.pending:
                     break
                 # A worker in the middle of a lease holds other parameters; it evaluates when it is done.
+                if ring and worker.version != number:
+                    continue
                 if worker.evaluate is not None or (worker.train is not None and worker.version != number):
                     continue
                 self._assign(worker, number, version.pending.pop(0), now)

@@ -12,7 +12,7 @@ import msgspec
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.records import AnyRecord, EndKind, Mark
 from planetary.fabric.status import RoundMetrics
-from planetary.wire.messages import EvalTask, Job, Message, TrainTask
+from planetary.wire.messages import EvalTask, Job, Message, Reduce, TrainTask
 
 
 class Event(msgspec.Struct, frozen=True):
@@ -170,6 +170,12 @@ class EndParametersOf(Payload, frozen=True):
     task: int
 
 
+class OuterStateOf(Payload, frozen=True):
+    """The outer state of one version: the one that the sender holds."""
+
+    version: int
+
+
 # --- instructions of the controller -----------------------------------------------------------------------------
 
 
@@ -204,6 +210,19 @@ class DropAttachment(Instruction, frozen=True):
     """Forget the tensors that came with a message: they do not count."""
 
     attachment: int
+
+
+class KeepOuterState(Instruction, frozen=True):
+    """Ring: the outer state that came with a message is the gateway's from now on."""
+
+    version: int
+    attachment: int
+
+
+class ForgetRounds(Instruction, frozen=True):
+    """Ring: rounds after this one will be trained again; their metrics are void."""
+
+    after: int
 
 
 class WriteCheckpoint(Instruction, frozen=True):
@@ -307,6 +326,51 @@ class UseParameters(Instruction, frozen=True):
     """The tensors that came with `Parameters(version)` are those of the next tasks; older ones may be forgotten."""
 
     version: int
+
+
+class UseOuterState(Instruction, frozen=True):
+    """Ring: the outer state `version`, which arrived or was just made, is the worker's; tasks start from it.
+
+    What was held of earlier rounds is forgotten.
+    """
+
+    version: int
+
+
+class HoldEndParameters(Instruction, frozen=True):
+    """Ring: keep the parameters after a task until they are reduced."""
+
+    task: int
+    tokens: int
+
+
+class StartReduce(Instruction, frozen=True):
+    """Ring: reduce with the others and take the outer step; answer with `ReduceSucceeded` or `ReduceBroke`."""
+
+    message: Reduce
+
+
+class LeaveRing(Instruction, frozen=True):
+    """Ring: break off what is under way with the other workers, and forget what is held."""
+
+
+class ReduceSucceeded(Event, frozen=True):
+    """Ring: the outer state after the round exists."""
+
+    round: int
+    attempt: int
+    digest: str
+    sent_bytes: int
+    received_bytes: int
+
+
+class ReduceBroke(Event, frozen=True):
+    """Ring: the reduction failed; everything is as before it."""
+
+    round: int
+    attempt: int
+    kind: Literal["peer", "numerics"]
+    reason: str
 
 
 class StartTraining(Instruction, frozen=True):

@@ -21,18 +21,21 @@ from planetary.core.config import Config, config_hash
 from planetary.core.errors import CompileError, NumericsError, PlanetaryError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slice
+from planetary.diloco.ring import state_specs
 from planetary.fabric import events as e
 from planetary.fabric.compiling import CompileTarget, compile_apart
 from planetary.fabric.controller import Controller
-from planetary.fabric.gateway_start import Start, begin
+from planetary.fabric.gateway_start import Start, begin, trim_metrics
 from planetary.fabric.gateway_status import status_of
 from planetary.fabric.outbox import Outbox
 from planetary.fabric.preparation import Prepared, prepare_run
 from planetary.fabric.records import AnyRecord, RoundFinished, RunFinished
+from planetary.fabric.ring_master import RingMaster
 from planetary.fabric.run_files import CHECKPOINTS, EVENTS, METRICS, RunLock
 from planetary.fabric.shell import Shell
 from planetary.fabric.status import RoundMetrics, RunStatus
 from planetary.fabric.traffic import Traffic
+from planetary.net.authority import Authority
 from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck, answer_hello, judge_hello, receive_hello
 from planetary.net.server import Server, serve
@@ -64,9 +67,14 @@ class Gateway:
         options: GatewayOptions,
         tls: ssl.SSLContext | None,
         tokens: TokenCheck | None,
+        *,
         clock: Clock | None = None,
+        authority: Authority | None = None,
     ) -> None:
-        """`tls` and `tokens` None: plain connections, on loopback only."""
+        """`tls` and `tokens` None: plain connections, on loopback only.
+
+        `authority`: the one that they come from; the ring topology needs it, for connections among workers.
+        """
         self.config = config
         self.options = options
         self.traffic = Traffic()
@@ -82,6 +90,7 @@ class Gateway:
         self._store = BlobStore(options.cache / "blobs")
         self._shell: Shell[e.Finish] | None = None
         self._server: Server | None = None
+        self._ring = RingMaster(config.sync, options.host, authority)
         self._lock: RunLock | None = None
         self._journal: JsonLinesWriter | None = None
         self._metrics_file: JsonLinesWriter | None = None
@@ -132,7 +141,9 @@ class Gateway:
     async def _train(self, prepared: Prepared) -> e.Finish:
         folder = self.options.folder
         self._set_stage("reading the run folder")
-        start = self._start = await asyncio.to_thread(begin, self.config, self.options, prepared)
+        self._ring.start()
+        start = await asyncio.to_thread(begin, self.config, self.options, prepared, self._ring.port)
+        self._start = start
         # Not before: a resume may replace the file of metrics.
         self._journal = JsonLinesWriter(folder / EVENTS)
         self._metrics_file = JsonLinesWriter(folder / METRICS)
@@ -171,6 +182,7 @@ class Gateway:
                 log.info("%s did not take the last messages in time", outbox.connection.peer)
         if self._server is not None:
             await self._server.close("the gateway ends")
+        await asyncio.to_thread(self._ring.stop)
         for writer in (self._journal, self._metrics_file):
             if writer is not None:
                 writer.close()
@@ -228,7 +240,10 @@ class Gateway:
         timings = self.config.timings
         if is_worker:
             assert self._start is not None
-            specs = {spec.name: spec for spec in self._start.policy.spec.params}
+            params = self._start.policy.spec.params
+            if self._start.policy.ring is not None:
+                params = state_specs(params)
+            specs = {spec.name: spec for spec in params}
             total = sum(spec.nbytes for spec in specs.values())
             limits = Limits(tensor_bytes=2 * total + MIB, tensors=len(specs), messages_under_way=2)
             connection.accept_peer(limits, lambda message, spec: _allocate(specs, message, spec))
@@ -239,8 +254,11 @@ class Gateway:
     async def _pass_on(self, session: int, received: Received) -> None:
         assert self._shell is not None
         message, defect, attachment = received.message, "", 0
-        if isinstance(message, m.TrainResult):
-            parameters = self._parameters
+        parameters = self._parameters
+        if isinstance(message, m.OuterState):
+            defect = await asyncio.to_thread(parameters.check_state, message, received.tensors)
+            attachment = parameters.attach(received.tensors)
+        elif isinstance(message, m.TrainResult) and not self._ring.wanted:
             defect = await asyncio.to_thread(parameters.check, received.tensors)
             attachment = parameters.attach(received.tensors)
         self._shell.post(e.Received(session, message, defect, attachment))
@@ -272,6 +290,10 @@ class Gateway:
                 self._parameters.keep(instruction.versions)
             case e.DropAttachment():
                 self._parameters.drop(instruction.attachment)
+            case e.KeepOuterState():
+                self._parameters.adopt(instruction.version, instruction.attachment)
+            case e.ForgetRounds():
+                self._forget_rounds(instruction.after)
             case e.WriteCheckpoint():
                 self._begin_work(self._write_checkpoint(instruction))
             case e.WriteMetrics():
@@ -293,15 +315,25 @@ class Gateway:
     def _write_metrics(self, metrics: RoundMetrics) -> None:
         assert self._metrics_file is not None
         up, down = self.traffic.of_round(metrics.round)
-        metrics = msgspec.structs.replace(metrics, bytes_up=up, bytes_down=down)
+        ring = self.traffic.of_ring(metrics.round)
+        metrics = msgspec.structs.replace(metrics, bytes_up=up, bytes_down=down, bytes_ring=ring)
         self._metrics_file.append(metrics)
         self.metrics.append(metrics)
+
+    def _forget_rounds(self, after: int) -> None:
+        assert self._metrics_file is not None
+        self._metrics_file.close()
+        self.metrics = trim_metrics(self._metrics_file.path, after)
+        self._metrics_file = JsonLinesWriter(self._metrics_file.path)
 
     def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
         match payload:
             case e.ParametersOf():
                 params = self._parameters.of_version(payload.version)
                 return lambda: params
+            case e.OuterStateOf():
+                outer = self._parameters.outer_state(payload.version)
+                return lambda: outer
             case e.BlobOf():
                 digest = payload.digest
                 return lambda: {"blob": np.frombuffer(self._store.get(digest), np.uint8)}
@@ -393,7 +425,7 @@ class Gateway:
 
 def _allocate(specs: Mapping[str, TensorSpec], message: m.Message, spec: TensorSpec) -> np.ndarray:
     """Take a parameter of the model, or what calls itself one: it is judged, and its worker named, when it is here."""
-    if not isinstance(message, m.TrainResult) or spec.name not in specs:
+    if not isinstance(message, m.TrainResult | m.OuterState) or spec.name not in specs:
         raise RemoteProtocolError(
             f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected with it"
         )
@@ -415,6 +447,14 @@ def news_of(record: AnyRecord) -> str:
             return f"lease {record.lease} came back from {record.worker}: {record.reason}"
         case r.DeltaRejected():
             return f"result of {record.worker} rejected: {record.reason}"
+        case r.DeltaWithdrawn():
+            return f"what {record.worker} had trained is lost: {record.reason}"
+        case r.ReduceRetried():
+            return f"round {record.round}: the reduction failed and is tried again: {record.reason}"
+        case r.DigestsDiffered():
+            return f"round {record.round}: {', '.join(record.workers)} had other parameters than most"
+        case r.RolledBack():
+            return f"back to round {record.mark.round}: {record.reason}"
         case r.TaskAborted():
             return f"{record.worker} could not finish its task: {record.reason}"
         case r.RoundFinished():

@@ -15,15 +15,17 @@ from planetary.core.config import Config, config_hash, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.slices import LeaseLedger
 from planetary.diloco.outer import OuterState, initial_state
+from planetary.diloco.ring import state_digest
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.parameters import Parameters
-from planetary.fabric.policy import ControllerPolicy, EvalChunk
+from planetary.fabric.policy import ControllerPolicy, EvalChunk, RingPolicy
 from planetary.fabric.preparation import Prepared
 from planetary.fabric.records import AnyRecord, Mark, RoundFinished, RunResumed, RunStarted
 from planetary.fabric.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from planetary.fabric.state import ControllerState, apply, replay
 from planetary.fabric.status import RoundMetrics
 from planetary.fabric.training import metrics_of
+from planetary.wire.messages import RingJob
 
 if TYPE_CHECKING:
     from planetary.fabric.gateway import GatewayOptions
@@ -46,8 +48,8 @@ class Start:
     unreported: RoundMetrics | None  # of the last finished round, when its line is still to be written
 
 
-def begin(config: Config, options: GatewayOptions, prepared: Prepared) -> Start:
-    """Read or make the run folder.
+def begin(config: Config, options: GatewayOptions, prepared: Prepared, ring_port: int = 0) -> Start:
+    """Read or make the run folder; `ring_port` is where the ring's master listens, if there is a ring.
 
     Raises:
         UserError: there is already a run in the folder, or none to resume.
@@ -69,10 +71,13 @@ def begin(config: Config, options: GatewayOptions, prepared: Prepared) -> Start:
         )
         specs = prepared.step.spec.params
         parameters = Parameters(specs, initial_state(specs, prepared.params), 0)
+        policy = with_ring(policy, config, ring_port, parameters.state)
         return Start(policy, replay([started]), parameters, [started], [], None)
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
-    return _resume(config, options, prepared, policy, earlier)
+    start = _resume(config, options, prepared, policy, earlier)
+    start.policy = with_ring(policy, config, ring_port, start.parameters.state)
+    return start
 
 
 def _resume(
@@ -97,7 +102,7 @@ def _resume(
         )
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
     apply(state, resumed)
-    metrics = _trim_metrics(folder / METRICS, mark.round)
+    metrics = trim_metrics(folder / METRICS, mark.round)
     finished = [r for r in earlier if isinstance(r, RoundFinished) and r.round == mark.round]
     unreported = None
     if finished and all(line.round != mark.round for line in metrics):
@@ -136,7 +141,7 @@ def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPo
         )
 
 
-def _trim_metrics(path: Path, round_: int) -> list[RoundMetrics]:
+def trim_metrics(path: Path, round_: int) -> list[RoundMetrics]:
     """Drop the lines of rounds after `round_`, which will be trained again; return the others."""
     if not path.exists():
         return []
@@ -144,6 +149,22 @@ def _trim_metrics(path: Path, round_: int) -> list[RoundMetrics]:
     kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
     write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
     return kept
+
+
+def with_ring(policy: ControllerPolicy, config: Config, port: int, state: OuterState) -> ControllerPolicy:
+    """Add what the ring topology needs, when it is the run's; `state` is what the gateway starts from."""
+    if config.sync.topology != "ring":
+        return policy
+    job = RingJob(
+        port=port,
+        connections=config.sync.connections,
+        precision=config.sync.precision,
+        learning_rate=config.outer.learning_rate,
+        momentum=config.outer.momentum,
+        gather_s=config.timings.ring_gather_s,
+    )
+    ring = RingPolicy(job=job, start_digest=state_digest(policy.spec.params, state))
+    return msgspec.structs.replace(policy, ring=ring)
 
 
 def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:

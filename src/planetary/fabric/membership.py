@@ -191,6 +191,7 @@ class Membership:
                 buffers=policy.buffers,
                 spec=policy.spec,
                 inner_state=policy.inner_state,
+                ring=None if policy.ring is None else policy.ring.job,
             ),
         )
 

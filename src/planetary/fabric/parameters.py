@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from planetary.core.errors import LocalProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.mean import Contribution, check_contribution
 from planetary.diloco.outer import OuterState, outer_step, published_params
+from planetary.diloco.ring import check_state, state_of, state_tensors
+from planetary.wire.messages import OuterState as OuterStateMessage
 
 
 class Parameters:
@@ -18,6 +21,7 @@ class Parameters:
         """Start from `state`, the state after `version` outer steps."""
         self._specs = tuple(specs)
         self.state = state
+        self._version = version
         self._published: dict[int, Mapping[str, np.ndarray]] = {version: published_params(specs, state)}
         self._contributions: dict[int, Tensors] = {}
         self._attachments = 0
@@ -39,6 +43,21 @@ class Parameters:
     def drop(self, attachment: int) -> None:
         """Forget a worker's end parameters."""
         del self._contributions[attachment]
+
+    def adopt(self, version: int, attachment: int) -> None:
+        """Ring: the outer state that came with a message is the newest that is known here."""
+        self.state = state_of(self._specs, self._contributions.pop(attachment))
+        self._version = version
+
+    def outer_state(self, version: int) -> Tensors:
+        """Ring: return the outer state of `version`, which is the newest known here, as it travels."""
+        if version != self._version:
+            raise LocalProtocolError(f"the outer state of round {version} is not here, that of {self._version} is")
+        return state_tensors(self.state)
+
+    def check_state(self, message: OuterStateMessage, tensors: Tensors) -> str:
+        """Ring: return why `tensors` are not the outer state that the message says, or ""."""
+        return check_state(self._specs, tensors, message.digest)
 
     def check(self, tensors: Tensors) -> str:
         """Return what makes a worker's end parameters unusable, or ""."""

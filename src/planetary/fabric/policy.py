@@ -9,7 +9,7 @@ import msgspec
 
 from planetary.core.step import StepSpec
 from planetary.diloco.rounds import RoundPolicy
-from planetary.wire.messages import Slice
+from planetary.wire.messages import RingJob, Slice
 
 
 class EvalChunk(msgspec.Struct, frozen=True):
@@ -17,6 +17,14 @@ class EvalChunk(msgspec.Struct, frozen=True):
 
     slice: Slice
     batches: int
+
+
+class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The constants of the ring topology."""
+
+    job: RingJob  # what workers are told
+    start_digest: str  # of the outer state that the gateway starts from
+    most_attempts: int = 8  # reductions that may fail in a row, without anybody being lost, before the run fails
 
 
 class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +53,7 @@ class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     checkpoint_every: int
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
+    ring: RingPolicy | None = None  # None: the star, through the gateway
     heartbeat_s: float
     silent_after_s: float
     iree_version: str  # of the compiler

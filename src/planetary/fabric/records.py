@@ -146,6 +146,38 @@ class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
     reason: str
 
 
+class DeltaWithdrawn(Record, frozen=True, kw_only=True, tag="delta_withdrawn"):
+    """Ring: a contribution of the open round died with the worker that held it; its lease is an orphan again."""
+
+    round: int
+    lease: int
+    task: int
+    worker: str
+    reason: str
+
+
+class ReduceRetried(Record, frozen=True, kw_only=True, tag="reduce_retried"):
+    """Ring: the workers could not reduce their deltas; those that are left try again."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+class DigestsDiffered(Record, frozen=True, kw_only=True, tag="digests_differed"):
+    """Ring: workers had other parameters than most after the outer step; they are given the others'."""
+
+    round: int
+    workers: tuple[str, ...]
+
+
+class RolledBack(Record, frozen=True, kw_only=True, tag="rolled_back"):
+    """Ring: every worker with newer parameters is gone; the run goes on from `mark`, whose the gateway has."""
+
+    mark: Mark
+    reason: str
+
+
 class TaskAborted(Record, frozen=True, kw_only=True, tag="task_failed"):
     """A worker reported that it could not finish a task."""
 
@@ -237,6 +269,10 @@ AnyRecord = (
     | LeaseReturned
     | DeltaAccepted
     | DeltaRejected
+    | DeltaWithdrawn
+    | ReduceRetried
+    | DigestsDiffered
+    | RolledBack
     | TaskAborted
     | RoundClosed
     | RoundFinished

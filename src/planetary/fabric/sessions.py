@@ -49,7 +49,7 @@ class WorkerSession(msgspec.Struct):
     features: str
     phase: Phase
     artifact: str = ""
-    version: int = -1  # the newest parameters that were sent on it
+    version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
     train: TrainInFlight | None = None
     evaluate: EvalInFlight | None = None
 

@@ -19,11 +19,15 @@ from planetary.fabric.records import (
     CheckpointWritten,
     DeltaAccepted,
     DeltaRejected,
+    DeltaWithdrawn,
+    DigestsDiffered,
     EvalFinished,
     LeaseAssigned,
     LeaseReturned,
     LeaseStarted,
     Mark,
+    ReduceRetried,
+    RolledBack,
     RoundClosed,
     RoundFinished,
     RoundStarted,
@@ -131,6 +135,10 @@ def apply(state: ControllerState, record: AnyRecord) -> None:
             state.rounds = record.rounds
         case RunResumed():
             _resume(state, record)
+        case RolledBack():
+            _go_back(state, record.mark)
+        case DeltaWithdrawn():
+            _withdraw(state, record)
         case WorkerJoined():
             state.members[record.worker] = Member(record.worker, record.pid, record.node, record.backend, record.target)
         case WorkerLost():
@@ -169,7 +177,14 @@ def apply(state: ControllerState, record: AnyRecord) -> None:
         case RunFinished():
             state.ended = record
         case (
-            ArtifactPublished() | DeltaRejected() | TaskAborted() | CheckpointWritten() | CheckpointFailed() | Stalled()
+            ArtifactPublished()
+            | DeltaRejected()
+            | ReduceRetried()
+            | DigestsDiffered()
+            | TaskAborted()
+            | CheckpointWritten()
+            | CheckpointFailed()
+            | Stalled()
         ):
             pass  # facts for people; no decision depends on them
 
@@ -218,18 +233,32 @@ def _give_back(state: ControllerState, record: LeaseReturned) -> None:
         state.ledger.give_back(record.lease)
 
 
+def _withdraw(state: ControllerState, record: DeltaWithdrawn) -> None:
+    opened = _open(state)
+    kept = [c for c in opened.contributions if c.task != record.task]
+    if len(kept) == len(opened.contributions):
+        raise LocalProtocolError(f"task {record.task} contributed nothing that could be withdrawn")
+    opened.contributions = kept
+    state.ledger.retract(record.lease)
+    opened.orphans = sorted([*opened.orphans, record.lease])
+
+
 def _resume(state: ControllerState, record: RunResumed) -> None:
-    mark = record.mark
     state.run = record.run
     state.rounds = record.rounds
-    state.round = state.version = state.durable_round = mark.round
+    state.durable_round = record.mark.round
+    state.members = {}
+    state.ended = None
+    _go_back(state, record.mark)
+
+
+def _go_back(state: ControllerState, mark: Mark) -> None:
+    state.round = state.version = mark.round
     state.tokens_total = mark.tokens_total
     # Task numbers go on: a late answer to a task from before the restart must not look like one of after.
     state.next_task = max(state.next_task, mark.next_task)
     state.ledger = mark.ledger.copy()
     state.open = None
-    state.members = {}
-    state.ended = None
     for table in (state.evals, state.train_losses):
         for later in [key for key in table if key > mark.round]:
             del table[later]

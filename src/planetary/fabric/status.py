@@ -77,3 +77,4 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int  # gateway to workers, in this round
     tokens_per_s: float  # tokens / seconds
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1
+    bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round

@@ -11,6 +11,8 @@ def round_of(message: m.Message) -> int | None:
     The parameters after round v are what round v + 1 starts from, and what its workers evaluate.
     """
     match message:
+        case m.Reduce() | m.ReduceDone() | m.ReduceFailed():
+            return message.round
         case m.TrainTask() | m.TrainResult() | m.Progress():
             return message.round
         case m.Parameters() | m.EvalTask() | m.EvalResult():
@@ -26,21 +28,33 @@ class Traffic:
         self.up = 0
         self.down = 0
         self._rounds: dict[int, list[int]] = {}
+        self._ring: dict[int, int] = {}
 
     def add_up(self, message: m.Message, nbytes: int) -> None:
         """Count what a worker sent."""
         self.up += nbytes
         self._add(message, 0, nbytes)
+        match message:
+            case m.ReduceDone():
+                self._ring[message.round] = self._ring.get(message.round, 0) + message.sent_bytes
+            case m.OuterState():  # what the round has made
+                self._rounds.setdefault(message.version, [0, 0])[0] += nbytes
 
     def add_down(self, message: m.Message, nbytes: int) -> None:
         """Count what was sent to a worker."""
         self.down += nbytes
         self._add(message, 1, nbytes)
+        if isinstance(message, m.OuterState):  # what the next round starts from
+            self._rounds.setdefault(message.version + 1, [0, 0])[1] += nbytes
 
     def of_round(self, round_: int) -> tuple[int, int]:
         """(up, down) of a round so far."""
         up, down = self._rounds.get(round_, (0, 0))
         return up, down
+
+    def of_ring(self, round_: int) -> int:
+        """Payload that the workers sent each other in a round."""
+        return self._ring.get(round_, 0)
 
     def _add(self, message: m.Message, direction: int, nbytes: int) -> None:
         round_ = round_of(message)

@@ -17,6 +17,7 @@ from planetary.fabric.events import (
 from planetary.fabric.records import (
     DeltaAccepted,
     DeltaRejected,
+    DeltaWithdrawn,
     LeaseAssigned,
     LeaseReturned,
     LeaseStarted,
@@ -24,6 +25,7 @@ from planetary.fabric.records import (
     RoundFinished,
     RoundStarted,
 )
+from planetary.fabric.ring import Outcome, Ring
 from planetary.fabric.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.state import OpenRound
 from planetary.fabric.status import RoundMetrics
@@ -39,6 +41,9 @@ class Training:
         self._began = self._orphaned_at = self._contributed_at = now
         self._lease_seconds: dict[str, float] = {}  # worker -> seconds of its last lease
         self._attachments: dict[int, int] = {}  # accepted task of the open round -> where its tensors are
+        self._held_by: dict[int, int] = {}  # ring: accepted task of the open round -> session that has its tensors
+        self.ring = None if desk.policy.ring is None else Ring(desk, desk.policy.ring)
+        self._why = ""  # ring: why the round under way was closed
         self._outer_pending = False
         self._checkpoint_pending = False  # the round is not finished before
         self._checkpoint_failures = 0  # of the round under way
@@ -65,14 +70,17 @@ class Training:
         """Begin the next round with every ready worker."""
         state = self._desk.state
         self.first_round_open = True
-        ready = self._desk.ready_workers()
+        ready = self._desk.able_workers()
         self._desk.append(RoundStarted(round=state.round + 1, version=state.version, workers=len(ready)))
         self._began = self._orphaned_at = self._contributed_at = now
         for worker in ready:
             self._assign(worker, state.ledger.peek(), now)
 
-    def advance(self, now: float) -> None:
-        """Hand out what can be handed out, and close the round when it is time."""
+    def advance(self, now: float) -> int | None:
+        """Hand out what can be handed out, and close the round when it is time.
+
+        Ring: returns the round when its parameters have come to exist; `outer_step_done` is to follow.
+        """
         self.ask_again_at, self.stall = None, ""
         opened = self._desk.state.open
         if self.checkpoint_again_at is not None:
@@ -81,9 +89,11 @@ class Training:
                 self.checkpoint_again_at = None
                 self._desk.out.append(WriteCheckpoint(self._desk.state.mark()))
         if opened is None or self._outer_pending or self._checkpoint_pending:
-            return
+            return None
+        if self.ring is not None and self.ring.busy and not self._reduced_or_given_up(self.ring, opened, now):
+            return opened.round if self._outer_pending else None
         contributed = {c.worker for c in opened.contributions}
-        for worker in self._desk.ready_workers():
+        for worker in self._desk.able_workers():
             if worker.train is not None or worker.worker in contributed:
                 continue
             if opened.orphans:
@@ -92,16 +102,17 @@ class Training:
                 self._assign(worker, self._desk.state.ledger.peek(), now)
         verdict = decide_round(self._view(opened), self._desk.policy.round, now)
         if verdict.action is Action.REASSIGN:
-            for worker in self._desk.ready_workers():
+            for worker in self._desk.able_workers():
                 if worker.train is None and opened.orphans:
                     self._assign(worker, opened.orphans[0], now)
             verdict = decide_round(self._view(opened), self._desk.policy.round, now)
         if verdict.action is Action.CLOSE:
-            self._close(opened, verdict.why)
-            return
+            self._close(opened, verdict.why, now)
+            return None
         self.ask_again_at = verdict.ask_again_at
         if verdict.stalled:
             self.stall = f"round {opened.round}: {verdict.why}"
+        return None
 
     def outer_step_done(self, round_: int, now: float, needed: tuple[int, ...]) -> RoundMetrics | None:
         """New parameters exist; `needed` are the older versions that are still evaluated.
@@ -109,7 +120,8 @@ class Training:
         Returns the round's metrics when no checkpoint is due; otherwise `checkpoint_done` will.
         """
         self._outer_pending = False
-        self._desk.out.append(KeepParameters((*needed, round_)))
+        if self.ring is None:
+            self._desk.out.append(KeepParameters((*needed, round_)))
         for worker in self._desk.ready_workers():  # they travel while the checkpoint is being written
             self._desk.send_parameters(worker, round_)
         if self._desk.policy.checkpoint_due(round_):
@@ -164,12 +176,12 @@ class Training:
         """Accept or reject a result. Returns None when it is stale, "" when it counts, else its defect."""
         train = worker.train
         if train is None or train.task != result.task:
-            self._desk.out.append(DropAttachment(event.attachment))  # cancelled, or answered before
+            self._drop(event.attachment)  # cancelled, or answered before
             return None
         worker.train = None
         defect = event.defect or self._defect_of(result)
         if defect:
-            self._desk.out.append(DropAttachment(event.attachment))
+            self._drop(event.attachment)
             self._desk.append(
                 DeltaRejected(
                     round=train.round,
@@ -183,7 +195,10 @@ class Training:
             )
             self.orphan(train, worker.worker, defect, now)
             return defect
-        self._attachments[train.task] = event.attachment
+        if self.ring is None:
+            self._attachments[train.task] = event.attachment
+        else:
+            self._held_by[train.task] = worker.session
         self._contributed_at = now
         self._lease_seconds[worker.worker] = now - train.assigned_at
         self._desk.append(
@@ -215,6 +230,18 @@ class Training:
             )
         )
 
+    def lost(self, now: float) -> None:
+        """Ring: a worker is gone, and with it what it held; a reduction under way says itself what that means."""
+        if self.ring is not None and not self.ring.busy:
+            self._withdraw_lost(now)
+
+    def rolled_back(self, now: float) -> None:
+        """Ring: the run went back to an earlier round; nothing is under way."""
+        assert self.ring is not None
+        self._began = self._orphaned_at = self._contributed_at = now
+        self._held_by.clear()
+        self.ring.went_back()
+
     # --- time -------------------------------------------------------------------------------------------------
 
     def expected_lease_s(self) -> float | None:
@@ -235,6 +262,10 @@ class Training:
         times = [worker.train.progress_at] if worker.train else []
         if worker.evaluate:
             times.append(worker.evaluate.assigned_at)
+        if self.ring is not None:
+            reducing = self.ring.stuck_at(worker.session)
+            if reducing is not None:
+                return reducing
         if not times:
             return None
         policy, expected = self._desk.policy, self.expected_lease_s()
@@ -274,7 +305,7 @@ class Training:
             TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
         )
 
-    def _close(self, opened: OpenRound, why: str) -> None:
+    def _close(self, opened: OpenRound, why: str, now: float) -> None:
         for worker in self._desk.ready_workers():
             if worker.train is None:
                 continue
@@ -290,8 +321,11 @@ class Training:
                     reason=why,
                 )
             )
-        for lease in list(opened.orphans):
-            self._desk.append(LeaseReturned(round=opened.round, lease=lease, task=0, worker="", to="pool", reason=why))
+        self._orphans_to_pool(opened, why)
+        if self.ring is not None:
+            self._why = why
+            self.ring.begin(opened, now)
+            return
         self._desk.append(RoundClosed(round=opened.round, contributions=len(opened.contributions), why=why))
         self._outer_pending = True
         parts = sorted((c.task, c.tokens) for c in opened.contributions)
@@ -299,6 +333,53 @@ class Training:
             TakeOuterStep(opened.round, tuple((task, tokens, self._attachments[task]) for task, tokens in parts))
         )
         self._attachments.clear()
+
+    def _reduced_or_given_up(self, ring: Ring, opened: OpenRound, now: float) -> bool:
+        """Ring: go on with the reduction; true when there is nothing to reduce any more and training goes on."""
+        match ring.settle(now):
+            case Outcome.WAIT:
+                self.stall = ring.stall
+            case Outcome.DONE:
+                contributions = len(opened.contributions)
+                self._desk.append(RoundClosed(round=opened.round, contributions=contributions, why=self._why))
+                self._held_by.clear()
+                self._outer_pending = True
+            case Outcome.RETRY:
+                self._withdraw_lost(now)
+                if not opened.contributions:
+                    ring.give_up()
+                    return True
+                self._orphans_to_pool(opened, "its worker was lost in the reduction")
+                ring.begin(opened, now)
+        return False
+
+    def _withdraw_lost(self, now: float) -> None:
+        """Ring: take back what was held by workers that are gone."""
+        opened = self._desk.state.open
+        if opened is None or opened.closed:
+            return
+        for contribution in list(opened.contributions):
+            holder = self._desk.workers.get(self._held_by[contribution.task])
+            if holder is None or holder.version != opened.version:
+                self._orphaned_at = now
+                del self._held_by[contribution.task]
+                self._desk.append(
+                    DeltaWithdrawn(
+                        round=opened.round,
+                        lease=contribution.lease,
+                        task=contribution.task,
+                        worker=contribution.worker,
+                        reason="the worker that held it was lost",
+                    )
+                )
+
+    def _orphans_to_pool(self, opened: OpenRound, why: str) -> None:
+        for lease in list(opened.orphans):
+            self._desk.append(LeaseReturned(round=opened.round, lease=lease, task=0, worker="", to="pool", reason=why))
+
+    def _drop(self, attachment: int) -> None:
+        if attachment:
+            self._desk.out.append(DropAttachment(attachment))
 
     def _finish(self, *, durable: bool, now: float) -> RoundMetrics:
         opened = self._desk.open_round()
@@ -324,6 +405,8 @@ class Training:
             return f"it trained {result.steps} inner steps instead of {policy.inner_steps}"
         if result.tokens != policy.tokens_per_lease:
             return f"it counts {result.tokens} tokens instead of {policy.tokens_per_lease}"
+        if (result.payload == "held") != (self.ring is not None):
+            return "it gave its result to the other side of the topology: its planetary has another version"
         if not math.isfinite(result.loss):
             return f"its loss is {result.loss}"
         return ""
@@ -336,7 +419,7 @@ class Training:
             orphans=len(opened.orphans),
             orphaned_at=self._orphaned_at if opened.orphans else None,
             last_contribution_at=self._contributed_at if opened.contributions else None,
-            ready_workers=len(self._desk.ready_workers()),
+            ready_workers=len(self._desk.able_workers()),
             expected_lease_s=self.expected_lease_s(),
         )
 

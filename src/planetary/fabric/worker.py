@@ -19,11 +19,13 @@ from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.diloco.ring import check_state, state_specs
 from planetary.fabric import events as e
 from planetary.fabric.child import on_stop_signals
 from planetary.fabric.compute import Compute
 from planetary.fabric.dial import Address, Dialler
 from planetary.fabric.inner_state import InnerStates
+from planetary.fabric.ring_peer import RingPeer
 from planetary.fabric.shell import Shell
 from planetary.fabric.worker_machine import WorkerMachine
 from planetary.runtime.backends import open_executor, runtime_version
@@ -61,6 +63,7 @@ class WorkerShell:
         self._store = BlobStore(options.cache)
         self._compute: Compute | None = None
         self._job: m.Job | None = None
+        self._ring: RingPeer | None = None
         self._params: dict[int, Mapping[str, np.ndarray]] = {}  # received and not used yet
         self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
         machine = WorkerMachine(
@@ -91,6 +94,8 @@ class WorkerShell:
         on_stop_signals(lambda reason: self._shell.post(e.StopRequested(reason)))
         end = await self._shell.run()
         log.info("worker %s ends: %s", self._options.name, end.reason)
+        if self._ring is not None:
+            await asyncio.to_thread(self._ring.close)
         await self._dialler.close(end.reason)
         if self._compute is not None:
             self._compute.close()
@@ -105,12 +110,25 @@ class WorkerShell:
                 if isinstance(instruction.payload, e.EndParametersOf):
                     ends = self._require_compute().end_parameters(instruction.payload.task)
                     source = lambda: ends  # noqa: E731
+                elif isinstance(instruction.payload, e.OuterStateOf):
+                    outer = self._require_ring().tensors(instruction.payload.version)
+                    source = lambda: outer  # noqa: E731
                 self._dialler.send(instruction.message, source)
             case e.LoadJob():
                 asyncio.get_running_loop().run_in_executor(None, self._load, instruction.job)
             case e.UseParameters():
                 params = self._params.pop(instruction.version)
                 self._require_compute().use_parameters(params)
+            case e.UseOuterState():
+                self._require_compute().use_parameters(self._require_ring().use(instruction.version))
+            case e.HoldEndParameters():
+                ends = self._require_compute().end_parameters(instruction.task)
+                self._require_ring().hold(instruction.task, instruction.tokens, ends)
+            case e.StartReduce():
+                self._require_ring().reduce(instruction.message)
+            case e.LeaveRing():
+                if self._ring is not None:
+                    self._ring.leave()
             case e.StartTraining():
                 self._require_compute().train(instruction.task, self._tokens.pop(instruction.task.task, None))
             case e.StartEvaluating():
@@ -126,6 +144,11 @@ class WorkerShell:
             raise RemoteProtocolError("the gateway sent a task before its job")
         return self._compute
 
+    def _require_ring(self) -> RingPeer:
+        if self._ring is None:
+            raise RemoteProtocolError("the gateway asked for a part in a ring that its job does not have")
+        return self._ring
+
     # --- what arrives -----------------------------------------------------------------------------------------
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
@@ -133,6 +156,8 @@ class WorkerShell:
         expected: TensorSpec | None = None
         if isinstance(message, m.Parameters) and self._job is not None:
             expected = next((p for p in self._job.spec.params if p.name == spec.name), None)
+        elif isinstance(message, m.OuterState) and self._job is not None:
+            expected = next((p for p in state_specs(self._job.spec.params) if p.name == spec.name), None)
         elif isinstance(message, m.BlobData) and spec.name == "blob" and spec.nbytes <= MAX_BLOB_BYTES:
             expected = TensorSpec("blob", "ui8", spec.shape)
         elif isinstance(message, m.TrainTask | m.EvalTask) and spec.name == "tokens":
@@ -151,11 +176,20 @@ class WorkerShell:
                 self._job = message
             case m.Parameters():
                 self._params[message.version] = tensors
+            case m.OuterState():
+                defect = check_state(self._require_job().spec.params, tensors, message.digest)
+                if not defect:
+                    self._require_ring().received(message.version, tensors)
             case m.TrainTask() | m.EvalTask() if "tokens" in tensors:
                 self._tokens[message.task] = tensors["tokens"]
             case m.BlobData():
                 defect = self._keep_blob(message.digest, tensors)
         self._shell.post(e.Received(session, message, defect))
+
+    def _require_job(self) -> m.Job:
+        if self._job is None:
+            raise RemoteProtocolError("the gateway sent parameters before its job")
+        return self._job
 
     def _keep_blob(self, digest: str, tensors: Mapping[str, np.ndarray]) -> str:
         data = tensors["blob"].data if "blob" in tensors else memoryview(b"")
@@ -209,8 +243,12 @@ class WorkerShell:
             buffers,
             states,
             reset_inner_state=job.inner_state == "reset",
+            check_ends=job.ring is not None,
             report=self._shell.post,
         )
+        if job.ring is not None:
+            address = self._options.address
+            self._ring = RingPeer(self._options.name, address.host, address.token, job, self._shell.post)
         rounds = states.rounds()
         return e.JobLoaded(job.artifact, rounds[0] if rounds else 0)
 

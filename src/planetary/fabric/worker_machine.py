@@ -2,6 +2,9 @@
 
 Tasks and parameters are handled strictly in the order in which they arrive, so "the parameters of a task" are always
 the last ones before it. Losing the connection stops the task under way: the controller has given its lease away.
+
+In the ring topology the worker holds its results until the controller says that they are reduced. A reduction runs
+beside a task that began before it, and tasks that arrive after it wait for its end.
 """
 
 from __future__ import annotations
@@ -19,14 +22,21 @@ from planetary.fabric.events import (
     EvaluationDone,
     Event,
     Exit,
+    HoldEndParameters,
     Instruction,
     JobBroke,
     JobLoaded,
+    LeaveRing,
     LoadJob,
     Opened,
+    OuterStateOf,
+    Payload,
     Received,
+    ReduceBroke,
+    ReduceSucceeded,
     Send,
     StartEvaluating,
+    StartReduce,
     StartTraining,
     StepDone,
     StopRequested,
@@ -35,9 +45,12 @@ from planetary.fabric.events import (
     TaskStopped,
     Tick,
     TrainingDone,
+    UseOuterState,
     UseParameters,
 )
 from planetary.wire import messages as m
+
+_Queued = m.Parameters | m.OuterState | m.SendOuterState | m.Reduce | m.TrainTask | m.EvalTask
 
 
 class WorkerMachine:
@@ -65,7 +78,9 @@ class WorkerMachine:
         self._job: m.Job | None = None
         self._loaded = ""  # digest of the artifact on the device
         self._opt_state_round = 0
-        self._queue: deque[m.Parameters | m.TrainTask | m.EvalTask] = deque()
+        self._queue: deque[_Queued] = deque()
+        self._reducing: m.Reduce | None = None
+        self._outer_version, self._outer_digest = -1, ""  # ring: the outer state that this worker has
         self._running: m.TrainTask | m.EvalTask | None = None
         self._stopping = False  # the running task's answer is not wanted any more
         self._progress_at = 0.0
@@ -104,18 +119,22 @@ class WorkerMachine:
             case StepDone():
                 self._step_done(event, now)
             case TrainingDone():
-                self._answer(
-                    event.task,
-                    m.TrainResult(
-                        task=event.task,
+                self._training_done(event)
+            case ReduceSucceeded() if self._is_reduced(event.attempt):
+                self._outer_version, self._outer_digest = event.round, event.digest
+                self._out.append(UseOuterState(event.round))
+                self._reduced(
+                    m.ReduceDone(
                         round=event.round,
-                        steps=event.steps,
-                        tokens=event.tokens,
-                        loss=event.loss,
-                        grad_norm=event.grad_norm,
-                        seconds=event.seconds,
-                    ),
-                    EndParametersOf(event.task),
+                        attempt=event.attempt,
+                        digest=event.digest,
+                        sent_bytes=event.sent_bytes,
+                        received_bytes=event.received_bytes,
+                    )
+                )
+            case ReduceBroke() if self._is_reduced(event.attempt):
+                self._reduced(
+                    m.ReduceFailed(round=event.round, attempt=event.attempt, kind=event.kind, reason=event.reason)
                 )
             case EvaluationDone():
                 self._answer(
@@ -150,6 +169,9 @@ class WorkerMachine:
     def _closed(self, event: Closed, now: float) -> None:
         self._connected = False
         self._queue.clear()
+        if self.in_ring:
+            self._reducing = None
+            self._out.append(LeaveRing())
         if self._running is not None and not self._stopping:
             self._stopping = True
             self._out.append(StopTask(self._running.task))
@@ -182,7 +204,10 @@ class WorkerMachine:
                     self._exit(TrustError, event.defect)
                 elif self._job is not None:
                     self._out.append(LoadJob(self._job))
-            case m.Parameters() | m.TrainTask() | m.EvalTask():
+            case m.OuterState() if event.defect:
+                self._send(m.Goodbye(reason=event.defect))
+                self._exit(TrustError, event.defect)
+            case m.Parameters() | m.OuterState() | m.SendOuterState() | m.Reduce() | m.TrainTask() | m.EvalTask():
                 self._queue.append(message)
                 self._next()
             case m.CancelTask():
@@ -195,14 +220,31 @@ class WorkerMachine:
 
     def _report_ready(self) -> None:
         if self._job is not None and self._loaded == self._job.artifact:
-            self._send(m.Ready(artifact=self._loaded, opt_state_round=self._opt_state_round))
+            self._send(
+                m.Ready(
+                    artifact=self._loaded,
+                    opt_state_round=self._opt_state_round,
+                    outer_version=self._outer_version,
+                    outer_digest=self._outer_digest,
+                )
+            )
 
     # --- tasks ------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        while self._running is None and self._queue:
+        while self._queue and self._may_begin(self._queue[0]):
             item = self._queue.popleft()
             match item:
+                case m.OuterState():
+                    self._outer_version, self._outer_digest = item.version, item.digest
+                    self._out.append(UseOuterState(item.version))
+                case m.SendOuterState():
+                    if item.version == self._outer_version:
+                        message = m.OuterState(version=item.version, digest=self._outer_digest)
+                        self._send(message, OuterStateOf(item.version))
+                case m.Reduce():
+                    self._reducing = item
+                    self._out.append(StartReduce(item))
                 case m.Parameters():
                     self._out.append(UseParameters(item.version))
                 case m.TrainTask():
@@ -211,6 +253,46 @@ class WorkerMachine:
                 case m.EvalTask():
                     self._running = item
                     self._out.append(StartEvaluating(item))
+
+    def _may_begin(self, item: _Queued) -> bool:
+        """Whether it need not wait for what came before it."""
+        if self._reducing is not None:
+            return False
+        return self._running is None or isinstance(item, m.OuterState | m.SendOuterState | m.Reduce)
+
+    def _training_done(self, event: TrainingDone) -> None:
+        if self.in_ring and self._wanted(event.task):
+            self._out.append(HoldEndParameters(event.task, event.tokens))
+        self._answer(
+            event.task,
+            m.TrainResult(
+                task=event.task,
+                round=event.round,
+                steps=event.steps,
+                tokens=event.tokens,
+                loss=event.loss,
+                grad_norm=event.grad_norm,
+                seconds=event.seconds,
+                payload="held" if self.in_ring else "end_parameters",
+            ),
+            None if self.in_ring else EndParametersOf(event.task),
+        )
+
+    @property
+    def in_ring(self) -> bool:
+        """Whether the job's workers reduce among themselves."""
+        return self._job is not None and self._job.ring is not None
+
+    def _is_reduced(self, attempt: int) -> bool:
+        return self._reducing is not None and self._reducing.attempt == attempt
+
+    def _reduced(self, answer: m.Message) -> None:
+        self._reducing = None
+        self._send(answer)
+        self._next()
+
+    def _wanted(self, task: int) -> bool:
+        return self._running is not None and self._running.task == task and not self._stopping
 
     def _step_done(self, event: StepDone, now: float) -> None:
         task = self._running
@@ -231,9 +313,9 @@ class WorkerMachine:
 
     # --- small things -----------------------------------------------------------------------------------------
 
-    def _send(self, message: m.Message) -> None:
+    def _send(self, message: m.Message, payload: Payload | None = None) -> None:
         if self._connected:
-            self._out.append(Send(self._session, message))
+            self._out.append(Send(self._session, message, payload))
 
     def _exit(self, error: type[PlanetaryError] | None, reason: str) -> None:
         self._ended = True

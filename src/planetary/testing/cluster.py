@@ -14,17 +14,18 @@ import msgspec
 import numpy as np
 
 from planetary.core.step import StepSpec
-from planetary.core.tensors import TensorSpec
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, outer_step
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric import events as e
 from planetary.fabric.controller import Controller
-from planetary.fabric.policy import ControllerPolicy, EvalChunk
+from planetary.fabric.policy import ControllerPolicy, EvalChunk, RingPolicy
 from planetary.fabric.records import (
     AnyRecord,
     DeltaAccepted,
+    DeltaWithdrawn,
     Mark,
+    RolledBack,
     RoundClosed,
     RoundFinished,
     RunFinished,
@@ -39,10 +40,10 @@ from planetary.fabric.training import metrics_of
 from planetary.fabric.worker_machine import WorkerMachine
 from planetary.testing.faults import Fault
 from planetary.testing.network import Link, Network
+from planetary.testing.sim_ring import PARAMS, Outer, SimRing, digest_of
 from planetary.testing.world import World
 from planetary.wire import messages as m
 
-PARAMS = (TensorSpec("w", "f32", (8,)),)
 SPEC = StepSpec("simulated", PARAMS, (), (), (), "0" * 64)
 STEP_S = 0.2  # of a healthy worker
 START_S = 0.6  # from the start of a process to its first connection
@@ -62,8 +63,12 @@ def train(params: np.ndarray, lease: int, steps: int) -> np.ndarray:
     return params
 
 
-def policy(*, rounds: int, workers: int, inner_steps: int = 4, checkpoint_every: int = 1) -> ControllerPolicy:
+def policy(
+    *, rounds: int, workers: int, inner_steps: int = 4, checkpoint_every: int = 1, ring: bool = False
+) -> ControllerPolicy:
     """Return the constants of a small simulated run."""
+    outer_options = {"learning_rate": OUTER_RATE, "momentum": OUTER_MOMENTUM}
+    job = m.RingJob(port=1, connections=1, precision="f64", gather_s=5.0, **outer_options)
     return ControllerPolicy(
         run="sim",
         rounds=rounds,
@@ -81,6 +86,7 @@ def policy(*, rounds: int, workers: int, inner_steps: int = 4, checkpoint_every:
         eval_every=1,
         gateway_delivers=False,
         checkpoint_every=checkpoint_every,
+        ring=RingPolicy(job=job, start_digest="") if ring else None,
         heartbeat_s=0.5,
         silent_after_s=2.5,
         iree_version="3.13.0",
@@ -103,19 +109,24 @@ class SimDisk:
 class SimGateway:
     """The gateway's shell: the controller machine, parameters, and the disk."""
 
-    def __init__(self, world: World, disk: SimDisk, limits: ControllerPolicy) -> None:
-        """Start a run, or go on with the one on the disk."""
+    def __init__(self, world: World, disk: SimDisk, limits: ControllerPolicy, partitioned: set[str]) -> None:
+        """Start a run, or go on with the one on the disk. `partitioned` are the nodes that are cut off now."""
         self.world, self.disk, self.policy = world, disk, limits
         self.dead = False
         self.finished: e.Finish | None = None
         self._links: dict[int, Link] = {}
         self._sessions = 0
         self._attachments = 0
-        self._contributions: dict[int, np.ndarray] = {}
+        self._contributions: dict[int, Any] = {}
         self._wakes: float | None = None
         self._theta: dict[int, np.ndarray] = {}
         self._velocity = np.zeros(8, np.float32)
+        self.ring = SimRing(world, partitioned, outer)
         unreported = self._begin()
+        if limits.ring is not None:
+            start = (next(iter(self._theta.values())), self._velocity)
+            ring = msgspec.structs.replace(limits.ring, start_digest=digest_of(start))
+            self.policy = limits = msgspec.structs.replace(limits, ring=ring)
         self.controller = Controller(limits, replay(disk.journal), world.now, unreported)
         self._handle(e.Tick())
 
@@ -151,7 +162,12 @@ class SimGateway:
             session = self._sessions
             self._links[session] = link
         defect, attachment = "", 0
-        if isinstance(message, m.TrainResult):
+        if isinstance(message, m.OuterState):
+            self._attachments += 1
+            attachment = self._attachments
+            self._contributions[attachment] = tensors
+            defect = "" if digest_of(tensors) == message.digest else "another digest"
+        elif isinstance(message, m.TrainResult) and self.policy.ring is None:
             self._attachments += 1
             attachment = self._attachments
             self._contributions[attachment] = tensors
@@ -169,6 +185,7 @@ class SimGateway:
     def kill(self) -> None:
         """Die as by SIGKILL."""
         self.dead = True
+        self.ring.kill()
         for link in self._links.values():
             link.drop("connection reset by peer")
 
@@ -198,6 +215,8 @@ class SimGateway:
                 payload = None
                 if isinstance(instruction.payload, e.ParametersOf):
                     payload = self._theta[instruction.payload.version]
+                elif isinstance(instruction.payload, e.OuterStateOf):
+                    payload = (self._theta[instruction.payload.version], self._velocity)
                 link = self._links.get(instruction.session)
                 if link is not None:
                     link.send_to_client((instruction.message, payload))
@@ -220,6 +239,11 @@ class SimGateway:
                 self._outer_step(instruction)
             case e.KeepParameters():
                 self._theta = {v: t for v, t in self._theta.items() if v in instruction.versions}
+            case e.KeepOuterState():
+                theta, self._velocity = self._contributions.pop(instruction.attachment)
+                self._theta = {instruction.version: theta}
+            case e.ForgetRounds():
+                disk.metrics = {r: line for r, line in disk.metrics.items() if r <= instruction.after}
             case e.DropAttachment():
                 del self._contributions[instruction.attachment]
             case e.WriteCheckpoint():
@@ -273,6 +297,10 @@ class SimWorker:
         self._link: Link | None = None
         self._session = 0
         self._wakes: float | None = None
+        self.flips = False
+        self._outer: tuple[int, Outer] = (-1, (np.zeros(8, np.float32), np.zeros(8, np.float32)))
+        self._coming: dict[int, Outer] = {}
+        self._held: dict[int, Contribution] = {}
         self._received_params: dict[int, np.ndarray] = {}
         self._params = np.zeros(8, np.float32)
         self._end: dict[int, np.ndarray] = {}
@@ -295,6 +323,8 @@ class SimWorker:
                 return
             case m.Parameters():
                 self._received_params[message.version] = tensors
+            case m.OuterState():
+                self._coming[message.version] = tensors
             case m.BlobData():
                 self._cached = True
         self.handle(e.Received(self._session, message))
@@ -308,6 +338,7 @@ class SimWorker:
     def kill(self) -> None:
         """Die as by SIGKILL."""
         self.dead = True
+        self._leave_ring()
         if self._link is not None:
             self._link.close(self, "connection reset by peer")
 
@@ -351,6 +382,10 @@ class SimWorker:
                         if self.poisoned:
                             self.poisoned = False
                             tensors = tensors * np.float32("nan")
+                    elif isinstance(instruction.payload, e.OuterStateOf):
+                        version, tensors = self._outer
+                        assert version == instruction.payload.version
+                    if isinstance(instruction.message, m.TrainResult):
                         self._last_result = (instruction.message, tensors)
                     self._link.send_to_server((instruction.message, tensors))
             case e.LoadJob():
@@ -360,6 +395,18 @@ class SimWorker:
                     world.after(LOAD_S, lambda: self.handle(e.JobLoaded(instruction.job.artifact, 0)))
             case e.UseParameters():
                 self._params = self._received_params.pop(instruction.version)
+            case e.UseOuterState():
+                self._outer = (instruction.version, self._coming[instruction.version])
+                self._params = self._outer[1][0]
+                self._coming.clear()
+                self._held.clear()
+            case e.HoldEndParameters():
+                end = self._end.pop(instruction.task)
+                self._held[instruction.task] = Contribution(instruction.task, instruction.tokens, {"w": end})
+            case e.StartReduce():
+                self._reduce(instruction.message)
+            case e.LeaveRing():
+                self._leave_ring()
             case e.StartTraining():
                 self._train(instruction.task, self._params, 0)
             case e.StartEvaluating():
@@ -372,6 +419,39 @@ class SimWorker:
             case e.Exit():
                 self.kill()
                 self.host.process_ended(self, 0 if instruction.ok else 6, instruction.reason)
+
+    @property
+    def node(self) -> str:
+        """The node that it runs on."""
+        return self.host.name
+
+    def reduced(self, event: e.ReduceBroke | e.ReduceSucceeded, outer: Outer | None) -> None:
+        """Hear what became of a reduction."""
+        if self.dead:
+            return
+        if isinstance(event, e.ReduceSucceeded) and outer is not None:
+            if self.flips:
+                self.flips = False
+                outer = (outer[0] + np.float32(1), outer[1])
+                event = msgspec.structs.replace(event, digest=digest_of(outer))
+            self._coming[event.round] = outer
+        self.handle(event)
+
+    def _reduce(self, message: m.Reduce) -> None:
+        gateway = self.host.cluster.gateway
+        if gateway is None or self.host.name in self.host.cluster.network.partitioned:
+            lost = e.ReduceBroke(message.round, message.attempt, "peer", "the master cannot be reached")
+            self.host.world.after(0.1, lambda: self.reduced(lost, None))
+            return
+        own = [self._held[task] for task in message.tasks if task in self._held]
+        assert self._outer[0] == message.round - 1
+        gateway.ring.reduce(self, message, own, self._outer[1])
+
+    def _leave_ring(self) -> None:
+        self._held.clear()
+        gateway = self.host.cluster.gateway
+        if gateway is not None:
+            gateway.ring.leave(self)
 
     def _dialled(self, link: Link | None) -> None:
         if self.dead:
@@ -391,6 +471,10 @@ class SimWorker:
         self.handle(e.StepDone(task.task, step, 1.0))
         if step < task.steps:
             self.host.world.after(self.step_s, lambda: self._train(task, params, step + 1))
+            return
+        if self.poisoned and self.machine.in_ring:  # the star's gateway finds that out by itself
+            self.poisoned = False
+            self.handle(e.TaskBroke(task.task, "numerics", "tensor w contains NaN", step))
             return
         self._end[task.task] = train(params, task.lease, task.steps)
         self.handle(
@@ -530,7 +614,7 @@ class SimCluster:
         self.disk = SimDisk()
         self.policy = limits
         self.struck: list[str] = []  # faults that really hit something
-        self.gateway: SimGateway | None = SimGateway(self.world, self.disk, limits)
+        self.gateway: SimGateway | None = SimGateway(self.world, self.disk, limits, self.network.partitioned)
         self.hosts = [SimHost(self, f"node-{i}/0") for i in range(hosts)]
         for fault in plan:
             self.world.at(fault.at_s, lambda fault=fault: self._strike(fault))
@@ -565,11 +649,12 @@ class SimCluster:
                 hit = self._kill_gateway()
             case "full_disk":
                 self.disk.full += 1
-            case "hang_worker" | "slow_worker" | "poison_worker" | "repeat_result":
+            case "hang_worker" | "slow_worker" | "poison_worker" | "repeat_result" | "flip_bit":
                 hit = worker is not None
                 if worker is not None:
                     worker.hung |= fault.kind == "hang_worker"
                     worker.poisoned |= fault.kind == "poison_worker"
+                    worker.flips |= fault.kind == "flip_bit"
                     worker.step_s *= 5.0 if fault.kind == "slow_worker" else 1.0
                     if fault.kind == "repeat_result":
                         worker.repeat_result()
@@ -583,7 +668,7 @@ class SimCluster:
         self.gateway = None
 
         def restart() -> None:
-            self.gateway = SimGateway(self.world, self.disk, self.policy)
+            self.gateway = SimGateway(self.world, self.disk, self.policy, self.network.partitioned)
 
         self.world.after(RESTART_GATEWAY_S, restart)
         return True
@@ -608,6 +693,10 @@ def replay_parameters(journal: Iterable[AnyRecord], steps: int) -> np.ndarray:
                 round_, accepted = record.mark.round, []
             case DeltaAccepted():
                 accepted.append(record)
+            case DeltaWithdrawn():
+                accepted = [a for a in accepted if a.task != record.task]
+            case RolledBack():
+                round_, accepted = record.mark.round, []
             case RoundClosed():
                 ends = [Contribution(a.task, a.tokens, {"w": train(theta[round_], a.lease, steps)}) for a in accepted]
                 number = record.round

@@ -17,8 +17,10 @@ FaultKind = Literal[
     "repeat_result",  # its last result is sent again
     "kill_gateway",  # the gateway dies and is started again with --resume
     "full_disk",  # the next checkpoint cannot be written
+    "flip_bit",  # ring: the next outer state that it makes is another than everybody's
 ]
 
+# What plans are drawn from. A flipped bit is left out: of two workers nobody can say which one is right.
 KINDS: tuple[FaultKind, ...] = (
     "kill_worker",
     "hang_worker",

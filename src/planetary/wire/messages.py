@@ -14,7 +14,7 @@ import msgspec
 
 from planetary.core.step import StepSpec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 
@@ -104,6 +104,17 @@ class Shutdown(Message, frozen=True, kw_only=True):
 # --- worker and gateway ----------------------------------------------------------------------------------------
 
 
+class RingJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker needs to know when the workers reduce among themselves."""
+
+    port: int  # on the gateway's host, of the ring's master
+    connections: int  # TCP streams to the next worker
+    precision: Literal["f32", "f64"]  # of the deltas on their way
+    learning_rate: float  # of the outer step
+    momentum: float
+    gather_s: float  # how long a worker waits for the others to take part
+
+
 class Job(Message, frozen=True, kw_only=True):
     """What the worker is to run: sent once after `Welcome`."""
 
@@ -112,6 +123,7 @@ class Job(Message, frozen=True, kw_only=True):
     buffers: str  # sha256 of the packed model buffers, or "" when the model has none
     spec: StepSpec
     inner_state: Literal["persist", "reset"]  # what happens to the optimizer's state at the start of a round
+    ring: RingJob | None = None  # None: results go to the gateway
 
 
 class FetchBlob(Message, frozen=True, kw_only=True):
@@ -131,12 +143,64 @@ class Ready(Message, frozen=True, kw_only=True):
 
     artifact: str
     opt_state_round: int  # the round after which its optimizer state was saved; 0: fresh
+    outer_version: int = -1  # ring: of the outer state that it still has from an earlier connection; -1: none
+    outer_digest: str = ""  # ring: of that state
 
 
 class Parameters(Message, frozen=True, kw_only=True):
     """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version."""
 
     version: int
+
+
+class OuterState(Message, frozen=True, kw_only=True):
+    """Ring: the outer state of one version, as float32 tensors: each parameter's master copy and velocity.
+
+    Down: what later tasks start from. Up: the answer to `SendOuterState`.
+    """
+
+    version: int
+    digest: str
+
+
+class SendOuterState(Message, frozen=True, kw_only=True):
+    """Ring: the gateway wants the outer state that the worker has, to keep it or to pass it on."""
+
+    version: int
+
+
+class Reduce(Message, frozen=True, kw_only=True):
+    """Ring: average the results of the round with the other workers of `group` and take the outer step.
+
+    Answered with `ReduceDone` or `ReduceFailed`. Every worker that is told has the outer state of `round - 1`; who
+    holds none of `tasks` takes part with nothing, to get the new state.
+    """
+
+    round: int
+    attempt: int  # counts up over the whole run
+    group: int  # of the ring's master; a new one whenever somebody else takes part, or an attempt failed
+    peers: int  # how many take part
+    tasks: tuple[int, ...]  # whose results count
+    tokens: int  # behind all of them
+
+
+class ReduceDone(Message, frozen=True, kw_only=True):
+    """The worker has the outer state of `round`."""
+
+    round: int
+    attempt: int
+    digest: str  # of that state
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class ReduceFailed(Message, frozen=True, kw_only=True):
+    """The worker still has the outer state of `round - 1` and its results of the round."""
+
+    round: int
+    attempt: int
+    kind: Literal["peer", "numerics"]
+    reason: str
 
 
 class Slice(msgspec.Struct, frozen=True):
@@ -195,7 +259,7 @@ class TrainResult(Message, frozen=True, kw_only=True):
     loss: float  # mean over the inner steps
     grad_norm: float  # of the last inner step, before clipping
     seconds: float  # from the start of the first inner step to the end of the last
-    payload: Literal["end_parameters"] = "end_parameters"
+    payload: Literal["end_parameters", "held"] = "end_parameters"  # held: the worker keeps them until `Reduce`
 
 
 class EvalResult(Message, frozen=True, kw_only=True):
@@ -231,6 +295,11 @@ AnyMessage = (
     | BlobData
     | Ready
     | Parameters
+    | OuterState
+    | SendOuterState
+    | Reduce
+    | ReduceDone
+    | ReduceFailed
     | TrainTask
     | EvalTask
     | CancelTask

@@ -1,0 +1,136 @@
+"""The outer step where the workers reduce among themselves: each adds its share, and all compute the same sum.
+
+All parameters travel as one flat array, in the order of their specs. What is summed depends on `precision`:
+
+- "f32": Σ wᵢ (θ₀ − θᵢ), the deltas weighted by tokens, each worker's share rounded to float32 once.
+- "f64": Σ wᵢ θᵢ, the mean of the end parameters that the gateway's outer step forms. Twice the bytes; with two workers
+  the same bits as there, since adding two numbers is commutative.
+
+A worker that is alone has the exact float64 mean in both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from planetary.core.tensors import TensorSpec
+from planetary.diloco.bfloat16 import to_float64
+from planetary.diloco.mean import Contribution, blocks
+from planetary.diloco.outer import OuterState, OuterStep, outer_step_to
+
+Precision = Literal["f32", "f64"]
+Form = Literal["delta", "mean"]
+"""delta: the flat array holds Σ wᵢ (θ₀ − θᵢ); mean: it holds Σ wᵢ θᵢ."""
+
+VELOCITY = "velocity:"
+"""In front of a parameter's name: the tensor that holds its velocity."""
+
+
+def form_of(precision: Precision, peers: int) -> Form:
+    """Return what is summed."""
+    return "mean" if precision == "f64" or peers == 1 else "delta"
+
+
+def share(
+    specs: Sequence[TensorSpec], state: OuterState, own: Sequence[Contribution], tokens: int, form: Form
+) -> np.ndarray:
+    """Return this worker's share of the sum: float32 [parameters] for deltas, float64 for the mean.
+
+    Args:
+        specs: the parameters' names, element types and shapes.
+        state: before the round.
+        own: what this worker trained; may be empty, and its share is zero then.
+        tokens: behind the contributions of all workers.
+        form: what is summed.
+    """
+    out = np.zeros(sum(spec.size for spec in specs), np.float64 if form == "mean" else np.float32)
+    ordered = sorted(own, key=lambda contribution: contribution.task)
+    start = 0
+    for spec in specs:
+        before = state.params[spec.name].reshape(-1)
+        for block in blocks(spec.size):
+            total = None
+            for contribution in ordered:
+                values = to_float64(
+                    spec.dtype, np.ascontiguousarray(contribution.tensors[spec.name]).reshape(-1)[block]
+                )
+                if form == "delta":
+                    values = before[block].astype(np.float64) - values
+                values *= contribution.tokens / tokens
+                total = values if total is None else total + values
+            if total is not None:
+                out[start + block.start : start + block.stop] = total
+        start += spec.size
+    return out
+
+
+def outer_step_of_sum(
+    specs: Sequence[TensorSpec],
+    state: OuterState,
+    summed: tuple[np.ndarray, Form],
+    learning_rate: float,
+    momentum: float,
+) -> OuterStep:
+    """Return the state after the outer step, given the sum over all workers' `share` and its form. See `outer_step`.
+
+    Raises:
+        NumericsError: a result is not finite; the tensor is named.
+    """
+    flat, form = summed
+    starts: dict[str, int] = {}
+    size = 0
+    for spec in specs:
+        starts[spec.name] = size
+        size += spec.size
+
+    def mean(spec: TensorSpec, block: slice, before: np.ndarray) -> np.ndarray:
+        start = starts[spec.name]
+        values = flat[start + block.start : start + block.stop].astype(np.float64)
+        return before - values if form == "delta" else values
+
+    return outer_step_to(specs, state, mean, learning_rate, momentum)
+
+
+def state_specs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return name, type and shape of the tensors that `state_tensors` gives."""
+    masters = [TensorSpec(spec.name, "f32", spec.shape) for spec in specs]
+    return (*masters, *(TensorSpec(VELOCITY + spec.name, "f32", spec.shape) for spec in specs))
+
+
+def state_tensors(state: OuterState) -> dict[str, np.ndarray]:
+    """Return an outer state as it travels: the master parameters, and the velocity under other names. No copy."""
+    return {**state.params, **{VELOCITY + name: array for name, array in state.velocity.items()}}
+
+
+def state_of(specs: Sequence[TensorSpec], tensors: Mapping[str, np.ndarray]) -> OuterState:
+    """Reverse `state_tensors`. No copy."""
+    return OuterState(
+        {spec.name: tensors[spec.name] for spec in specs},
+        {spec.name: tensors[VELOCITY + spec.name] for spec in specs},
+    )
+
+
+def state_digest(specs: Sequence[TensorSpec], state: OuterState) -> str:
+    """Return what is equal for two outer states with the same bits: BLAKE2b with 128 bits, in hex."""
+    digest = hashlib.blake2b(digest_size=16)
+    for table in (state.params, state.velocity):
+        for spec in specs:
+            digest.update(np.ascontiguousarray(table[spec.name]).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
+
+
+def check_state(specs: Sequence[TensorSpec], tensors: Mapping[str, np.ndarray], digest: str) -> str:
+    """Return why `tensors` are not the outer state that `digest` names, or "" when they are."""
+    wanted = state_specs(specs)
+    if set(tensors) != {spec.name for spec in wanted}:
+        return f"expected {len(wanted)} tensors of parameters and velocities, found {len(tensors)}"
+    for spec in wanted:
+        array = tensors[spec.name]
+        if tuple(array.shape) != spec.shape or array.dtype != np.float32:
+            return f"tensor {spec.name!r}: expected float32{list(spec.shape)}, found {array.dtype}{list(array.shape)}"
+    found = state_digest(specs, state_of(specs, tensors))
+    return "" if found == digest else f"its digest is {found}, expected {digest}"

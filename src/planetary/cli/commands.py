@@ -30,6 +30,7 @@ COMMANDS: dict[str, Command] = {
     "node-manager": Command("planetary.cli.node_manager", "keep a number of workers running on this machine", "roles"),
     "supervisor": Command("planetary.cli.supervisor", "keep one worker running (started by a node manager)", "roles"),
     "worker": Command("planetary.cli.worker", "train for a gateway (started by a supervisor)", "roles"),
+    "master": Command("planetary.cli.master", "lead rings of peers that use planetary.collectives", "roles"),
     "invite": Command("planetary.cli.invite", "print a token that lets a machine join a run", "tools"),
     "export": Command("planetary.cli.export", "write a JAX model as StableHLO with its manifest", "tools"),
     "compile": Command("planetary.cli.compile", "compile and verify a model's training step for a target", "tools"),

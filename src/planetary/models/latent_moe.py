@@ -85,7 +85,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 2,
     },
     "default": {},
-    "moe-tiny": {"n_embd": 64, "n_layer": 2, "n_expert": 8, "n_active": 2, "n_latent": 32, "n_hidden": 64},
+    "moe-tiny": {"n_embd": 64, "n_layer": 2, "n_latent": 32, "n_hidden": 128},
     "moe-small": {
         "n_layer": 8,
         "n_head": 8,

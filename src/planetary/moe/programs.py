@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import msgspec
+import numpy as np
 
 from planetary.compiler import chlo, ir, normalise, ops, optimizers
 from planetary.compiler.differentiate import emit_backward, emit_forward, finish_module, load_for_differentiation
@@ -103,6 +104,12 @@ def dense_specs(config: LatentMoeConfig) -> tuple[TensorSpec, ...]:
 def expert_specs(config: LatentMoeConfig, slots: int) -> tuple[TensorSpec, ...]:
     """Return the weights of one layer's experts: `up`, `down` and for SwiGLU `gate`, each [slots, ...]."""
     return _specs(expert_parameters(config, slots))
+
+
+def flat_names(tree: Params) -> dict[str, np.ndarray]:
+    """Return the arrays of a tree by their dotted names, in the order of the program's arguments."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def in_layer(layer: int, part: str, name: str) -> str:

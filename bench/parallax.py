@@ -1,0 +1,183 @@
+"""PARALLAX in lock step on one machine: what surrogates, sketches and rare synchronisation cost in loss.
+
+    python bench/parallax.py --arm end-to-end --arm paper        # some arms
+    python bench/parallax.py --list                              # what there is
+    python bench/parallax.py --exact                             # the exact cases
+
+Every arm trains the same byte-level LatentMoE (16 experts, top 4; by default 3 attention and 3 expert blocks of width
+128) on the same 2,048 tokens a step of the standard library's sources, from the same initial weights, in the same
+order. The end-to-end arm is the same trainer with one composer. Held-out loss is that of the assembled model (all real
+experts); the composer's view, with surrogates for what it does not own, is printed beside it. `--json FILE` adds a
+line per arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planetary.compiler.step_options import StepOptions
+from planetary.data.sources import stdlib_documents
+from planetary.models.latent_moe import PRESETS, LatentMoeConfig
+from planetary.moe.averaging import MergeRule
+from planetary.moe.settings import MoeTraining
+from planetary.moe.states import TrainingState, assembled
+from planetary.moe.tiers import Cadence
+from planetary.moe.trainer import MoeTrainer
+
+replace = msgspec.structs.replace
+COMPOSERS = 4
+HELD_OUT = 128  # sequences
+
+COPY = 1024  # a rank of at least the experts' width makes surrogates exact copies
+
+PAPER = Cadence(router=1, latent=1, backbone=8, refresh=5)
+ALONE = Cadence(router=1, latent=1, backbone=1, refresh=1)
+
+ARMS: dict[str, dict[str, Any]] = {
+    "end-to-end": {"composers": 1, "rank": 0, "cadence": ALONE},
+    "dropped": {"rank": 0, "cadence": PAPER},
+    "paper": {"cadence": PAPER},
+    "paper, mean": {"cadence": PAPER, "merge": MergeRule(radial=False)},
+    "paper, refresh 1": {"cadence": replace(PAPER, refresh=1)},
+    "paper, all sketches": {"cadence": PAPER, "sketches": "all", "precision": "4bit"},
+    "paper, no detach": {"cadence": PAPER, "detach": False},
+    "paper, refresh 1, all sketches": {"cadence": replace(PAPER, refresh=1), "sketches": "all", "precision": "4bit"},
+    "strict": {"rank": 32, "cadence": ALONE, "detach": False, "sketches": "all", "precision": "4bit"},
+    "strict, float": {"rank": 32, "cadence": ALONE, "detach": False, "sketches": "all", "precision": "f32"},
+    "copies": {"rank": COPY, "cadence": ALONE, "detach": False, "sketches": "all", "precision": "f32"},
+}
+
+
+def bytes_of_stdlib() -> np.ndarray:
+    """Return all documents as one array of bytes, each ended by a zero byte."""
+    return np.frombuffer(b"\0".join(document.text for document in stdlib_documents()), np.uint8)
+
+
+def windows(text: np.ndarray, starts: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return tokens and next tokens, i32 [len(starts), length]."""
+    rows = np.stack([text[s : s + length + 1] for s in starts]).astype(np.int32)
+    return np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:])
+
+
+class Data:
+    """Training windows by step, and held-out ones from the last twentieth of the text."""
+
+    def __init__(self, config: LatentMoeConfig, seed: int) -> None:
+        text = bytes_of_stdlib()
+        cut = len(text) * 19 // 20
+        self._train, self._held = text[:cut], text[cut:]
+        self._length, self._seed = config.sequence_length, seed
+
+    def batch(self, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        rng = np.random.Generator(np.random.PCG64([self._seed, step]))
+        return windows(self._train, rng.integers(0, len(self._train) - self._length - 1, count), self._length)
+
+    def held_out(self, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        starts = np.linspace(0, len(self._held) - self._length - 1, HELD_OUT).astype(np.int64)
+        tokens, targets = windows(self._held, starts, self._length)
+        return [(tokens[i : i + rows], targets[i : i + rows]) for i in range(0, len(starts), rows)]
+
+
+def settings(arm: dict[str, Any], steps: int, rate: float) -> MoeTraining:
+    options = StepOptions(learning_rate=rate, warmup_steps=steps // 10, total_steps=steps)
+    base = MoeTraining(composers=COMPOSERS, batch_size=16, rank=16, dense=options, experts=options)
+    return replace(base, **arm)
+
+
+def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[str, Any]:
+    training = settings(ARMS[name], args.steps, args.rate)
+    if training.rank == COPY:
+        training = replace(training, rank=config.n_hidden)
+    elif training.rank:  # the arms are written for experts of latent width 64: a quarter and a half of it
+        training = replace(training, rank=training.rank * config.n_latent // 64)
+    trainer = MoeTrainer(config, training)
+    data = Data(config, args.seed)
+    held = data.held_out(trainer.batch)
+    state = trainer.initial()
+    losses, errors, sketch_bytes, curve = [], [], 0, []
+    began = time.process_time()
+    for step in range(args.stop or args.steps):
+        state, report = trainer.step(state, *data.batch(step, training.batch_size))
+        losses.append(report.cross_entropy)
+        sketch_bytes += report.sketch_bytes
+        if not np.isnan(report.surrogate_error):
+            errors.append(report.surrogate_error)
+        if state.steps % args.evaluate_every == 0:
+            loss = trainer.evaluate(state, held)
+            curve.append((state.steps, loss))
+            seconds = (time.process_time() - began) / state.steps
+            print(f"{name}: step {state.steps}, held out {loss:.4f}, {seconds:.2f} CPU s a step", flush=True)
+    view = [trainer.evaluate_composer(state, c, held) for c in range(training.composers)]
+    return {
+        "arm": name,
+        "preset": args.preset,
+        "seed": args.seed,
+        "steps": state.steps,
+        "of": args.steps,
+        "held_out": curve[-1][1] if curve else trainer.evaluate(state, held),
+        "composer_view": float(np.mean(view)),
+        "train_last_20": float(np.mean(losses[-20:])),
+        "surrogate_error": float(np.mean(errors[-10:])) if errors else None,
+        "sketch_bytes_per_step": sketch_bytes // max(1, state.steps),
+        "curve": curve,
+        "cpu_seconds_per_step": (time.process_time() - began) / max(1, state.steps),
+    }
+
+
+def same(a: TrainingState, b: TrainingState, config: LatentMoeConfig) -> bool:
+    """Whether two trainings have the same model in every bit."""
+    (dense_a, experts_a), (dense_b, experts_b) = assembled(a, config), assembled(b, config)
+    return all((dense_a[n] == dense_b[n]).all() for n in dense_a) and all(
+        (x[n] == y[n]).all() for x, y in zip(experts_a, experts_b, strict=True) for n in x
+    )
+
+
+def exact(args: argparse.Namespace, config: LatentMoeConfig) -> None:
+    """Offload from the owner's uncompressed sketches with one inner step against direct ownership."""
+    data = Data(config, args.seed)
+    arms = [{"cadence": PAPER}, {"cadence": PAPER, "sketches": "owner", "precision": "f32"}]
+    trainers = [MoeTrainer(config, settings(arm, args.steps, args.rate)) for arm in arms]
+    states = [trainer.initial() for trainer in trainers]
+    for step in range(args.stop or args.steps):
+        batch = data.batch(step, trainers[0].training.batch_size)
+        states = [trainer.step(state, *batch)[0] for trainer, state in zip(trainers, states, strict=True)]
+    print(f"offload equals direct ownership bit for bit after {states[0].steps} steps: {same(*states, config)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arm", action="append", default=[], choices=list(ARMS), metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="print the arms")
+    parser.add_argument("--exact", action="store_true", help="check the exact cases")
+    parser.add_argument("--steps", type=int, default=400, help="of the learning-rate schedule")
+    parser.add_argument("--stop", type=int, default=0, help="stop after so many steps of it (0: train to its end)")
+    parser.add_argument("--evaluate-every", type=int, default=80)
+    parser.add_argument("--preset", default="default", help="of models/latent_moe.py (default: default)")
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the data's order")
+    parser.add_argument("--json", type=Path, help="append a line per arm to this file")
+    args = parser.parse_args()
+    if args.list:
+        for name, arm in ARMS.items():
+            print(f"{name}: {arm}")
+        return
+    config = LatentMoeConfig(**PRESETS[args.preset], seed=args.seed)
+    if args.exact:
+        exact(args, config)
+    for name in args.arm:
+        result = train(name, args, config)
+        print(json.dumps(result), flush=True)
+        if args.json:
+            with args.json.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

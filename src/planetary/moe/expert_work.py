@@ -1,0 +1,137 @@
+"""The work of an expert worker (PARALLAX, 4.5, 4.11): experts of one layer from sketches to their next weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.core.tensors import Tensors
+from planetary.moe import ownership
+from planetary.moe.acceptance import ExpertState, Policy, Update, Verdict, judge
+from planetary.moe.execution import Runner
+from planetary.moe.programs import GRADIENT
+from planetary.moe.sketch import EncodedSketch, Sketch, decode, dense_gates
+
+
+class Improved(msgspec.Struct, frozen=True):
+    """Experts of one layer after an update, and each slot's proxy before and after (0 where nobody asked)."""
+
+    weights: dict[str, np.ndarray]
+    moments: dict[str, np.ndarray]
+    proxy_before: np.ndarray
+    proxy_after: np.ndarray
+
+
+def sketched_gradient(
+    run: Runner, weights: Tensors, sketches: Sequence[Sketch], slots: np.ndarray, experts: int
+) -> dict[str, np.ndarray]:
+    """Return the gradients of one layer's experts: the mean over the composers' sketches, in their order.
+
+    Args:
+        run: an expert program for as many tokens as a sketch has.
+        weights: [slots, ...] by name.
+        sketches: of the same layer and step.
+        slots: which experts are in the slots, i32 [slots].
+        experts: of the model.
+    """
+    total: dict[str, np.ndarray] = {}
+    for sketch in sketches:
+        found = run("gradients", {**weights, **_inputs(sketch, slots, experts)})
+        total = {name: total[name] + value for name, value in found.items()} if total else found
+    count = np.float32(len(sketches))
+    return total if len(sketches) == 1 else {name: value / count for name, value in total.items()}
+
+
+def improve(
+    run: Runner,
+    weights: Tensors,
+    moments: Tensors,
+    encoded: Sequence[EncodedSketch],
+    *,
+    step: int,
+    slots: np.ndarray,
+    experts: int,
+    inner_steps: int = 1,
+    trust: float = 0.0,
+    proxies: bool = False,
+) -> Improved:
+    """Return the experts after `inner_steps` steps on the Taylor proxy ⟨G, E(u; θ+Δ) − E(u; θ)⟩ + λ/2 ‖Δ‖².
+
+    The moments persist with the expert. With one inner step and λ = 0 this is the composer's own update.
+
+    Raises:
+        TrustError: a sketch is damaged.
+    """
+    sketches = [decode(sketch) for sketch in encoded]
+    now: Tensors = weights
+    held: Tensors = moments
+    before = _proxies(run, now, sketches, slots, experts) if proxies else np.zeros(len(slots))
+    for _ in range(inner_steps):
+        gradients = sketched_gradient(run, now, sketches, slots, experts)
+        if trust:
+            for name, start in weights.items():
+                gradients[GRADIENT + name] = gradients[GRADIENT + name] + np.float32(trust) * (now[name] - start)
+        now, held = optimizer_step(run, now, held, step, gradients)
+    after = _proxies(run, now, sketches, slots, experts) if proxies else np.zeros(len(slots))
+    if trust and proxies:
+        after = after + [
+            trust / 2 * sum(float(np.sum(np.square(now[n][s] - w[s]))) for n, w in weights.items())
+            for s in range(len(slots))
+        ]
+    return Improved(dict(now), dict(held), before, after)
+
+
+def optimizer_step(
+    run: Runner, weights: Tensors, moments: Tensors, step: int, gradients: Tensors
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return weights and moments after one step of the program's optimizer."""
+    found = run("update", {**weights, **moments, **gradients, "step": np.array(step, np.int32)})
+    return {name: found[name] for name in weights}, {name: found[name] for name in moments}
+
+
+def accept_slots(
+    before: tuple[Tensors, Tensors], improved: Improved, policy: Policy, *, layer: int, owner: int, slots: np.ndarray
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[Verdict]]:
+    """Return weights and moments with the accepted experts' updates only, and the verdict of every owned expert.
+
+    Moments that are not per expert (the optimizer's count) go on for the whole layer.
+    """
+    old_weights, old_moments = before
+    weights = {name: value.copy() for name, value in improved.weights.items()}
+    moments = {name: value.copy() for name, value in improved.moments.items()}
+    verdicts = []
+    for slot, expert in enumerate(slots):
+        if expert == ownership.EMPTY:
+            continue
+        state = ExpertState(layer, int(expert), owner, 0, {n: v[slot] for n, v in old_weights.items()}, {})
+        update = Update(
+            layer,
+            int(expert),
+            owner,
+            0,
+            {n: improved.weights[n][slot] - v[slot] for n, v in old_weights.items()},
+            {n: v[slot] for n, v in improved.moments.items() if v.ndim},
+            float(improved.proxy_before[slot]),
+            float(improved.proxy_after[slot]),
+        )
+        verdict = judge(state, update, policy)
+        verdicts.append(verdict)
+        if not verdict.accepted:
+            for name, value in old_weights.items():
+                weights[name][slot] = value[slot]
+            for name, value in old_moments.items():
+                if value.ndim:
+                    moments[name][slot] = value[slot]
+    return weights, moments, verdicts
+
+
+def _inputs(sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:
+    matrix = ownership.slot_matrix(slots[None], experts)[0]
+    return {"u": sketch.inputs, "g_y": sketch.output_gradients, "gates": dense_gates(sketch, experts) @ matrix}
+
+
+def _proxies(run: Runner, weights: Tensors, sketches: Sequence[Sketch], slots: np.ndarray, experts: int) -> np.ndarray:
+    found = [run("proxy", {**weights, **_inputs(sketch, slots, experts)})["proxy"] for sketch in sketches]
+    return np.mean(found, axis=0)

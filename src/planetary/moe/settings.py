@@ -1,0 +1,66 @@
+"""How a mixture is trained over composers: one value that the trainer and the roles read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from planetary.compiler.step_options import StepOptions
+from planetary.core.errors import UserError
+from planetary.moe.acceptance import Policy
+from planetary.moe.averaging import MergeRule
+from planetary.moe.sketch import Precision
+from planetary.moe.surrogate import FitOptions
+from planetary.moe.tiers import Cadence
+
+
+class MoeTraining(msgspec.Struct, frozen=True):
+    """What distinguishes one way of training from another.
+
+    Attributes:
+        composers: C; 1 is ordinary training of the whole model.
+        batch_size: sequences per step of all composers together.
+        rank: of the surrogates; 0: experts that are not owned contribute nothing.
+        detach: stop the gradient at the surrogates' input.
+        cadence: horizons of the tiers and of the surrogates' refresh.
+        merge: of tiers with a horizon above 1.
+        fit: of surrogates.
+        sketches: where experts' gradients come from: "none" (the composer's own backward pass), the "owner"'s sketches,
+            or those of "all" composers.
+        precision: of sketches.
+        inner_steps: of an expert worker per update.
+        trust: λ of the proximal term.
+        acceptance: of workers' updates; None: every update counts, as it does under direct ownership.
+        dense: of the optimizer of everything but the experts.
+        experts: of the experts' optimizer.
+    """
+
+    composers: int
+    batch_size: int
+    rank: int
+    detach: bool = True
+    cadence: Cadence = Cadence()
+    merge: MergeRule = MergeRule()
+    fit: FitOptions = FitOptions()
+    sketches: Literal["none", "owner", "all"] = "none"
+    precision: Precision = "f32"
+    inner_steps: int = 1
+    trust: float = 0.0
+    acceptance: Policy | None = None
+    dense: StepOptions = StepOptions()
+    experts: StepOptions = StepOptions()
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` where the parts do not fit together."""
+        if self.composers < 1 or self.rank < 0 or self.inner_steps < 1 or self.trust < 0:
+            raise UserError(
+                "training needs composers ≥ 1, rank ≥ 0, inner_steps ≥ 1 and trust ≥ 0, found "
+                f"{self.composers}, {self.rank}, {self.inner_steps}, {self.trust}"
+            )
+        if self.batch_size % self.composers:
+            raise UserError(
+                f"a batch of {self.batch_size} sequences cannot be divided among {self.composers} composers"
+            )
+        if self.sketches == "none" and (self.inner_steps > 1 or self.trust or self.acceptance is not None):
+            raise UserError("inner_steps, trust and acceptance are about expert workers: set sketches to owner or all")

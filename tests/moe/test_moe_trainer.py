@@ -1,0 +1,166 @@
+"""Composers, syncer, refresh and expert workers in lock step: the exact cases, cadences, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from moe_support import TINY
+
+from planetary.compiler.step_options import StepOptions
+from planetary.core.errors import NumericsError, UserError
+from planetary.models.latent_moe import LatentMoeConfig
+from planetary.moe import cost
+from planetary.moe.acceptance import Policy, Refusal
+from planetary.moe.settings import MoeTraining
+from planetary.moe.states import TrainingState, assembled
+from planetary.moe.surrogate import FitOptions
+from planetary.moe.tiers import Cadence, Tier, tier_of
+from planetary.moe.trainer import MoeTrainer, StepReport
+
+replace = msgspec.structs.replace
+OPTIONS = StepOptions(learning_rate=0.01, warmup_steps=0, total_steps=20)
+TOGETHER = Cadence(router=1, latent=1, backbone=1, refresh=1)
+BASE = MoeTraining(
+    composers=2, batch_size=4, rank=3, fit=FitOptions(steps=2, rows=32, capacity=64), dense=OPTIONS, experts=OPTIONS
+)
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(step)
+    tokens = rng.integers(0, TINY.vocab_size, (4, TINY.sequence_length)).astype(np.int32)
+    return tokens, np.roll(tokens, -1, axis=1)
+
+
+def train(
+    steps: int, config: LatentMoeConfig = TINY, **options: Any
+) -> tuple[MoeTrainer, list[TrainingState], list[StepReport]]:
+    trainer = MoeTrainer(config, replace(BASE, **options), optimise=False)
+    states, reports = [trainer.initial()], []
+    for step in range(steps):
+        state, report = trainer.step(states[-1], *batch(step))
+        states.append(state)
+        reports.append(report)
+    return trainer, states, reports
+
+
+def model_of(state: TrainingState) -> dict[str, np.ndarray]:
+    dense, layers = assembled(state, TINY)
+    return {**dense, **{f"{i}.{n}": v for i, layer in enumerate(layers) for n, v in layer.items()}}
+
+
+def test_offload_from_the_owners_float_sketches_equals_direct_ownership_bit_for_bit() -> None:
+    cadence = Cadence(backbone=2, refresh=2)
+    _, direct, _ = train(4, cadence=cadence)
+    _, offload, reports = train(4, cadence=cadence, sketches="owner")
+    expected, found = model_of(direct[-1]), model_of(offload[-1])
+    assert all((found[name] == value).all() for name, value in expected.items())
+    assert any((value != model_of(direct[0])[name]).any() for name, value in expected.items() if "up" in name)
+    assert all(report.sketch_bytes > 0 for report in reports)
+
+
+def test_exact_copies_refreshed_every_step_with_everybodys_sketches_and_no_horizon_are_end_to_end_training() -> None:
+    config = replace(TINY, balance=0.0)  # the mean of balances over parts of a batch is not the whole batch's
+    alone, one, first = train(6, config, composers=1, rank=0, cadence=TOGETHER)
+    copies = {"rank": TINY.n_hidden, "detach": False, "sketches": "all", "cadence": TOGETHER}
+    trainer, two, second = train(6, config, **copies)
+    for a, b in zip(first, second, strict=True):
+        assert b.cross_entropy == pytest.approx(a.cross_entropy, rel=1e-5)
+    tokens, targets = batch(100)
+    halves = [(tokens[:2], targets[:2]), (tokens[2:], targets[2:])]
+    seen = trainer.evaluate(two[-1], halves)
+    assert [trainer.evaluate_composer(two[-1], c, halves) for c in range(2)] == pytest.approx([seen, seen], rel=1e-4)
+    assert alone.evaluate(one[-1], [(tokens, targets)]) == pytest.approx(seen, rel=1e-5)
+    start, moved = model_of(one[0]), model_of(one[-1])
+    for name, value in moved.items():
+        travelled = np.linalg.norm(value - start[name])
+        assert travelled > 0
+        assert np.linalg.norm(model_of(two[-1])[name] - value) < 1e-4 * travelled, name
+
+
+def test_tiers_are_merged_at_their_horizons_and_the_router_never_differs() -> None:
+    _, states, reports = train(4, cadence=Cadence(router=1, latent=2, backbone=4, refresh=3))
+    assert [report.merged for report in reports] == [
+        (),
+        ((Tier.LATENT, 0),),
+        (),
+        ((Tier.LATENT, 0), (Tier.BACKBONE, 0)),
+    ]
+    assert [np.isnan(report.surrogate_error) for report in reports] == [True, True, False, True]
+
+    def apart(state: TrainingState, tier: Tier) -> bool:
+        first, second = (c.dense for c in state.composers)
+        return any((first[n] != second[n]).any() for n in first if tier_of(n) is tier)
+
+    assert not any(apart(state, Tier.ROUTER) for state in states)
+    assert [apart(state, Tier.LATENT) for state in states] == [False, True, False, True, False]
+    assert [apart(state, Tier.BACKBONE) for state in states] == [False, True, True, True, False]
+    assert states[3].surrogates is not None
+    assert (states[3].surrogates.versions == 3).all()
+
+
+def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
+    trainer, states, _ = train(2, cadence=TOGETHER, sketches="all")
+    again, _ = trainer.step(states[1], *batch(1))
+    expected = model_of(states[2])
+    assert all((value == expected[name]).all() for name, value in model_of(again).items())
+
+
+def test_refused_updates_leave_experts_and_moments_and_are_counted() -> None:
+    _, states, reports = train(2, sketches="owner", acceptance=Policy(norm_ratio=1e-6))
+    experts = TINY.n_layer * TINY.n_expert
+    assert all(len(report.verdicts) == experts for report in reports)
+    refused = {v.refusal for report in reports for v in report.verdicts}
+    assert refused <= {Refusal.TOO_LARGE, Refusal.NO_GAIN}
+    assert Refusal.TOO_LARGE in refused
+    for before, after in zip(states[0].composers, states[2].composers, strict=True):
+        assert (after.experts[0]["up"] == before.experts[0]["up"]).all()
+        assert (after.expert_moments[0]["adam.mean.up"] == 0).all()
+    _, _, open_reports = train(2, sketches="owner", acceptance=Policy(norm_ratio=10))
+    assert sum(v.accepted for report in open_reports for v in report.verdicts) >= experts
+
+
+def test_more_inner_steps_go_further_and_trust_holds_them_back() -> None:
+    def distance(**options: Any) -> float:
+        _, states, _ = train(1, sketches="owner", **options)
+        return float(np.linalg.norm(model_of(states[1])["0.up"] - model_of(states[0])["0.up"]))
+
+    plain = distance()
+    assert distance(inner_steps=3) > 1.5 * plain
+    assert distance(inner_steps=3, trust=1.0) < distance(inner_steps=3)
+
+
+def test_four_bit_sketches_have_the_cost_models_bytes() -> None:
+    _, _, reports = train(1, sketches="all", precision="4bit")
+    shape = cost.MoeShape("tiny", TINY.n_layer, TINY.n_expert, TINY.n_active, 8, TINY.n_hidden, 3, 1e6)
+    tokens = 2 * TINY.sequence_length
+    padded = tokens * 2 * 8 // 2  # rows of 8 numbers need no padding
+    assert padded == cost.sketch_bytes(shape, tokens)[0]
+    assert reports[0].sketch_bytes == 2 * cost.sketch_bytes(shape, tokens)[1]
+
+
+def test_a_mixture_that_the_composers_cannot_share_evenly_trains_all_its_experts() -> None:
+    trainer = MoeTrainer(TINY, BASE, np.array([[0, 0, 0, 1]], np.int32), optimise=False)
+    first = trainer.initial()
+    after, _ = trainer.step(first, *batch(0))
+    before, found = model_of(first)["0.up"], model_of(after)["0.up"]
+    assert all((before[e] != found[e]).any() for e in range(4))
+    assert after.composers[1].slots.tolist() == [[3, -1, -1]]
+    assert (after.composers[1].experts[0]["up"][1:] == 0).all()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(UserError, match="4 sequences cannot be divided among 3"):
+        replace(BASE, composers=3)
+    with pytest.raises(UserError, match="about expert workers"):
+        replace(BASE, inner_steps=2)
+    with pytest.raises(UserError, match="ownership map for 2 composers"):
+        MoeTrainer(TINY, BASE, np.array([[0, 1, 2, 0]], np.int32), optimise=False)
+    trainer, states, _ = train(0)
+    broken = dict(states[0].composers[0].dense)
+    broken["head.weight"] = np.full_like(broken["head.weight"], np.nan)
+    composers = (replace(states[0].composers[0], dense=broken), states[0].composers[1])
+    with pytest.raises(NumericsError, match="step 0"):
+        trainer.step(replace(states[0], composers=composers), *batch(0))

@@ -177,6 +177,12 @@ class Operation(Guard):
                 self._saved.append((start, stop))
 
     def _take_encoded(self, action: Action, source: np.ndarray, own: np.ndarray, data: memoryview) -> memoryview:
+        if self.spec.dtype == "f32" and action is not Action.STORE and self._op in (ReduceOp.SUM, ReduceOp.AVG):
+            quantise.decode_add(data, self.spec.bits, source, own)
+            return data if action is Action.REDUCE else self._finished(own)
+        if self.spec.dtype == "f32" and action is Action.STORE:
+            quantise.decode(data, self.spec.bits, own)
+            return data
         wide = np.empty(len(own), np.float32)
         quantise.decode(data, self.spec.bits, wide)
         if action is Action.STORE:
@@ -189,11 +195,17 @@ class Operation(Guard):
         kernels.combine(self._op, self.spec.dtype, source, other, own)
         if action is Action.REDUCE:
             return data
+        return self._finished(own)
+
+    def _finished(self, own: np.ndarray) -> memoryview:
+        """Encode a chunk that is reduced."""
         kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
         encoded = self._encoded(own)
         # The owner keeps what the others will decode, not what it knows better.
+        wide = own if self.spec.dtype == "f32" else np.empty(len(own), np.float32)
         quantise.decode(encoded, self.spec.bits, wide)
-        _store_wide(wide, self.spec.dtype, own)
+        if wide is not own:
+            _store_wide(wide, self.spec.dtype, own)
         return encoded
 
     def _encoded(self, values: np.ndarray) -> memoryview:

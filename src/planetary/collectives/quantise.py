@@ -8,9 +8,14 @@ MIN_MAX: offset = min, step = (max − min) / (2^bits − 1). The codes cover th
 ZERO_POINT_SCALE: step = 12σ / (2^bits − 1), σ the block's standard deviation, centred on the mean rounded to whole
 steps, so that 0 is a code's exact value; what lies beyond ±6σ saturates.
 Codes are rounded to nearest, ties to even: no bias.
+
+Where numba is installed the loops are `quantise_kernels`'; the bits are the same.
 """
 
 from __future__ import annotations
+
+import functools
+from types import ModuleType
 
 import numpy as np
 
@@ -19,6 +24,16 @@ from planetary.core.errors import UserError
 
 BLOCK = 2048
 _HEAD = 8  # bytes of offset and step
+
+
+@functools.cache
+def compiled() -> ModuleType | None:
+    """Return `quantise_kernels`, or None where numba is not installed."""
+    try:
+        from planetary.collectives import quantise_kernels
+    except ImportError:
+        return None
+    return quantise_kernels
 
 
 def check(quantization: Quantization, dtype: str, op: str) -> None:
@@ -35,6 +50,18 @@ def check(quantization: Quantization, dtype: str, op: str) -> None:
         ReduceOp.MAX,
     ):
         raise UserError(f"ZERO_POINT_SCALE saturates outliers, which makes {op.upper()} wrong; use MIN_MAX")
+    _warm_up(quantization.bits)
+
+
+@functools.cache
+def _warm_up(bits: int) -> None:
+    """Have the loops compiled before an operation begins: it would look like a stall in the middle of one."""
+    if compiled() is not None:
+        values = np.ones(2, np.float32)
+        data = memoryview(bytearray(encoded_bytes(2, bits)))
+        encode(values, bits, QuantizationAlgorithm.MIN_MAX, data)
+        decode(data, bits, values)
+        decode_add(data, bits, values, values)
 
 
 def encoded_bytes(count: int, bits: int) -> int:
@@ -51,6 +78,10 @@ def encode(values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, out:
     count = len(values)
     blocks = -(-count // BLOCK)
     head = np.frombuffer(out[: blocks * _HEAD], np.float32).reshape(blocks, 2)
+    kernels = compiled()
+    if kernels is not None and algorithm is QuantizationAlgorithm.MIN_MAX:
+        _encode_compiled(kernels, np.ascontiguousarray(values), bits, head, out[blocks * _HEAD :])
+        return
     codes = np.empty(count, np.uint16 if bits == 16 else np.uint8)
     whole = count // BLOCK * BLOCK
     _encode_blocks(
@@ -65,6 +96,49 @@ def encode(values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, out:
 
 def decode(data: memoryview, bits: int, out: np.ndarray) -> None:
     """Decode into float32 [n]."""
+    kernels = compiled()
+    if kernels is not None:
+        codes, head = _codes_compiled(kernels, data, bits, len(out))
+        kernels.store(codes, head, BLOCK, out)
+    else:
+        _decode(data, bits, out)
+
+
+def decode_add(data: memoryview, bits: int, own: np.ndarray, out: np.ndarray) -> None:
+    """Out ← own + decoded, float32 [n] each; `out` may be `own`."""
+    kernels = compiled()
+    if kernels is not None:
+        codes, head = _codes_compiled(kernels, data, bits, len(out))
+        kernels.add(codes, head, BLOCK, own, out)
+        return
+    wide = np.empty(len(own), np.float32)
+    _decode(data, bits, wide)
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.add(own, wide, out=out)
+
+
+def _encode_compiled(kernels: ModuleType, values: np.ndarray, bits: int, head: np.ndarray, out: memoryview) -> None:
+    top = np.float32(2**bits - 1)
+    kernels.min_max_heads(values, values.view(np.int32), BLOCK, top, head)
+    target = np.frombuffer(out, "<u2" if bits == 16 else np.uint8)
+    codes = np.empty(len(values), np.uint8) if bits == 4 else target
+    kernels.codes_of(values, head, BLOCK, top, codes)
+    if bits == 4:
+        kernels.pack(codes, target)
+
+
+def _codes_compiled(kernels: ModuleType, data: memoryview, bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return codes [n] and heads [blocks, 2]."""
+    blocks = -(-count // BLOCK)
+    head = np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2)
+    codes = np.frombuffer(data[blocks * _HEAD :], "<u2" if bits == 16 else np.uint8)
+    if bits == 4:
+        packed, codes = codes, np.empty(count, np.uint8)
+        kernels.unpack(packed, codes)
+    return codes, head
+
+
+def _decode(data: memoryview, bits: int, out: np.ndarray) -> None:
     count = len(out)
     blocks = -(-count // BLOCK)
     head = np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2)
@@ -94,6 +168,7 @@ def _encode_blocks(
             low = values.min(axis=1)
             # Halved first: the difference of two finite float32 can be infinite.
             step = (values.max(axis=1) / top) - (low / top)
+            low = low + np.float32(0)  # of zeros of both signs any may be the least
         else:
             mean = values.mean(axis=1, dtype=np.float64)
             sigma = values.std(axis=1, dtype=np.float64)

@@ -1,0 +1,105 @@
+"""The loops of `quantise`, compiled by numba: one pass where numpy takes several. The same bits as there.
+
+Optional (the `collectives` extra). Compiled at first use, kept in the cache beside this file, and run without the
+interpreter lock. Nothing is fused or reordered: a product is rounded before it is added to.
+"""
+
+# numba has no types for its decorators.
+# pyright: reportUntypedFunctionDecorator=false, reportMissingImports=false
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+_ZERO = np.float32(0)
+_INFINITE = np.int32(0x7F800000)
+
+
+# Loops run over slices from 0: only then the compiler knows that no index counts from the end, and vectorises.
+
+
+@njit(nogil=True, cache=True)
+def min_max_heads(values: np.ndarray, keys: np.ndarray, block: int, top: np.float32, head: np.ndarray) -> None:
+    """Values float32 [n] and the same memory as int32 -> (offset, step) of each block, float32 [blocks, 2].
+
+    Compares bits, as integers in the order of the floats: that is faster than comparing floats, and finds NaN too.
+    """
+    found = np.empty(2, np.int32)
+    floats = found.view(np.float32)
+    for b in range(len(head)):
+        part = keys[b * block : (b + 1) * block]
+        low_key, high_key = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
+        for i in range(len(part)):
+            key = part[i] ^ ((part[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+            low_key = min(low_key, key)
+            high_key = max(high_key, key)
+        head[b, 0], head[b, 1] = np.float32(np.nan), _ZERO
+        if high_key < _INFINITE and low_key > (-_INFINITE - np.int32(1)):
+            found[0] = low_key ^ ((low_key >> np.int32(31)) & np.int32(0x7FFFFFFF))  # its own inverse
+            found[1] = high_key ^ ((high_key >> np.int32(31)) & np.int32(0x7FFFFFFF))
+            low, high = floats[0], floats[1]
+            step = np.float32(high / top) - np.float32(low / top)
+            if np.isfinite(step * top) and np.isfinite(low + step * top):
+                head[b, 0], head[b, 1] = low + _ZERO, step
+
+
+@njit(nogil=True, cache=True)
+def codes_of(values: np.ndarray, head: np.ndarray, block: int, top: np.float32, codes: np.ndarray) -> None:
+    """Values float32 [n] -> codes [n]."""
+    for b in range(len(head)):
+        low, step = head[b, 0], head[b, 1]
+        part, into = values[b * block : (b + 1) * block], codes[b * block : (b + 1) * block]
+        inverse = np.float32(1) / step if step > _ZERO else _ZERO
+        if not np.isfinite(inverse):
+            inverse = _ZERO
+        if np.isnan(low):
+            into[:] = 0
+        else:
+            for i in range(len(part)):
+                scaled = np.rint((part[i] - low) * inverse)
+                scaled = scaled if scaled > _ZERO else _ZERO
+                scaled = scaled if scaled < top else top
+                into[i] = np.int32(scaled)
+
+
+@njit(nogil=True, cache=True)
+def pack(codes: np.ndarray, out: np.ndarray) -> None:
+    """Codes uint8 [n] below 16 -> uint8 [ceil(n / 2)]."""
+    half = len(codes) // 2
+    for i in range(half):
+        out[i] = codes[2 * i] | (codes[2 * i + 1] << 4)
+    if len(codes) % 2:
+        out[half] = codes[-1]
+
+
+@njit(nogil=True, cache=True)
+def unpack(packed: np.ndarray, out: np.ndarray) -> None:
+    """uint8 [ceil(n / 2)] -> codes uint8 [n]."""
+    half = len(out) // 2
+    for i in range(half):
+        out[2 * i] = packed[i] & 15
+        out[2 * i + 1] = packed[i] >> 4
+    if len(out) % 2:
+        out[-1] = packed[half] & 15
+
+
+@njit(nogil=True, cache=True)
+def store(codes: np.ndarray, head: np.ndarray, block: int, out: np.ndarray) -> None:
+    """Codes [n] -> float32 [n]."""
+    for b in range(len(head)):
+        low, step = head[b, 0], head[b, 1]
+        part, into = codes[b * block : (b + 1) * block], out[b * block : (b + 1) * block]
+        for i in range(len(part)):
+            into[i] = np.float32(part[i]) * step + low
+
+
+@njit(nogil=True, cache=True)
+def add(codes: np.ndarray, head: np.ndarray, block: int, own: np.ndarray, out: np.ndarray) -> None:
+    """Own float32 [n] plus what the codes stand for -> out float32 [n]; `out` may be `own`."""
+    for b in range(len(head)):
+        low, step = head[b, 0], head[b, 1]
+        part, into = codes[b * block : (b + 1) * block], out[b * block : (b + 1) * block]
+        mine = own[b * block : (b + 1) * block]
+        for i in range(len(part)):
+            into[i] = mine[i] + (np.float32(part[i]) * step + low)

@@ -1,0 +1,66 @@
+"""The compiled loops of quantisation give the bits that numpy gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from planetary.collectives import quantise
+from planetary.collectives.options import QuantizationAlgorithm
+from planetary.collectives.quantise import BLOCK, decode, decode_add, encode, encoded_bytes
+
+pytest.importorskip("numba")
+
+
+def hard_values(count: int) -> np.ndarray:
+    """Blocks of ordinary numbers, zeros of both signs, tiny, huge, constant, NaN, infinite, of too wide a span."""
+    source = np.random.default_rng(count)
+    values = source.normal(0.1, 3, count).astype(np.float32)
+    kinds: list[np.ndarray] = [
+        np.where(source.random(BLOCK) < 0.5, np.float32(0), np.float32(-0.0)).astype(np.float32),
+        (source.random(BLOCK).astype(np.float32) * np.float32(1e-42)),
+        source.normal(0, 1e37, BLOCK).astype(np.float32),
+        np.full(BLOCK, -7.25, np.float32),
+        np.where(np.arange(BLOCK) == 9, np.float32("nan"), np.float32(1)).astype(np.float32),
+        np.where(np.arange(BLOCK) == 9, -np.float32("nan"), np.float32(1)).astype(np.float32),
+        np.where(np.arange(BLOCK) == 2047, np.float32("inf"), np.float32(1)).astype(np.float32),
+        np.where(np.arange(BLOCK) == 0, np.float32("-inf"), np.float32(1)).astype(np.float32),
+        np.where(np.arange(BLOCK) % 2 == 0, np.float32(3e38), np.float32(-3e38)).astype(np.float32),
+        np.arange(BLOCK, dtype=np.float32) - np.float32(0.5),
+    ]
+    for number, kind in enumerate(kinds):
+        part = values[number * BLOCK : (number + 1) * BLOCK]
+        part[...] = kind[: len(part)]
+    return values
+
+
+def run(
+    values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> tuple[bytes, bytes, bytes]:
+    with monkeypatch.context() as patch:
+        if not compiled:
+            patch.setattr(quantise, "compiled", lambda: None)
+        data = memoryview(bytearray(encoded_bytes(len(values), bits)))
+        encode(values, bits, algorithm, data)
+        out, added = np.empty_like(values), np.empty_like(values)
+        decode(data, bits, out)
+        decode_add(data, bits, np.arange(len(values), dtype=np.float32) / np.float32(3), added)
+    # A NaN has many bit patterns, and which one an addition gives is the processor's business.
+    for array in (out, added):
+        array[np.isnan(array)] = np.float32("nan")
+    return bytes(data), out.tobytes(), added.tobytes()
+
+
+@pytest.mark.parametrize("algorithm", list(QuantizationAlgorithm))
+@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize("count", [0, 1, 5, BLOCK, 14 * BLOCK + 301])
+def test_compiled_loops_give_numpys_bits(
+    count: int, bits: int, algorithm: QuantizationAlgorithm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert quantise.compiled() is not None
+    values = hard_values(count)
+    found = run(values, bits, algorithm, monkeypatch, compiled=True)
+    expected = run(values, bits, algorithm, monkeypatch, compiled=False)
+    assert found[0] == expected[0]
+    assert found[1] == expected[1]
+    assert found[2] == expected[2]

@@ -119,3 +119,15 @@ def test_the_artifact_for_xla_is_the_stablehlo_itself(
     assert main(command) == 0
     assert "stands in" in capsys.readouterr().out
     assert output.read_bytes().startswith(b"ML\xefR")
+
+
+@pytest.mark.compiles
+def test_compile_says_what_recomputation_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["n_layer=4", "n_embd=16", "n_head=2", "vocab_size=32", "sequence_length=32", "batch_size=4"]
+    settings = [part for size in sizes for part in ("--set", size)]
+    command = ["compile", "nanochat", *settings, "--step", "remat=blocks", "--target=pjrt:cpu", f"--cache={tmp_path}"]
+    assert main([*command, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["remat"]
+    assert 2 * found["bytes_after"] < found["bytes_before"]
+    assert found["xla_after"] < found["xla_before"]
+    assert found["segments"] > 2

@@ -15,7 +15,7 @@ from planetary.compiler.export import Model
 from planetary.compiler.interpreter import run_interpreter
 from planetary.compiler.reference import run_reference
 from planetary.compiler.train_step import TrainStep
-from planetary.compiler.verify import VerifyReport
+from planetary.compiler.verification_report import VerifyReport
 from planetary.core.errors import CompileError
 
 MODEL = """

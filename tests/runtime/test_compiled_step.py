@@ -19,7 +19,7 @@ from planetary.compiler.export import Model
 from planetary.compiler.iree import Artifact, run_compiler
 from planetary.compiler.targets import compiler_flags
 from planetary.compiler.train_step import StepOptions, TrainStep
-from planetary.compiler.verify import VerifyReport
+from planetary.compiler.verification_report import VerifyReport
 from planetary.core.artifact_label import read_label
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec

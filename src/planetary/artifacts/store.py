@@ -48,6 +48,17 @@ def write_atomically(path: Path, data: bytes | bytearray | memoryview) -> None:
             Path(temporary).unlink(missing_ok=True)
 
 
+def read_link(path: Path) -> tuple[str, str] | None:
+    """Return the digest and the key in a link's file; None if it is not there or damaged."""
+    try:
+        digest, separator, rest = path.read_text().partition("\n")
+    except (FileNotFoundError, UnicodeDecodeError):
+        return None
+    if not separator or not rest.endswith("\n") or len(digest) != 64 or not _HEX.issuperset(digest):
+        return None
+    return digest, rest[:-1]
+
+
 class BlobStore:
     """Blobs by digest and links by key, in one folder that any number of processes may share."""
 
@@ -114,14 +125,10 @@ class BlobStore:
 
     def resolve(self, key: str) -> str | None:
         """Return the digest that `key` names, if that blob is here; else None."""
-        try:
-            lines = self._link_path(key).read_text().split("\n", 1)
-        except FileNotFoundError:
-            return None
-        digest = lines[0]
-        if len(lines) != 2 or lines[1] != f"{key}\n" or len(digest) != 64 or not _HEX.issuperset(digest):
-            return None  # damaged: as good as absent, whoever needs it makes it again
-        return digest if self.has(digest) else None
+        found = read_link(self._link_path(key))
+        if found is None or found[1] != key:
+            return None  # damaged is as good as absent: whoever needs it makes it again
+        return found[0] if self.has(found[0]) else None
 
     def _link_path(self, key: str) -> Path:
         return self.root / "links" / digest_of(key.encode())

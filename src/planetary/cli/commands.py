@@ -34,6 +34,8 @@ COMMANDS: dict[str, Command] = {
     "invite": Command("planetary.cli.invite", "print a token that lets a machine join a run", "tools"),
     "export": Command("planetary.cli.export", "write a JAX model as StableHLO with its manifest", "tools"),
     "compile": Command("planetary.cli.compile", "compile and verify a model's training step for a target", "tools"),
+    "parity": Command("planetary.cli.parity", "train on two backends and measure how far they drift apart", "tools"),
+    "artifact": Command("planetary.cli.artifact", "show, verify or clear away compiled steps", "tools"),
     "moe": Command("planetary.cli.moe", "what a sparse mixture costs over several composers", "tools"),
     "report": Command("planetary.cli.report", "write report.json and loss.png of a run folder again", "tools"),
 }

@@ -12,6 +12,7 @@ from planetary.cli.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from planetary.compiler.export import Model
+    from planetary.compiler.train_step import StepOptions, TrainStep
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -28,9 +29,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary compile nanochat",
             "planetary compile llama --preset tiny --target cuda:sm_80 -o llama.vmfb",
             "planetary compile my_model.py:build --set n_layer=4 --explain",
+            "planetary compile nanochat --step remat=blocks",
         ],
     )
-    parser.add_argument("model", metavar="MODEL", help="of the zoo, module:function, .mlir file, or exported folder")
+    add_model_arguments(parser)
     parser.add_argument(
         "--target",
         default="cpu:host",
@@ -40,6 +42,16 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the artifact to this file")
     parser.add_argument("--explain", action="store_true", help="list how each operation is differentiated, and stop")
+    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
+    )
+    return parser
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that say which model and training step are meant."""
+    parser.add_argument("model", metavar="MODEL", help="of the zoo, module:function, .mlir file, or exported folder")
     parser.add_argument("--preset", metavar="NAME", help="of a zoo model: a size, e.g. tiny (default: default)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="option of the model function")
     parser.add_argument(
@@ -48,11 +60,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--role", action="append", default=[], metavar="NAME=ROLE", help="param, buffer, input or target"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
-    parser.add_argument(
-        "--cache", type=Path, metavar="DIR", help="compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
-    )
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,13 +71,14 @@ def run(args: argparse.Namespace) -> int:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     target = parse_target(args.target, host_features())  # a wrong one is found before the model is built
-    model = _model(args)
+    model = load_given_model(args)
     if args.explain:
         return _explain(model, args.json)
     return _compile(args, model, target)
 
 
-def _model(args: argparse.Namespace) -> Model:
+def load_given_model(args: argparse.Namespace) -> Model:
+    """Return the model that the arguments of `add_model_arguments` name."""
     from planetary.cli.option_values import key_values
     from planetary.compiler.export import export_model, load_model
     from planetary.core.errors import UserError
@@ -94,6 +102,20 @@ def _model(args: argparse.Namespace) -> Model:
     if options:
         raise UserError(f"--set gives options to a model function; {args.model} is a file")
     return load_model(args.model, roles=roles)
+
+
+def step_options(args: argparse.Namespace) -> StepOptions:
+    """Return what `--step` says, or raise `UserError`."""
+    import msgspec
+
+    from planetary.cli.option_values import key_values
+    from planetary.compiler.step_options import StepOptions
+    from planetary.core.errors import UserError
+
+    try:
+        return msgspec.convert(key_values(args.step, "--step"), StepOptions)
+    except msgspec.ValidationError as error:
+        raise UserError(f"--step: {error}; the options are {', '.join(StepOptions.__struct_fields__)}") from None
 
 
 def _explain(model: Model, as_json: bool) -> int:
@@ -124,16 +146,11 @@ def _compile(args: argparse.Namespace, model: Model, target: Any) -> int:
 
     from planetary.artifacts.store import BlobStore, write_atomically
     from planetary.cli.node_flags import cache_folder
-    from planetary.cli.option_values import key_values
-    from planetary.compiler.train_step import StepOptions, build_train_step
-    from planetary.core.errors import UserError
+    from planetary.compiler.train_step import build_train_step
     from planetary.fabric.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.monitor.human_numbers import count, duration, size
 
-    try:
-        options = msgspec.convert(key_values(args.step, "--step"), StepOptions)
-    except msgspec.ValidationError as error:
-        raise UserError(f"--step: {error}; the options are {', '.join(StepOptions.__struct_fields__)}") from None
+    options = step_options(args)
     began = time.monotonic()
     step = build_train_step(model, options)
     built = time.monotonic() - began
@@ -141,6 +158,7 @@ def _compile(args: argparse.Namespace, model: Model, target: Any) -> int:
     what = ModelToCompile(step, model.initial("param"), model.initial("buffer"))
     wanted = CompileTarget(target.backend, target.name, target.features)
     published = asyncio.run(compile_apart(what, wanted, cache))
+    memory = _memory(model, step, options)
     store = BlobStore(cache / "blobs")
     if args.output is not None:
         write_atomically(args.output, store.get(published.digest))
@@ -154,6 +172,7 @@ def _compile(args: argparse.Namespace, model: Model, target: Any) -> int:
             "stablehlo_digest": step.spec.stablehlo_digest,
             "file": str(where),
             **msgspec.to_builtins(published),
+            "remat": memory,
         }
         print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
         return EXIT_OK
@@ -163,4 +182,30 @@ def _compile(args: argparse.Namespace, model: Model, target: Any) -> int:
         how = "portable StableHLO, which XLA compiles on the worker"
     print(f"{args.target}: {size(published.nbytes)}, {how}, sha256 {published.digest[:12]}, {where}")
     print(f"verified in {duration(published.verify_s)}: {published.verified}")
+    if memory is not None:
+        print(
+            f"activations: {size(memory['bytes_before'])} -> {size(memory['bytes_after'])} in {memory['segments']} "
+            f"segments; {memory['recomputed']:.0%} of the forward pass is computed again"
+        )
+        print(f"memory of the step as XLA compiles it: {size(memory['xla_before'])} -> {size(memory['xla_after'])}")
     return EXIT_OK
+
+
+def _memory(model: Model, step: TrainStep, options: StepOptions) -> dict[str, float] | None:
+    """What recomputing activations saves, planned and as compiled; None where nothing is recomputed."""
+    import msgspec
+
+    from planetary.compiler.reference import temporary_memory
+    from planetary.compiler.train_step import build_train_step
+
+    if step.remat is None:
+        return None
+    plain = build_train_step(model, msgspec.structs.replace(options, remat="none"))
+    return {
+        "bytes_before": step.remat.bytes_before,
+        "bytes_after": step.remat.bytes_after,
+        "segments": len(step.remat.cuts) + 1,
+        "recomputed": step.remat.cost,
+        "xla_before": temporary_memory(plain),
+        "xla_after": temporary_memory(step),
+    }

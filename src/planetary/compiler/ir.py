@@ -243,6 +243,13 @@ def walk(root: Operation, visit: Callable[[Operation], None]) -> None:
     root.operation.walk(step, mlir.WalkOrder.PRE_ORDER)
 
 
+def contains(module: Module, name: str) -> bool:
+    """Whether there is an operation called `name` anywhere in a module."""
+    found: list[bool] = []
+    walk(module.operation, lambda op: found.append(True) if op.name == name else None)
+    return bool(found)
+
+
 def clone(op: Operation, operands: Sequence[Value]) -> Operation:
     """A copy of `op` at the insertion point with other operands (regions are copied as they are)."""
     copy = op.operation.clone().operation  # never a typed view: a view's `name` may be an attribute of the op

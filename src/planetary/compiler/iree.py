@@ -11,9 +11,9 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from planetary.compiler import ir, normalise
+from planetary.compiler.artifact_manifest import ArtifactCache, ArtifactManifest, read_manifest, write_manifest
 from planetary.compiler.targets import Target, compiler_flags
 from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
@@ -22,27 +22,7 @@ from planetary.core.errors import CompileError, TrustError
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
 """For a step that recomputes activations: IREE would otherwise start some of it as soon as its inputs are there."""
-_PIPELINE_VERSION = 2  # raise when `normalise.for_target` changes: part of the cache key
-
-
-class ArtifactCache(Protocol):
-    """Content-addressed blobs with keys that name them; `planetary.artifacts.store.BlobStore` is one."""
-
-    def resolve(self, key: str) -> str | None:
-        """Return the digest that `key` names, if its blob is there."""
-        ...
-
-    def link(self, key: str, digest: str) -> None:
-        """Let `key` name a blob."""
-        ...
-
-    def put(self, data: bytes) -> str:
-        """Store a blob and return its digest."""
-        ...
-
-    def get(self, digest: str) -> bytes:
-        """Return a blob."""
-        ...
+_PIPELINE_VERSION = 3  # raise when `normalise.for_target` changes: part of the cache key
 
 
 @dataclass(frozen=True)
@@ -93,16 +73,19 @@ def compile_artifact(train_step: TrainStep, target: Target, cache: ArtifactCache
         CompileError: IREE refuses the module; the text has its first complaint.
     """
     if target.is_pjrt:
-        if cache is not None:
-            cache.put(train_step.portable)
         digest = train_step.spec.stablehlo_digest
-        return Artifact(train_step.portable, digest, f"stablehlo {digest}", target, cached=False)
+        found = Artifact(train_step.portable, digest, f"stablehlo {digest}", target, cached=False)
+        _keep(cache, found, train_step, [])
+        return found
     key = artifact_key(train_step.spec.stablehlo_digest, target)
     digest = cache.resolve(key) if cache is not None else None
     if cache is not None and digest is not None:
         # A damaged entry was removed by the cache that found it so; it is only a copy of what is built below.
         with contextlib.suppress(TrustError):
-            return Artifact(cache.get(digest), digest, key, target, cached=True)
+            found = Artifact(cache.get(digest), digest, key, target, cached=True)
+            if read_manifest(cache, digest) is None:
+                _keep(cache, found, train_step, compiler_flags(target))
+            return found
     label = ArtifactLabel(
         iree=compiler_version(),
         backend=target.backend,
@@ -112,17 +95,38 @@ def compile_artifact(train_step: TrainStep, target: Target, cache: ArtifactCache
     )
     with ir.new_context():
         module = ir.parse_module(train_step.portable)
+        recomputes = ir.contains(module, "stablehlo.optimization_barrier")  # asked now: `for_target` adds barriers
         normalise.for_target(module, label, replaced_arguments(train_step.spec))
         text = ir.to_text(module)
     flags = compiler_flags(target)
-    if "stablehlo.optimization_barrier" in text:
+    if recomputes:
         flags = [*flags, _SAVE_MEMORY]
     vmfb = run_compiler(text, flags)
-    digest = hashlib.sha256(vmfb).hexdigest()
+    found = Artifact(vmfb, hashlib.sha256(vmfb).hexdigest(), key, target, cached=False)
+    _keep(cache, found, train_step, flags)
     if cache is not None:
-        cache.put(vmfb)
-        cache.link(key, digest)
-    return Artifact(vmfb, digest, key, target, cached=False)
+        cache.link(key, found.digest)
+    return found
+
+
+def _keep(cache: ArtifactCache | None, artifact: Artifact, train_step: TrainStep, flags: list[str]) -> None:
+    """Put an artifact, its manifest and what it was made from into the cache."""
+    if cache is None:
+        return
+    cache.put(train_step.portable)
+    cache.put(artifact.data)
+    target = artifact.target
+    manifest = ArtifactManifest(
+        artifact=artifact.digest,
+        nbytes=len(artifact.data),
+        backend="pjrt" if target.is_pjrt else target.backend,
+        target=target.name,
+        features=target.features,
+        compiler="" if target.is_pjrt else compiler_version(),
+        flags=tuple(flags),
+        spec=train_step.spec,
+    )
+    write_manifest(cache, manifest)
 
 
 def compile_functions(portable: bytes, target: Target, functions: Collection[str]) -> bytes:

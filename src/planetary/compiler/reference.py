@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from planetary.compiler import xla
+from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.core.errors import CompileError
 
 
@@ -36,6 +37,16 @@ def run_reference(
         return [_as_host(np.asarray(parts[0]), kind) for parts, kind in zip(outputs, result_dtypes, strict=True)]
     except Exception as error:  # XLA raises its own class, which is not public either
         raise CompileError(f"XLA cannot run {function} as the reference: {error}") from error
+
+
+def temporary_memory(train_step: TrainStep) -> int:
+    """Return the bytes that a training step takes beside its arguments and results, as XLA compiles it for a CPU.
+
+    Raises:
+        CompileError: XLA cannot compile it.
+    """
+    text, _ = xla.as_main(train_step.portable, "train_step", replaced=replaced_arguments(train_step.spec))
+    return int(xla.compile_main(text, [jax.devices("cpu")[0]]).get_compiled_memory_stats().temp_size_in_bytes)
 
 
 @functools.lru_cache(maxsize=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -55,8 +56,10 @@ def rematerialise(block: Block, count: int, data: Sequence[Value], roots: Sequen
         for i, op in enumerate(tape.operations)
     ]
     chosen = plan(steps, budget)
-    for segment in range(len(chosen.cuts)):
-        _Recomputation(tape, chosen, segment, set(data)).emit(backward)
+    place = {op: i for i, op in enumerate(backward)}
+    for readers in _readers_by_segment(tape, chosen, backward):
+        if readers:
+            _Recomputation(tape, chosen, set(data), backward, place).emit(readers)
     return chosen
 
 
@@ -87,26 +90,39 @@ class _Tape:
         return tuple(sorted({self._root[i] for i in found if i is not None}))
 
 
+_Readers = dict[Operation, list[Value]]  # operations of the backward pass and what they read, in order
+
+
+def _readers_by_segment(tape: _Tape, plan: Plan, backward: Sequence[Operation]) -> list[_Readers]:
+    """For each segment but the last: who reads which of its values that are not kept."""
+    found: list[_Readers] = [{} for _ in plan.cuts]
+    for op in backward:
+        for value in _read(op):
+            position = tape.position(value)
+            if position is not None and position not in plan.kept:
+                segment = bisect.bisect_left(plan.cuts, position)
+                if segment < len(found):
+                    found[segment].setdefault(op, []).append(value)
+    return found
+
+
 @dataclass
 class _Recomputation:
     """Computes one segment again in the backward pass."""
 
     tape: _Tape
     plan: Plan
-    segment: int
     data: set[Value]
+    backward: Sequence[Operation]
+    place: dict[Operation, int]  # in `backward`
     copies: dict[Value, Value] = field(default_factory=dict)
 
-    def emit(self, backward: Sequence[Operation]) -> None:
-        """Let `backward` read copies of this segment instead of its first values."""
-        readers = [(op, [value for value in _read(op) if self._is_replaced(value)]) for op in backward]
-        readers = [(op, values) for op, values in readers if values]
-        if not readers:
-            return
-        first = readers[0][0]
-        wanted, entries = self._closure([value for _, values in readers for value in values])
+    def emit(self, readers: _Readers) -> None:
+        """Let the readers read copies of this segment's values instead of the first ones."""
+        first = next(iter(readers))
+        wanted, entries = self._closure([value for values in readers.values() for value in values])
         with ir.insert_before(first), ir.located(first):
-            guarded = [*entries, *self._cotangent(backward, first)]
+            guarded = [*entries, *self._cotangent(first)]
             barrier = ir.emit("stablehlo.optimization_barrier", guarded, [value.type for value in guarded])
             self.copies.update(zip(entries, list(barrier.results)[: len(entries)], strict=True))
             for position in sorted(wanted):
@@ -115,21 +131,13 @@ class _Recomputation:
                 if len(op.regions):
                     ir.replace_captured(copy, self.copies)
                 self.copies.update(zip(op.results, copy.results, strict=True))
-        for op, _ in readers:
+        for op, values in readers.items():
+            replaced = {value: self.copies[value] for value in values}
             for position, operand in enumerate(op.operands):
-                if self._is_replaced(operand):
-                    op.operands[position] = self.copies[operand]
+                if operand in replaced:
+                    op.operands[position] = replaced[operand]
             if len(op.regions):
-                ir.replace_captured(op, {v: c for v, c in self.copies.items() if self._is_replaced(v)})
-
-    def _is_replaced(self, value: Value) -> bool:
-        """Whether a value belongs to this segment and is not itself kept."""
-        position = self.tape.position(value)
-        if position is None or position in self.plan.kept:
-            return False
-        cuts = self.plan.cuts
-        start = cuts[self.segment - 1] + 1 if self.segment else 0
-        return start <= position <= cuts[self.segment]
+                ir.replace_captured(op, replaced)
 
     def _closure(self, values: Sequence[Value]) -> tuple[set[int], list[Value]]:
         """Positions to compute again for `values`, and the values they start from, in order of first use."""
@@ -147,12 +155,12 @@ class _Recomputation:
                 open_ += _read(self.tape.operations[position])
         return wanted, list(entries)
 
-    def _cotangent(self, backward: Sequence[Operation], first: Operation) -> list[Value]:
+    def _cotangent(self, first: Operation) -> list[Value]:
         """The newest value of the backward pass that is used from `first` on."""
-        place = {op: i for i, op in enumerate(backward)}
-        for op in reversed(backward[: place[first]]):
-            for result in op.results:
-                if any(place.get(_outermost(use.owner, place), -1) >= place[first] for use in result.uses):
+        start = self.place[first]
+        for position in range(start - 1, -1, -1):
+            for result in self.backward[position].results:
+                if any(self.place.get(_outermost(use.owner, self.place), -1) >= start for use in result.uses):
                     return [result]
         return []
 

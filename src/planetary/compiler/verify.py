@@ -8,7 +8,6 @@ StableHLO interpreter says which of them is wrong.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +17,15 @@ import msgspec
 import numpy as np
 
 from planetary.compiler import interpreter
-from planetary.compiler.iree import Artifact, ArtifactCache, compile_artifact
+from planetary.compiler.artifact_manifest import ArtifactCache
+from planetary.compiler.iree import Artifact, compile_artifact
 from planetary.compiler.manifest import to_host_dtype
 from planetary.compiler.precision import coarsest_factor
 from planetary.compiler.reference import run_reference
 from planetary.compiler.targets import Target
 from planetary.compiler.train_step import TrainStep
-from planetary.core.errors import CompileError, TrustError
+from planetary.compiler.verification_report import VerifyReport, read_report, write_report
+from planetary.core.errors import CompileError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 
@@ -82,30 +83,6 @@ class StepRunner(Protocol):
         ...
 
 
-class VerifyReport(msgspec.Struct, frozen=True):
-    """What a check found."""
-
-    digest: str  # of the artifact that was asked about
-    checked: str  # digest of the artifact that was run
-    target: str  # what the artifact that was run was made for, e.g. "cpu host"
-    stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked in its place
-    loss: float  # of the random batch
-    worst_tensor: str
-    worst_error: float  # as a fraction of what is accepted
-    seconds: float
-    against: str = "XLA"  # the execution that the artifact agrees with
-
-    @property
-    def summary(self) -> str:
-        """One sentence for people."""
-        what = f"its CPU build ({self.target}) stands in and" if self.stand_in else f"the artifact ({self.target})"
-        return (
-            f"{what} agrees with {self.against}: the worst tensor, {self.worst_tensor}, is at {self.worst_error:.1%} "
-            "of the "
-            "accepted error"
-        )
-
-
 class Trial(msgspec.Struct, frozen=True):
     """Random inputs of one comparison."""
 
@@ -140,10 +117,8 @@ def verify_artifact(
     Raises:
         CompileError: a result differs by more than the tolerance; the text names the worst tensor.
     """
-    memo = f"verified 1 {artifact.digest}"
-    if cache is not None and (digest := cache.resolve(memo)) is not None:
-        with contextlib.suppress(TrustError):  # a damaged report was removed; check again
-            return msgspec.json.decode(cache.get(digest), type=VerifyReport)
+    if cache is not None and (known := read_report(cache, artifact.digest)) is not None:
+        return known
     started = time.perf_counter()
     stand_in = not runs_here(artifact.target, local)
     local = Target("pjrt:cpu", artifact.target.name) if artifact.target.is_pjrt else local
@@ -182,7 +157,7 @@ def verify_artifact(
         against=against,
     )
     if cache is not None:
-        cache.link(memo, cache.put(msgspec.json.encode(report)))
+        write_report(cache, report)
     return report
 
 
@@ -210,7 +185,7 @@ def make_trial(spec: StepSpec, params: Mapping[str, np.ndarray], buffers: Mappin
 
     def noisy(tensor: TensorSpec) -> np.ndarray:
         noise = rng.standard_normal(tensor.shape, np.float32) * np.float32(0.02)
-        return to_host_dtype(_as_float(params[tensor.name], tensor.dtype).astype(np.float32) + noise, tensor.dtype)
+        return to_host_dtype(as_float(params[tensor.name], tensor.dtype).astype(np.float32) + noise, tensor.dtype)
 
     def state(tensor: TensorSpec) -> np.ndarray:
         if tensor.dtype not in ROUNDING:
@@ -308,9 +283,9 @@ def compare(
     before = trial.params | trial.opt_state
     moved_by_sign = {t.name.removeprefix("lion.mean.") for t in spec.opt_state if t.name.startswith("lion.mean.")}
     for tensor in (*spec.params, *spec.opt_state):
-        want = _as_float(expected[tensor.name], tensor.dtype)
-        have = _as_float(found[tensor.name], tensor.dtype)
-        change = np.max(np.abs(want - _as_float(before[tensor.name], tensor.dtype)), initial=0.0)
+        want = as_float(expected[tensor.name], tensor.dtype)
+        have = as_float(found[tensor.name], tensor.dtype)
+        change = np.max(np.abs(want - as_float(before[tensor.name], tensor.dtype)), initial=0.0)
         rounding = _ROUNDINGS * ROUNDING.get(tensor.dtype, 0.0) * np.max(np.abs(want), initial=0.0)
         spared = int(change_tolerance * want.size) if tensor.name.removeprefix("average.") in moved_by_sign else 0
         error = _error(want, have, float(change_tolerance * change + rounding), spared)
@@ -331,7 +306,7 @@ def _error(want: np.ndarray, have: np.ndarray, accepted: float, spared: int = 0)
     return float(np.sort(differences)[-1 - spared]) / accepted
 
 
-def _as_float(array: np.ndarray, dtype: str) -> np.ndarray:
+def as_float(array: np.ndarray, dtype: str) -> np.ndarray:
     """Return the numbers that a host array stands for."""
     if dtype == "bf16":
         return (array.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)

@@ -1,0 +1,62 @@
+"""What a cache knows about an artifact: what it was made from and for, and the signature of its functions."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Protocol
+
+import msgspec
+
+from planetary.core.errors import TrustError
+from planetary.core.step import StepSpec
+
+KEY = "manifest "
+"""The digest of an artifact behind this is the key of its manifest in a store."""
+
+
+class ArtifactCache(Protocol):
+    """Content-addressed blobs with keys that name them; `planetary.artifacts.store.BlobStore` is one."""
+
+    def resolve(self, key: str) -> str | None:
+        """Return the digest that `key` names, if its blob is there."""
+        ...
+
+    def link(self, key: str, digest: str) -> None:
+        """Let `key` name a blob."""
+        ...
+
+    def put(self, data: bytes) -> str:
+        """Store a blob and return its digest."""
+        ...
+
+    def get(self, digest: str) -> bytes:
+        """Return a blob."""
+        ...
+
+
+class ArtifactManifest(msgspec.Struct, frozen=True):
+    """Describes one artifact. The portable StableHLO lies in the same store, under the digest in `spec`."""
+
+    artifact: str  # sha256 of its bytes
+    nbytes: int
+    backend: str  # "cpu", "cuda", …; "pjrt" for the portable StableHLO itself
+    target: str  # e.g. "host", "sm_80"
+    features: str  # identifies the CPU of a "host" artifact
+    compiler: str  # version of IREE's compiler; "" for "pjrt"
+    flags: tuple[str, ...]  # of the compiler
+    spec: StepSpec  # names, shapes, element types and roles of what the step takes
+
+
+def write_manifest(store: ArtifactCache, manifest: ArtifactManifest) -> None:
+    """Put a manifest into the store, under the key of its artifact."""
+    store.link(KEY + manifest.artifact, store.put(msgspec.json.encode(manifest)))
+
+
+def read_manifest(store: ArtifactCache, artifact: str) -> ArtifactManifest | None:
+    """Return the manifest of an artifact; None if the store has none, or a damaged one."""
+    digest = store.resolve(KEY + artifact)
+    if digest is None:
+        return None
+    with contextlib.suppress(TrustError, msgspec.DecodeError):
+        return msgspec.json.decode(store.get(digest), type=ArtifactManifest)
+    return None

@@ -1,0 +1,131 @@
+"""What the syncer's machine is told and what it asks for. Tensors never pass through it, only their digests."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.errors import UserError
+from planetary.moe.tiers import Tier
+
+
+class SyncPolicy(msgspec.Struct, frozen=True):
+    """The limits.
+
+    Attributes:
+        shards: of the experts; one composer owns each.
+        fragments: how many parts each tier is merged in.
+        quorum: publications that suffice to merge once the grace time has passed.
+        grace_s: seconds from a fragment's first publication until a quorum is enough, and for which a lost composer's
+            shard is kept for it.
+        max_shards: that one composer may own; above 1 it also adopts those of lost ones.
+    """
+
+    shards: int
+    fragments: dict[Tier, int]
+    quorum: int = 1
+    grace_s: float = 30.0
+    max_shards: int = 1
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for limits that cannot be."""
+        counts = (self.shards, self.quorum, self.max_shards, *self.fragments.values())
+        if min(counts) < 1 or self.grace_s < 0:
+            raise UserError(f"a syncer needs counts of at least 1 and a grace time of at least 0 s, found {self}")
+
+
+class Joined(msgspec.Struct, frozen=True):
+    """A composer connected, for the first time or again. `claims` is the shard it holds the state of, if any."""
+
+    composer: str
+    claims: int | None = None
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """A composer's connection ended."""
+
+    composer: str
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """A composer's parameters of one fragment, trained from version `base` of it.
+
+    Attributes:
+        payload: sha256 of the tensors, which lie in the blob store.
+        tokens, steps: since it took version `base`.
+    """
+
+    composer: str
+    tier: Tier
+    fragment: int
+    base: int
+    payload: str
+    tokens: int
+    steps: int
+
+
+class Merged(msgspec.Struct, frozen=True):
+    """A merge that was asked for is in the blob store; `failed` says why it is not."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    failed: str = ""
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time has passed."""
+
+
+Event = Joined | Lost | Publication | Merged | Tick
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """A composer owns a shard. `epoch` grows with every grant of it: updates under an older one do not count."""
+
+    composer: str
+    shard: int
+    epoch: int
+    why: str
+
+
+class Standby(msgspec.Struct, frozen=True):
+    """A composer takes part in the tiers but owns nothing for now."""
+
+    composer: str
+    why: str
+
+
+class Merge(msgspec.Struct, frozen=True):
+    """Merge these publications into `version`, in this order."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    publications: tuple[Publication, ...]
+    why: str
+
+
+class Announce(msgspec.Struct, frozen=True):
+    """Tell a composer that a version can be pulled."""
+
+    composer: str
+    tier: Tier
+    fragment: int
+    version: int
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """A publication does not count."""
+
+    publication: Publication
+    why: str
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Something for the journal and the display."""
+
+    what: str
+    why: str
+
+
+Instruction = Grant | Standby | Merge | Announce | Reject | Note

@@ -1,0 +1,268 @@
+"""The syncer's machine: transcripts of single situations, and whole random schedules of composers that come and go."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from planetary.core.errors import LocalProtocolError, UserError
+from planetary.moe.syncer_machine import SyncerMachine, merge_decision
+from planetary.moe.syncer_messages import (
+    Announce,
+    Grant,
+    Instruction,
+    Joined,
+    Lost,
+    Merge,
+    Merged,
+    Note,
+    Publication,
+    Reject,
+    Standby,
+    SyncPolicy,
+    Tick,
+)
+from planetary.moe.tiers import Tier
+
+POLICY = SyncPolicy(shards=2, fragments={Tier.ROUTER: 1, Tier.BACKBONE: 2}, quorum=1, grace_s=10)
+
+
+def published(composer: str, base: int = 0, payload: str = "p") -> Publication:
+    return Publication(composer, Tier.ROUTER, 0, base, payload, tokens=100, steps=5)
+
+
+def two(policy: SyncPolicy = POLICY) -> SyncerMachine:
+    machine = SyncerMachine(policy)
+    machine.handle(Joined("a"), 0)
+    machine.handle(Joined("b"), 0)
+    return machine
+
+
+def rejection(said: list[Instruction]) -> str:
+    assert len(said) == 1
+    assert isinstance(said[0], Reject)
+    return said[0].why
+
+
+def test_composers_get_shards_in_the_order_of_joining_and_a_third_stands_by() -> None:
+    machine = SyncerMachine(POLICY)
+    assert machine.handle(Joined("a"), 0) == [Grant("a", 0, 1, "it has no owner")]
+    assert machine.handle(Joined("b"), 0) == [Grant("b", 1, 1, "it has no owner")]
+    assert machine.handle(Joined("c"), 0) == [Standby("c", "every shard has an owner")]
+    assert machine.owners() == ["a", "b"]
+
+
+def test_a_fragment_is_merged_when_everybody_has_published_and_announced_when_it_is_done() -> None:
+    machine = two()
+    assert machine.handle(published("b"), 1) == []
+    (merge,) = machine.handle(published("a"), 2)
+    assert isinstance(merge, Merge)
+    assert merge.version == 1
+    assert [p.composer for p in merge.publications] == ["a", "b"]
+    assert "all 2" in merge.why
+    assert machine.version(Tier.ROUTER, 0) == 0
+    said = machine.handle(Merged(Tier.ROUTER, 0, 1), 3)
+    assert said == [Announce("a", Tier.ROUTER, 0, 1), Announce("b", Tier.ROUTER, 0, 1)]
+    assert machine.version(Tier.ROUTER, 0) == 1
+
+
+def test_nobody_waits_for_a_slow_composer_beyond_the_grace_time() -> None:
+    machine = two()
+    assert machine.handle(published("a"), 1) == []
+    assert machine.next_deadline() == 11
+    assert machine.handle(Tick(), 10.9) == []
+    (merge,) = machine.handle(Tick(), 11)
+    assert isinstance(merge, Merge)
+    assert "grace time is over" in merge.why
+    assert "next is being merged" in rejection(machine.handle(published("b"), 12))
+
+
+def test_nobody_waits_for_a_dead_composer_at_all() -> None:
+    machine = two()
+    machine.handle(published("a"), 1)
+    note, merge = machine.handle(Lost("b"), 2)
+    assert isinstance(note, Note)
+    assert isinstance(merge, Merge)
+    assert machine.handle(Lost("b"), 3) == []
+
+
+def test_a_quorum_that_is_not_reached_is_waited_for() -> None:
+    machine = two(replace(POLICY, quorum=2))
+    machine.handle(published("a"), 1)
+    machine.handle(Lost("b"), 2)
+    assert machine.handle(Tick(), 100)[0] == Note("shard_free", "b did not come back for shard 1")
+    machine.handle(Joined("b"), 101)
+    (merge,) = machine.handle(published("b"), 102)
+    assert isinstance(merge, Merge)
+    assert "1 of a quorum of 2" in merge_decision(["a"], ["a"], 50, replace(POLICY, quorum=2)).why
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"base": 1}, "builds on version 1, the current one is 0"),
+        ({"composer": "x"}, "x is not connected"),
+        ({"fragment": 7}, "no fragment 7"),
+        ({"tokens": 0}, "0 tokens"),
+    ],
+)
+def test_publications_that_do_not_fit_are_refused(change: dict[str, object], why: str) -> None:
+    assert why in rejection(two().handle(replace(published("a"), **change), 1))
+
+
+def test_a_publication_of_an_older_version_is_refused() -> None:
+    machine = two()
+    machine.handle(published("a"), 1)
+    machine.handle(published("b"), 1)
+    machine.handle(Merged(Tier.ROUTER, 0, 1), 2)
+    assert "builds on version 0, the current one is 1" in rejection(machine.handle(published("a"), 3))
+    assert machine.handle(published("a", base=1), 3) == []
+
+
+def test_a_repetition_counts_once_and_a_restarted_composers_later_one_replaces_it() -> None:
+    machine = two()
+    machine.handle(published("a"), 1)
+    machine.handle(published("a", payload="later"), 2)
+    (merge,) = machine.handle(published("b"), 3)
+    assert isinstance(merge, Merge)
+    assert [p.payload for p in merge.publications] == ["later", "p"]
+
+
+def test_a_failed_merge_leaves_the_version_and_lets_everybody_publish_again() -> None:
+    machine = two()
+    machine.handle(published("a"), 1)
+    machine.handle(published("b"), 1)
+    assert machine.handle(Merged(Tier.ROUTER, 0, 1, failed="the blob store is unreachable"), 2) == [
+        Note("merge_failed", "router fragment 0: the blob store is unreachable")
+    ]
+    assert machine.version(Tier.ROUTER, 0) == 0
+    assert machine.handle(published("a"), 3) == []
+
+
+def test_a_lost_owner_that_comes_back_in_time_gets_its_shard_under_a_new_epoch() -> None:
+    machine = two()
+    machine.handle(Lost("b"), 5)
+    assert machine.owners() == ["a", "b"]
+    assert machine.handle(Joined("b", claims=1), 14) == [Grant("b", 1, 2, "it comes back")]
+    assert machine.next_deadline() is None
+
+
+def test_a_shard_goes_to_a_replacement_once_the_grace_time_is_over_and_the_old_owner_stands_by() -> None:
+    machine = two()
+    machine.handle(Joined("c"), 1)
+    machine.handle(Lost("b"), 5)
+    assert machine.handle(Tick(), 14) == []
+    assert machine.handle(Tick(), 15)[1] == Grant("c", 1, 2, "it has no owner")
+    said = machine.handle(Joined("b", claims=1), 16)
+    assert said == [
+        Note("claim_refused", "b claims shard 1, which belongs to c: two claims"),
+        Standby("b", "every shard has an owner"),
+    ]
+
+
+def test_another_composer_adopts_a_shard_where_that_is_allowed() -> None:
+    machine = two(replace(POLICY, max_shards=2))
+    assert machine.owners() == ["a", "b"]  # not both to the first
+    machine.handle(Lost("a"), 1)
+    said = machine.handle(Tick(), 11)
+    assert [i for i in said if isinstance(i, Grant)] == [Grant("b", 0, 2, "it has no owner")]
+    assert machine.owners() == ["b", "b"]
+
+
+def test_a_merge_that_nobody_asked_for_is_a_bug_here() -> None:
+    with pytest.raises(LocalProtocolError, match="not asked for"):
+        two().handle(Merged(Tier.ROUTER, 0, 1), 1)
+    with pytest.raises(UserError, match="at least 1"):
+        SyncPolicy(shards=0, fragments={})
+
+
+class Schedule:
+    """A random life of six composers and a syncer; merges take time, composers die, repeat themselves and lag."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.policy = SyncPolicy(3, {Tier.ROUTER: 1, Tier.BACKBONE: 2}, quorum=2, grace_s=5, max_shards=2)
+        self.machine = SyncerMachine(self.policy)
+        self.alive: set[str] = set()
+        self.epochs = [0] * 3
+        self.versions: dict[tuple[Tier, int], int] = dict.fromkeys(
+            [(Tier.ROUTER, 0), (Tier.BACKBONE, 0), (Tier.BACKBONE, 1)], 0
+        )
+        self.known: dict[str, dict[tuple[Tier, int], int]] = {}
+        self.under_way: list[Merge] = []
+        self.used: set[str] = set()
+        self.now, self.payloads, self.deaths = 0.0, 0, 0
+
+    def take(self, said: list[Instruction]) -> None:
+        for instruction in said:
+            match instruction:
+                case Grant(composer=name, shard=shard, epoch=epoch):
+                    assert name in self.alive
+                    assert epoch == self.epochs[shard] + 1  # one stream of epochs per shard, without gaps
+                    self.epochs[shard] = epoch
+                case Merge(tier=tier, fragment=fragment, version=version, publications=found):
+                    assert version == self.versions[tier, fragment] + 1
+                    assert len({p.composer for p in found}) == len(found) >= self.policy.quorum
+                    assert all(p.base == version - 1 for p in found)
+                    assert not {p.payload for p in found} & self.used  # nothing is merged twice
+                    self.under_way.append(instruction)
+                case Announce(composer=name, tier=tier, fragment=fragment, version=version):
+                    assert version <= self.versions[tier, fragment]
+                    self.known[name][tier, fragment] = version
+                case _:
+                    pass
+        assert len(self.machine.owners()) == 3
+        for name in self.alive:
+            assert self.machine.owners().count(name) <= self.policy.max_shards
+
+    def send(self, event: object) -> None:
+        self.take(self.machine.handle(event, self.now))  # pyright: ignore[reportArgumentType]
+
+    def one_event(self, may_die: bool) -> None:
+        self.now += self.random.random()
+        if (deadline := self.machine.next_deadline()) is not None and deadline <= self.now:
+            self.send(Tick())
+        name = self.random.choice("abcdef")
+        choice = self.random.random()
+        if name not in self.alive:
+            self.alive.add(name)
+            self.known[name] = dict.fromkeys(self.versions, 0)
+            self.send(Joined(name, self.random.choice([None, 0, 1, 2])))
+        elif choice < 0.1 and may_die:
+            self.alive.discard(name)
+            self.deaths += 1
+            self.send(Lost(name))
+        elif choice < 0.7:
+            tier, fragment = self.random.choice(list(self.versions))
+            self.payloads += 1
+            lag = self.random.choice([0, 0, 0, 1])
+            base = max(0, self.known[name][tier, fragment] - lag)
+            self.send(Publication(name, tier, fragment, base, str(self.payloads), 10, 2))
+        elif self.under_way:
+            merge = self.under_way.pop(self.random.randrange(len(self.under_way)))
+            failed = "no space" if self.random.random() < 0.2 else ""
+            if not failed:
+                self.versions[merge.tier, merge.fragment] = merge.version
+                self.used |= {p.payload for p in merge.publications}
+            self.send(Merged(merge.tier, merge.fragment, merge.version, failed))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_under_random_faults_versions_and_epochs_have_one_order_and_everything_goes_on_after_them(block: int) -> None:
+    deaths = 0
+    for seed in range(block * 50, block * 50 + 50):
+        schedule = Schedule(seed)
+        for _ in range(200):
+            schedule.one_event(may_die=True)
+        before = dict(schedule.versions)
+        for _ in range(300):
+            schedule.one_event(may_die=False)
+        assert all(schedule.versions[key] > version for key, version in before.items()), seed
+        schedule.now += schedule.policy.grace_s
+        schedule.send(Tick())
+        assert None not in schedule.machine.owners()
+        assert set(schedule.machine.owners()) <= schedule.alive
+        deaths += schedule.deaths
+    assert deaths > 50

@@ -1,0 +1,218 @@
+"""The queue between composers and expert workers (PARALLAX, 14.3): durable, versioned, retryable, idempotent.
+
+Work is about the experts of one layer: which sketches, in which version. It names payloads by digest; the bytes lie in
+the blob store. A composer offers work and never waits. A worker leases it, and a lease that runs out gives the work to
+another worker. One SQLite file holds everything, so the syncer that embeds it goes on after a crash where it was. The
+queue has no clock: every call says what time it is.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import msgspec
+
+from planetary.core.errors import ResourceError, UserError
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS work (
+    key TEXT PRIMARY KEY, layer INTEGER NOT NULL, owner INTEGER NOT NULL, step INTEGER NOT NULL,
+    payloads TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'ready', holder TEXT NOT NULL DEFAULT '',
+    lease INTEGER NOT NULL DEFAULT 0, until REAL NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0,
+    result TEXT NOT NULL DEFAULT '');
+CREATE INDEX IF NOT EXISTS by_state ON work (state, step);
+"""
+
+
+class Work(msgspec.Struct, frozen=True):
+    """Experts of one layer of one owner, to be improved with the sketches of one step.
+
+    Attributes:
+        layer, owner, step: which.
+        payloads: sha256 of the sketches, in the composers' order.
+    """
+
+    layer: int
+    owner: int
+    step: int
+    payloads: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """What makes two offers the same work."""
+        return f"{self.step}/{self.owner}/{self.layer}"
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """Work that a worker holds until `until`. `number` tells this lease from earlier ones of the same work."""
+
+    work: Work
+    worker: str
+    number: int
+    until: float
+
+
+class QueueCounts(msgspec.Struct, frozen=True):
+    """How much work is in each state."""
+
+    ready: int = 0
+    leased: int = 0
+    done: int = 0
+    failed: int = 0
+
+
+class WorkQueue:
+    """See the file's docstring. One thread at a time; several processes may have the same file open.
+
+    Args:
+        path: of the SQLite file; made if it is not there.
+        attempts: leases of one piece of work before it counts as failed.
+        busy_s: how long to wait for another process that is writing.
+
+    Raises:
+        ResourceError: the file cannot be opened or written.
+    """
+
+    def __init__(self, path: Path | str, *, attempts: int = 3, busy_s: float = 5.0) -> None:
+        if attempts < 1:
+            raise UserError(f"work is tried at least once, found attempts = {attempts}")
+        self._attempts = attempts
+        self._path = str(path)
+        try:
+            self._db = sqlite3.connect(self._path, timeout=busy_s, isolation_level=None)
+            # A commit survives a power cut, and readers do not block the writer.
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.Error as error:
+            raise self._failed("open", error) from error
+
+    def __enter__(self) -> WorkQueue:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. Closing twice is fine."""
+        self._db.close()
+
+    def offer(self, work: Iterable[Work]) -> int:
+        """Add work and return how much of it is new: what was offered before, done or not, is left as it is."""
+        rows = [(w.key, w.layer, w.owner, w.step, " ".join(w.payloads)) for w in work]
+        added = 0
+        with self._writing("offer work"):
+            for row in rows:
+                done = self._db.execute(
+                    "INSERT OR IGNORE INTO work (key, layer, owner, step, payloads) VALUES (?, ?, ?, ?, ?)", row
+                )
+                added += done.rowcount
+        return added
+
+    def lease(self, worker: str, *, now: float, lease_s: float, limit: int = 1) -> list[Lease]:
+        """Return up to `limit` pieces of work for `worker`: the oldest that is ready or whose lease ran out."""
+        leases = []
+        with self._writing("lease work"):
+            self._expire(now)
+            rows = self._db.execute(
+                "SELECT key, layer, owner, step, payloads, lease FROM work WHERE state = 'ready' "
+                "ORDER BY step, owner, layer LIMIT ?",
+                (limit,),
+            ).fetchall()
+            for key, layer, owner, step, payloads, number in rows:
+                self._db.execute(
+                    "UPDATE work SET state = 'leased', holder = ?, lease = ?, until = ?, attempts = attempts + 1 "
+                    "WHERE key = ?",
+                    (worker, number + 1, now + lease_s, key),
+                )
+                work = Work(layer, owner, step, tuple(payloads.split()))
+                leases.append(Lease(work, worker, number + 1, now + lease_s))
+        return leases
+
+    def finish(self, lease: Lease, result: str) -> bool:
+        """Record the digest of a lease's result; return whether it counts.
+
+        It does if nobody else has leased the work since, even if the lease has run out: the result is there. Finishing
+        twice with the same result counts twice and changes nothing.
+        """
+        with self._writing("finish work"):
+            found = self._db.execute(
+                "SELECT state, holder, lease, result FROM work WHERE key = ?", (lease.work.key,)
+            ).fetchone()
+            if found is None or (found[1], found[2]) != (lease.worker, lease.number):
+                return False
+            if found[0] == "done":
+                return found[3] == result
+            self._db.execute("UPDATE work SET state = 'done', result = ? WHERE key = ?", (result, lease.work.key))
+        return True
+
+    def give_up(self, lease: Lease) -> bool:
+        """Return work that a worker cannot do; another may try, until its attempts are used up."""
+        with self._writing("give work up"):
+            done = self._db.execute(
+                "UPDATE work SET state = CASE WHEN attempts >= ? THEN 'failed' ELSE 'ready' END, holder = '' "
+                "WHERE key = ? AND state = 'leased' AND holder = ? AND lease = ?",
+                (self._attempts, lease.work.key, lease.worker, lease.number),
+            )
+        return done.rowcount == 1
+
+    def results(self, owner: int) -> list[tuple[Work, str]]:
+        """Return an owner's finished work with the digests of its results, oldest first."""
+        with self._reading():
+            rows = self._db.execute(
+                "SELECT layer, step, payloads, result FROM work "
+                "WHERE state = 'done' AND owner = ? ORDER BY step, layer",
+                (owner,),
+            ).fetchall()
+        return [(Work(layer, owner, step, tuple(payloads.split())), result) for layer, step, payloads, result in rows]
+
+    def forget_before(self, step: int) -> int:
+        """Remove all work of steps before `step`, in whatever state: old output gradients mislead (12.10)."""
+        with self._writing("forget old work"):
+            return self._db.execute("DELETE FROM work WHERE step < ?", (step,)).rowcount
+
+    def counts(self, now: float) -> QueueCounts:
+        """Return how much work is in each state at time `now`."""
+        with self._writing("count work"):
+            self._expire(now)
+            rows = self._db.execute("SELECT state, COUNT(*) FROM work GROUP BY state").fetchall()
+        return QueueCounts(**dict(rows))
+
+    def _expire(self, now: float) -> None:
+        self._db.execute(
+            "UPDATE work SET state = CASE WHEN attempts >= ? THEN 'failed' ELSE 'ready' END "
+            "WHERE state = 'leased' AND until <= ?",
+            (self._attempts, now),
+        )
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        """One transaction: all of it is on the disk afterwards, or nothing."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._failed(what, error) from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise self._failed("read results", error) from error
+
+    def _failed(self, what: str, error: Exception) -> ResourceError:
+        return ResourceError(f"cannot {what} in the queue {self._path}: {error}; look at the disk it lies on")

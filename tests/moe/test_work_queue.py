@@ -1,0 +1,134 @@
+"""The queue of expert work: nothing is lost, nothing is done for two, and old work goes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from planetary.core.errors import ResourceError, UserError
+from planetary.moe.work_queue import Lease, QueueCounts, Work, WorkQueue
+
+
+def some(count: int, step: int = 0) -> list[Work]:
+    return [Work(layer, 0, step, (f"sketch-{step}-{layer}",)) for layer in range(count)]
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Iterator[WorkQueue]:
+    with WorkQueue(tmp_path / "queue.sqlite", attempts=2) as made:
+        yield made
+
+
+def one(queue: WorkQueue, worker: str, now: float) -> Lease:
+    (lease,) = queue.lease(worker, now=now, lease_s=10)
+    return lease
+
+
+def test_offering_twice_adds_once_and_work_comes_oldest_first(queue: WorkQueue) -> None:
+    assert queue.offer(some(2, step=1)) == 2
+    assert queue.offer([*some(2, step=1), *some(1, step=0)]) == 1
+    leases = queue.lease("w", now=0, lease_s=10, limit=5)
+    assert [(lease.work.step, lease.work.layer) for lease in leases] == [(0, 0), (1, 0), (1, 1)]
+    assert leases[0].work.payloads == ("sketch-0-0",)
+    assert queue.lease("v", now=1, lease_s=10) == []
+
+
+def test_finished_work_is_the_owners_and_stays_finished(queue: WorkQueue) -> None:
+    queue.offer([*some(1), Work(0, 1, 0, ("x",))])
+    lease = one(queue, "w", 0)
+    assert queue.finish(lease, "update")
+    assert queue.finish(lease, "update")
+    assert not queue.finish(lease, "another")
+    assert queue.results(0) == [(lease.work, "update")]
+    assert queue.results(1) == []
+    assert queue.offer(some(1)) == 0
+    assert queue.counts(100) == QueueCounts(ready=1, done=1)
+
+
+def test_a_lease_that_ran_out_goes_to_another_worker_and_the_first_ones_result_no_longer_counts(
+    queue: WorkQueue,
+) -> None:
+    queue.offer(some(1))
+    first = one(queue, "slow", 0)
+    assert queue.lease("quick", now=9.9, lease_s=10) == []
+    second = one(queue, "quick", 10)
+    assert second.number == first.number + 1
+    assert not queue.finish(first, "late")
+    assert queue.finish(second, "good")
+    assert queue.results(0) == [(first.work, "good")]
+
+
+def test_a_late_result_counts_while_nobody_else_has_the_work(queue: WorkQueue) -> None:
+    queue.offer(some(1))
+    lease = one(queue, "w", 0)
+    assert queue.counts(50) == QueueCounts(ready=1)
+    assert queue.finish(lease, "late but there")
+    assert queue.counts(50) == QueueCounts(done=1)
+
+
+def test_work_that_nobody_can_do_fails_after_its_attempts(queue: WorkQueue) -> None:
+    queue.offer(some(1))
+    assert queue.give_up(one(queue, "w", 0))
+    lease = one(queue, "v", 1)
+    assert queue.give_up(lease)
+    assert not queue.give_up(lease)
+    assert queue.lease("u", now=2, lease_s=10) == []
+    assert queue.counts(2) == QueueCounts(failed=1)
+
+
+def test_old_work_is_forgotten_in_whatever_state(queue: WorkQueue) -> None:
+    for step in range(4):
+        queue.offer(some(1, step))
+    lease = one(queue, "w", 0)
+    assert queue.forget_before(2) == 2
+    assert not queue.finish(lease, "for nobody")
+    assert queue.counts(0) == QueueCounts(ready=2)
+
+
+def test_what_was_committed_is_there_after_the_process_is_gone(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    first = WorkQueue(path)
+    first.offer(some(3))
+    lease = one(first, "w", 0)
+    first.finish(lease, "update")
+    one(first, "w", 1)
+    # Not closed: as a killed process would leave it.
+    with WorkQueue(path) as second:
+        assert second.counts(2) == QueueCounts(ready=1, leased=1, done=1)
+        assert second.results(0) == [(lease.work, "update")]
+    first.close()
+
+
+def test_two_processes_on_one_file_never_hold_the_same_work(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    with WorkQueue(tmp_path / "q", attempts=100) as a, WorkQueue(tmp_path / "q", attempts=100) as b:
+        a.offer(some(6))
+        held: dict[str, Lease] = {}
+        done: list[str] = []
+        now = 0.0
+        while len(done) < 6:
+            now += rng.random()
+            queue, name = rng.choice([(a, "a"), (b, "b")])
+            for lease in queue.lease(name, now=now, lease_s=3, limit=2):
+                earlier = held.get(lease.work.key)
+                assert earlier is None or earlier.until <= now
+                held[lease.work.key] = lease
+            for key, lease in list(held.items()):
+                if lease.worker == name and rng.random() < 0.6 and queue.finish(lease, key):
+                    done.append(key)
+                    del held[key]
+        assert sorted(done) == sorted(w.key for w in some(6))
+        assert {result for _, result in a.results(0)} == set(done)
+
+
+def test_a_file_that_cannot_be_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match="cannot open in the queue"):
+        WorkQueue(tmp_path / "no" / "folder" / "q")
+    (tmp_path / "text").write_text("this is no database, and it is long enough to be recognised as none" * 30)
+    with pytest.raises(ResourceError, match="queue"):
+        WorkQueue(tmp_path / "text")
+    with pytest.raises(UserError, match="at least once"):
+        WorkQueue(tmp_path / "q", attempts=0)

@@ -149,6 +149,16 @@ def test_a_peer_that_dies_in_the_middle_costs_one_retry(transport: str) -> None:
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_an_abort_restores_arrays_and_comes_within_100_ms(transport: str) -> None:
+    # On a busy machine any one of them may have to wait for the processor; the stall deadline would be 5 s.
+    slowest = [abort_after_a_loss(transport)]
+    while slowest[-1] > 0.1 and len(slowest) < 12:
+        slowest.append(abort_after_a_loss(transport))
+    assert min(slowest) <= 0.1, slowest
+    assert max(slowest) < 5.0
+
+
+def abort_after_a_loss(transport: str) -> float:
+    """Lose one of three peers in an operation; return after how many seconds the last survivor knew."""
     with ring(3, transport=transport) as (_, peers):
         # The third peer starts the operation but its data never flows: it dies while the others wait for it.
         values = [np.full(2_000_000, i + 1.0, np.float32) for i in range(3)]
@@ -167,10 +177,10 @@ def test_an_abort_restores_arrays_and_comes_within_100_ms(transport: str) -> Non
                 works[i].wait()
             took.append(time.monotonic() - begun)
             assert (values[i] == i + 1).all()
-        assert max(took) < 5.0  # 0.1 s on an idle machine; the stall deadline would be 5
         # Whatever of the old operation is still under way must not touch the arrays any more.
         together(lambda i: peers[i].barrier(), 2)
         assert all((values[i] == i + 1).all() for i in range(2))
+        return max(took)
 
 
 @pytest.mark.parametrize(

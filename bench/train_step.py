@@ -1,7 +1,7 @@
 """Compares the time and memory of a whole training step: ours, `jax.jit`, PyTorch.
 
-    python bench/train_step.py                              # every size, every contender
-    python bench/train_step.py --sizes 3.2M --contenders iree torch --rounds 3 --no-write
+    python bench/train_step.py                              # the two small sizes, every contender
+    python bench/train_step.py --sizes 10M 30M --contenders iree torch --rounds 3 --no-write
 
 Every contender runs in a process of its own, with the same NanoChat, the same parameters and batch, AdamW and clipping
 by global norm, in float32. They take turns: in each round every one runs a few steps while the others wait. What is
@@ -282,7 +282,7 @@ def main() -> None:
         _contend(name, Path(folder), int(threads))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", default=["main", "3.2M"], choices=list(SIZES))
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="of each contender in each round")

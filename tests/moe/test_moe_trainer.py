@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -9,13 +10,19 @@ import numpy as np
 import pytest
 from moe_support import TINY
 
+from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
+from planetary.compiler.export import export_loss
 from planetary.compiler.step_options import StepOptions
+from planetary.compiler.weights import with_weights
 from planetary.core.errors import NumericsError, UserError
-from planetary.models.latent_moe import LatentMoeConfig
+from planetary.core.tensors import TensorSpec
+from planetary.models import latent_moe
+from planetary.models.latent_moe import PRESETS, LatentMoeConfig
 from planetary.moe import cost
 from planetary.moe.acceptance import Policy, Refusal
+from planetary.moe.programs import flat_names
 from planetary.moe.settings import MoeTraining
-from planetary.moe.states import TrainingState, assembled
+from planetary.moe.states import TrainingState, assembled, merged_model
 from planetary.moe.surrogate import FitOptions
 from planetary.moe.tiers import Cadence, Tier, tier_of
 from planetary.moe.trainer import MoeTrainer, StepReport
@@ -139,6 +146,34 @@ def test_four_bit_sketches_have_the_cost_models_bytes() -> None:
     padded = tokens * 2 * 8 // 2  # rows of 8 numbers need no padding
     assert padded == cost.sketch_bytes(shape, tokens)[0]
     assert reports[0].sketch_bytes == 2 * cost.sketch_bytes(shape, tokens)[1]
+
+
+def test_lossy_updates_and_sketches_of_some_tokens_still_train_and_send_less() -> None:
+    _, exact, reports = train(3, sketches="owner")
+    _, lossy, fewer = train(3, sketches="owner", update_form="topk", update_keep=0.25, sketch_fraction=0.5)
+    assert fewer[0].update_bytes == reports[0].update_bytes * 0.25 * 2  # an index beside each number
+    assert fewer[0].sketch_bytes == reports[0].sketch_bytes / 2
+    composer = lossy[-1].composers[0]
+    assert np.abs(composer.residuals[0]["up"]).max() > 0
+    moved = [np.linalg.norm(model_of(s[-1])["0.up"] - model_of(s[0])["0.up"]) for s in (exact, lossy)]
+    assert 0 < moved[1] < 2 * moved[0]
+
+
+def test_the_merged_model_is_the_ordinary_one_and_surrogates_alone_can_be_evaluated(tmp_path: Path) -> None:
+    trainer, states, _ = train(3, cadence=TOGETHER, sketches="all")
+    found = merged_model(states[-1], TINY)
+    _, params, _ = latent_moe.build(**PRESETS["tiny"])
+    assert {name: value.shape for name, value in flat_names(params).items()} == {n: v.shape for n, v in found.items()}
+    tokens, targets = batch(100)
+    halves = [(tokens[:2], targets[:2]), (tokens[2:], targets[2:])]
+    alone = trainer.evaluate_surrogates(states[-1], halves)
+    assert 0 < abs(alone - trainer.evaluate(states[-1], halves)) < 0.1
+    specs = [TensorSpec(name, "f32", value.shape) for name, value in found.items()]
+    path = tmp_path / "merged.safetensors"
+    path.write_bytes(b"".join(bytes(piece) for piece in safetensors_pieces(specs, found)))
+    ordinary = export_loss(latent_moe.build(**PRESETS["tiny"])[0], params, halves[0])
+    model = with_weights(ordinary, *read_safetensors(path), where="merged.safetensors")
+    assert all((value == found[name]).all() for name, value in model.initial("param").items())
 
 
 def test_a_mixture_that_the_composers_cannot_share_evenly_trains_all_its_experts() -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from planetary.core.tensors import Tensors
 from planetary.moe import ownership
 from planetary.moe.acceptance import ExpertState, Policy, Update, Verdict, judge
-from planetary.moe.execution import Runner
+from planetary.moe.delta import Form, compress, expand
+from planetary.moe.execution import Runner, signature
 from planetary.moe.programs import GRADIENT
 from planetary.moe.sketch import EncodedSketch, Sketch, decode, dense_gates
 
@@ -30,7 +31,7 @@ def sketched_gradient(
     """Return the gradients of one layer's experts: the mean over the composers' sketches, in their order.
 
     Args:
-        run: an expert program for as many tokens as a sketch has.
+        run: an expert program for at least as many tokens as a sketch has.
         weights: [slots, ...] by name.
         sketches: of the same layer and step.
         slots: which experts are in the slots, i32 [slots].
@@ -38,7 +39,7 @@ def sketched_gradient(
     """
     total: dict[str, np.ndarray] = {}
     for sketch in sketches:
-        found = run("gradients", {**weights, **_inputs(sketch, slots, experts)})
+        found = run("gradients", {**weights, **_inputs(run, sketch, slots, experts)})
         total = {name: total[name] + value for name, value in found.items()} if total else found
     count = np.float32(len(sketches))
     return total if len(sketches) == 1 else {name: value / count for name, value in total.items()}
@@ -91,6 +92,24 @@ def optimizer_step(
     return {name: found[name] for name in weights}, {name: found[name] for name in moments}
 
 
+def returned(
+    weights: Tensors, improved: Improved, residuals: Tensors, form: Form, keep: float
+) -> tuple[Improved, dict[str, np.ndarray], int]:
+    """Return the experts as their owner gets them, the new residuals, and the bytes of the message.
+
+    Only the deltas of the weights travel; the moments stay with the expert worker. A delta is a message per weight
+    tensor of the layer. "exact" is bit for bit what the worker has.
+    """
+    if form == "exact":
+        return improved, {}, sum(value.nbytes for value in improved.weights.values())
+    found, left, size = {}, {}, 0
+    for name, start in weights.items():
+        delta, left[name] = compress(improved.weights[name] - start, residuals.get(name), form, keep=keep)
+        found[name] = start + expand(delta)
+        size += delta.nbytes
+    return msgspec.structs.replace(improved, weights=found), left, size
+
+
 def accept_slots(
     before: tuple[Tensors, Tensors], improved: Improved, policy: Policy, *, layer: int, owner: int, slots: np.ndarray
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[Verdict]]:
@@ -127,11 +146,16 @@ def accept_slots(
     return weights, moments, verdicts
 
 
-def _inputs(sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:
+def _inputs(run: Runner, sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:
+    """A sketch as the program takes it; fewer tokens than it is made for are filled up with rows of zeros."""
     matrix = ownership.slot_matrix(slots[None], experts)[0]
-    return {"u": sketch.inputs, "g_y": sketch.output_gradients, "gates": dense_gates(sketch, experts) @ matrix}
+    gates = dense_gates(sketch, experts) @ matrix
+    arrays = {"u": sketch.inputs, "g_y": sketch.output_gradients, "gates": gates}
+    tokens = next(s.shape[0] for s in signature(run.program, "gradients").arguments if s.name == "u")
+    missing = tokens - len(gates)
+    return {name: np.pad(a, ((0, missing), (0, 0))) if missing else a for name, a in arrays.items()}
 
 
 def _proxies(run: Runner, weights: Tensors, sketches: Sequence[Sketch], slots: np.ndarray, experts: int) -> np.ndarray:
-    found = [run("proxy", {**weights, **_inputs(sketch, slots, experts)})["proxy"] for sketch in sketches]
+    found = [run("proxy", {**weights, **_inputs(run, sketch, slots, experts)})["proxy"] for sketch in sketches]
     return np.mean(found, axis=0)

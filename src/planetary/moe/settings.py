@@ -10,6 +10,7 @@ from planetary.compiler.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.moe.acceptance import Policy
 from planetary.moe.averaging import MergeRule
+from planetary.moe.delta import Form
 from planetary.moe.sketch import Precision
 from planetary.moe.surrogate import FitOptions
 from planetary.moe.tiers import Cadence
@@ -29,6 +30,9 @@ class MoeTraining(msgspec.Struct, frozen=True):
         sketches: where experts' gradients come from: "none" (the composer's own backward pass), the "owner"'s sketches,
             or those of "all" composers.
         precision: of sketches.
+        sketch_fraction: part of the tokens that a sketch keeps.
+        update_form: how an expert worker returns its deltas; what a lossy form drops is in its next one.
+        update_keep: part of the elements that form "topk" sends.
         inner_steps: of an expert worker per update.
         trust: λ of the proximal term.
         acceptance: of workers' updates; None: every update counts, as it does under direct ownership.
@@ -45,6 +49,9 @@ class MoeTraining(msgspec.Struct, frozen=True):
     fit: FitOptions = FitOptions()
     sketches: Literal["none", "owner", "all"] = "none"
     precision: Precision = "f32"
+    sketch_fraction: float = 1.0
+    update_form: Form = "exact"
+    update_keep: float = 0.1
     inner_steps: int = 1
     trust: float = 0.0
     acceptance: Policy | None = None
@@ -62,5 +69,11 @@ class MoeTraining(msgspec.Struct, frozen=True):
             raise UserError(
                 f"a batch of {self.batch_size} sequences cannot be divided among {self.composers} composers"
             )
-        if self.sketches == "none" and (self.inner_steps > 1 or self.trust or self.acceptance is not None):
-            raise UserError("inner_steps, trust and acceptance are about expert workers: set sketches to owner or all")
+        if not 0 < self.sketch_fraction <= 1:
+            raise UserError(f"sketch_fraction must be in (0, 1], found {self.sketch_fraction}")
+        workers = self.inner_steps > 1 or self.trust or self.acceptance is not None or self.update_form != "exact"
+        if self.sketches == "none" and (workers or self.sketch_fraction < 1):
+            raise UserError(
+                "inner_steps, trust, acceptance, sketch_fraction and update_form are about expert workers: set "
+                "sketches to owner or all"
+            )

@@ -13,7 +13,7 @@ from planetary.models.latent_moe import LatentMoeConfig, dense_parameters, exper
 from planetary.moe import ownership
 from planetary.moe.averaging import weighted_mean
 from planetary.moe.execution import state_specs, zeros_for
-from planetary.moe.programs import Program, flat_names
+from planetary.moe.programs import Program, flat_names, in_layer
 from planetary.moe.recent_rows import RecentRows, no_rows
 from planetary.moe.settings import MoeTraining
 from planetary.moe.surrogate import initial_surrogates
@@ -31,6 +31,7 @@ class ComposerState(msgspec.Struct, frozen=True):
         experts: per layer, weights [slots, ...] by name.
         expert_moments: per layer; under offload they live with the expert worker and are carried along here.
         rows: per layer, what the owned experts saw lately.
+        residuals: per layer, what expert workers' lossy updates have dropped so far, by weight; empty without.
     """
 
     number: int
@@ -40,6 +41,7 @@ class ComposerState(msgspec.Struct, frozen=True):
     experts: tuple[Tensors, ...]
     expert_moments: tuple[Tensors, ...]
     rows: tuple[RecentRows, ...]
+    residuals: tuple[Tensors, ...] = ()
 
 
 class Surrogates(msgspec.Struct, frozen=True):
@@ -94,6 +96,7 @@ def initial_training(
                 experts,
                 tuple(zeros_for(state_specs(expert)) for _ in whole),
                 tuple(no_rows(training.fit.capacity, config.n_latent, config.n_expert) for _ in whole),
+                tuple({} for _ in whole),
             )
         )
     surrogates = None
@@ -126,6 +129,16 @@ def assembled(
             found[name] = whole[0]
         layers.append(found)
     return dense, layers
+
+
+def merged_model(state: TrainingState, config: LatentMoeConfig) -> dict[str, np.ndarray]:
+    """Return the ordinary model with all real experts, named as `models.latent_moe.build` names its parameters.
+
+    Written with `artifacts.safetensors_file`, it is what `model.weights` of a configuration takes.
+    """
+    dense, layers = assembled(state, config)
+    experts = {in_layer(i, "experts", name): v for i, layer in enumerate(layers) for name, v in layer.items()}
+    return {**dense, **experts}
 
 
 def _layer_experts(config: LatentMoeConfig, layer: int) -> Params:

@@ -20,11 +20,11 @@ from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published, mean_gradients, merge
 from planetary.moe.execution import Runner, XlaRunner
-from planetary.moe.expert_work import accept_slots, improve, optimizer_step
+from planetary.moe.expert_work import accept_slots, improve, optimizer_step, returned
 from planetary.moe.programs import GRADIENT, ComposerShape, composer_program, dense_specs, expert_program, in_layer
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
-from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates
+from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates, subsample
 from planetary.moe.states import (
     ComposerState,
     Surrogates,
@@ -46,6 +46,7 @@ class StepReport(msgspec.Struct, frozen=True):
     Attributes:
         cross_entropy: mean over the composers, before the update.
         sketch_bytes: of all sketches that were made.
+        update_bytes: of the updates that expert workers returned.
         surrogate_error: mean relative error on the calibration rows, of a refresh in this step; NaN without one.
         verdicts: on expert workers' updates.
         merged: tiers and fragments that were merged after the step.
@@ -53,6 +54,7 @@ class StepReport(msgspec.Struct, frozen=True):
 
     cross_entropy: float
     sketch_bytes: int
+    update_bytes: int
     surrogate_error: float
     verdicts: tuple[Verdict, ...]
     merged: tuple[tuple[Tier, int], ...]
@@ -132,7 +134,7 @@ class MoeTrainer:
         if not np.isfinite(losses).all():
             raise NumericsError(f"step {state.steps}: the losses of the composers are {losses}")
         composers = self._update_dense(state, found)
-        composers, size, verdicts = self._update_experts(state.steps, composers, found)
+        composers, sizes, verdicts = self._update_experts(state.steps, composers, found)
         composers = [self._remember(c, f) for c, f in zip(composers, found, strict=True)]
         done = state.steps + 1
         surrogates, error = state.surrogates, float("nan")
@@ -140,7 +142,7 @@ class MoeTrainer:
             surrogates, error = self.refresh(composers, surrogates, done)
         composers, syncer, merged = self._synchronise(composers, state.syncer, done)
         after = TrainingState(done, tuple(composers), surrogates, syncer)
-        return after, StepReport(float(np.mean(losses)), size, error, tuple(verdicts), merged)
+        return after, StepReport(float(np.mean(losses)), *sizes, error, tuple(verdicts), merged)
 
     def evaluate(self, state: TrainingState, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
         """Return the mean cross-entropy of the assembled model: mean dense parameters, all real experts."""
@@ -156,6 +158,19 @@ class MoeTrainer:
         composer = state.composers[number]
         empty = np.zeros((0, 0), np.int32)
         return _mean_loss(self.composer, self._arguments(composer, state.surrogates, empty, empty), batches)
+
+    def evaluate_surrogates(self, state: TrainingState, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+        """Return the mean cross-entropy with surrogates in place of all experts, on the first composer's other state.
+
+        Raises:
+            UserError: this training has no surrogates.
+        """
+        if state.surrogates is None:
+            raise UserError("there are no surrogates to evaluate: the training has one composer, or rank 0")
+        first = state.composers[0]
+        nothing = replace(first, slots=np.full_like(first.slots, ownership.EMPTY))
+        empty = np.zeros((0, 0), np.int32)
+        return _mean_loss(self.composer, self._arguments(nothing, state.surrogates, empty, empty), batches)
 
     def refresh(
         self, composers: Sequence[ComposerState], surrogates: Surrogates, done: int
@@ -236,14 +251,14 @@ class MoeTrainer:
 
     def _update_experts(
         self, step: int, composers: Sequence[ComposerState], found: Sequence[Tensors]
-    ) -> tuple[list[ComposerState], int, list[Verdict]]:
+    ) -> tuple[list[ComposerState], tuple[int, int], list[Verdict]]:
         source = self.training.sketches
         sketches = [] if source == "none" else [self._sketches(step, c, f) for c, f in enumerate(found)]
-        size = sum(sketch.nbytes for layers in sketches for sketch in layers)
+        sketched, sent = sum(sketch.nbytes for layers in sketches for sketch in layers), 0
         verdicts: list[Verdict] = []
         after = []
         for composer in composers:
-            experts, moments = [], []
+            experts, moments, residuals = [], [], []
             for layer in range(self.config.n_layer):
                 before = composer.experts[layer], composer.expert_moments[layer]
                 if source == "none":
@@ -251,14 +266,18 @@ class MoeTrainer:
                         GRADIENT + n: found[composer.number][GRADIENT + in_layer(layer, "experts", n)]
                         for n in before[0]
                     }
-                    new = optimizer_step(self.expert, *before, step, gradients)
+                    new = (*optimizer_step(self.expert, *before, step, gradients), {}, 0)
                 else:
                     used = sketches if source == "all" else [sketches[composer.number]]
                     new = self._offloaded(step, composer, layer, [s[layer] for s in used], verdicts)
                 experts.append(new[0])
                 moments.append(new[1])
-            after.append(replace(composer, experts=tuple(experts), expert_moments=tuple(moments)))
-        return after, size, verdicts
+                residuals.append(new[2])
+                sent += new[3]
+            after.append(
+                replace(composer, experts=tuple(experts), expert_moments=tuple(moments), residuals=tuple(residuals))
+            )
+        return after, (sketched, sent), verdicts
 
     def _offloaded(
         self,
@@ -267,7 +286,7 @@ class MoeTrainer:
         layer: int,
         sketches: Sequence[EncodedSketch],
         verdicts: list[Verdict],
-    ) -> tuple[Tensors, Tensors]:
+    ) -> tuple[Tensors, Tensors, Tensors, int]:
         training, slots = self.training, composer.slots[layer]
         before = composer.experts[layer], composer.expert_moments[layer]
         improved = improve(
@@ -281,19 +300,23 @@ class MoeTrainer:
             trust=training.trust,
             proxies=training.acceptance is not None,
         )
+        improved, residuals, size = returned(
+            before[0], improved, composer.residuals[layer], training.update_form, training.update_keep
+        )
         if training.acceptance is None:
-            return improved.weights, improved.moments
+            return improved.weights, improved.moments, residuals, size
         weights, moments, found = accept_slots(
             before, improved, training.acceptance, layer=layer, owner=composer.number, slots=slots
         )
         verdicts += found
-        return weights, moments
+        return weights, moments, residuals, size
 
     def _sketches(self, step: int, composer: int, found: Tensors) -> list[EncodedSketch]:
         made = []
         for layer in range(self.config.n_layer):
             u, g_y, gates = (found[in_layer(layer, "seen", what)] for what in ("u", "g_y", "gates"))
             sketch = sketch_from_gates((layer, step, composer), u, g_y, gates, self.config.n_active)
+            sketch = subsample(sketch, self.training.sketch_fraction, self.config.seed)
             made.append(encode(sketch, self.training.precision, self.config.n_expert))
         return made
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from planetary.collectives.peer_shell import PeerShell
 
 
+_TELLING_BYTES = 1 << 20  # fewer say more about latency than about speed
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A collective as the user called it.
@@ -55,6 +58,7 @@ class ActiveCollective:
         self._seq = 0
         self._rank, self._world = 0, 1
         self._progress, self._progress_at = -1, 0.0
+        self._began_at = 0.0
         self.operation: Operation | None = None
         self.neighbours: tuple[str, str] = ("", "")
         self.previous_name = ""
@@ -91,7 +95,7 @@ class ActiveCollective:
             self._backup,
         )
         self.operation = operation
-        self._progress_at = time.monotonic()
+        self._progress_at = self._began_at = time.monotonic()
         owner._active[call] = self
         plane.begin(transfer.seq, operation)
         for outgoing in operation.begin():
@@ -104,6 +108,11 @@ class ActiveCollective:
     def world_size(self) -> int:
         """How many peers take part; known once it began."""
         return self._world
+
+    def bytes_per_s(self, now: float) -> float:
+        """At which pieces came, on average; 0 when there were too few to tell."""
+        received = self.operation.received if self.operation is not None else 0
+        return received / max(now - self._began_at, 1e-6) if received >= _TELLING_BYTES else 0.0
 
     def stalled(self, now: float, stall_s: float) -> bool:
         """Whether nothing has come for `stall_s` seconds that was still due."""

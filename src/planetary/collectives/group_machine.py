@@ -11,6 +11,7 @@ import msgspec
 
 from planetary.collectives import messages as m
 from planetary.collectives import sync_election
+from planetary.collectives.group_links import GroupLinks
 from planetary.collectives.master_events import (
     Append,
     Close,
@@ -26,10 +27,8 @@ from planetary.collectives.probe_schedule import ProbeRound, schedule
 from planetary.collectives.ring_order import solve, tour_cost
 from planetary.collectives.states import MASTER_OPERATION, advance
 
-_FAULTS_MOST = 2  # of one link, before the ring is laid another way
 _PROBE_S = 0.4
 _PROBE_SLACK_S = 5.0
-_PROBE_BYTES = 1 << 20
 _REMEMBERED = 4096  # outcomes of past operations, for peers that return in doubt
 
 
@@ -97,8 +96,7 @@ class GroupMachine:
         self._everyone = everyone
         self._waiting: dict[str, tuple[m.Vote, float]] = {}  # newcomers that want to be admitted
         self._gatherings: dict[Key, Gathering] = {}
-        self._links: dict[tuple[str, str], tuple[float, float]] = {}  # bytes/s and seconds, as measured
-        self._faults: Counter[tuple[str, str]] = Counter()
+        self._links = GroupLinks()
         self._probe: ProbeRound | None = None
         self._optimizing: dict[str, m.Optimize] = {}
         self._out: list[Instruction] = []
@@ -157,7 +155,7 @@ class GroupMachine:
                 self._expire(key, gathering, now)
         if self._probe is not None and self._probe.deadline <= now:
             for pair in list(self._probe.outstanding):
-                self._links[pair] = (0.0, math.inf)
+                self._links.unusable(pair)
                 self._probe.outstanding.discard(pair)
         self._check(now)
         return self._take()
@@ -383,6 +381,9 @@ class GroupMachine:
             return  # it was aborted while the message travelled
         if message.ok:
             running.done[peer] = message
+            if isinstance(message, m.Done) and peer in self.ring:
+                before = self.ring[self.ring.index(peer) - 1]
+                self._links.observed((before, peer), message.bytes_per_s)
             return
         reporter = self.peers[peer].info.name
         blamed = self.peers.get(message.blame) if isinstance(message, m.Done) else None
@@ -392,12 +393,10 @@ class GroupMachine:
             self._fault(peer, message.blame if isinstance(message, m.Done) else "")
 
     def _fault(self, reporter: str, blamed: str) -> None:
-        self._faults[reporter, blamed] += 1
-        if self._faults[reporter, blamed] < _FAULTS_MOST or reporter not in self.ring or blamed not in self.ring:
+        if not self._links.blame((reporter, blamed)) or reporter not in self.ring or blamed not in self.ring:
             return
-        del self._faults[reporter, blamed]
-        self._links[reporter, blamed] = (0.0, math.inf)
-        order = solve(self._costs())
+        self._links.give_up((reporter, blamed))
+        order = solve(self._links.costs(self.ring))
         if order is None or len(self.ring) < 3:
             return  # there is no way around; the peers go on trying until their budget ends
         self._abort_all("aborted", "the ring was laid anew around a broken link", ())
@@ -426,7 +425,7 @@ class GroupMachine:
             self.decided[seq] = None
             while len(self.decided) > _REMEMBERED:
                 del self.decided[next(iter(self.decided))]
-            self._faults.clear()
+            self._links.forgive()
             self._end(seq, running, m.Outcome(seq=seq, ok=True))
         return ended
 
@@ -478,8 +477,7 @@ class GroupMachine:
 
     def _begin_probing(self, gathering: Gathering, now: float) -> None:
         self._optimizing = {p: r for p, r in gathering.requests.items() if isinstance(r, m.Optimize)}
-        known = {pair for pair, (speed, _) in self._links.items() if speed > 0}
-        self._probe = ProbeRound(schedule(self.ring, known))
+        self._probe = ProbeRound(schedule(self.ring, self._links.known()))
 
     def _check_probe(self, now: float) -> bool:
         probe = self._probe
@@ -495,7 +493,7 @@ class GroupMachine:
             return True
         self._probe = None
         if self._optimizing:
-            self._out.append(Solve(self.number, tuple(self.ring), self._costs()))
+            self._out.append(Solve(self.number, tuple(self.ring), self._links.costs(self.ring)))
         return True
 
     def _measured(self, peer: str, message: m.Measured, now: float) -> None:
@@ -503,25 +501,12 @@ class GroupMachine:
         if probe is None or message.seq != probe.seq or (peer, message.to) not in probe.outstanding:
             return
         probe.outstanding.discard((peer, message.to))
-        usable = math.isfinite(message.bytes_per_s) and message.bytes_per_s > 0 and message.latency_s >= 0
-        self._links[peer, message.to] = (message.bytes_per_s, message.latency_s) if usable else (0.0, math.inf)
-
-    def _costs(self) -> tuple[tuple[float, ...], ...]:
-        """Seconds for a piece over each hop; unknown hops cost as much as the mean of the known ones."""
-
-        def cost(link: tuple[float, float]) -> float:
-            return link[1] + _PROBE_BYTES / link[0] if link[0] > 0 else math.inf
-
-        known = {pair: cost(link) for pair, link in self._links.items()}
-        finite = [value for value in known.values() if math.isfinite(value)]
-        unknown = sum(finite) / len(finite) if finite else 1.0
-        ring = self.ring
-        return tuple(tuple(0.0 if a == b else known.get((a, b), unknown) for b in ring) for a in ring)
+        self._links.measured((peer, message.to), message.bytes_per_s, message.latency_s)
 
     def _finish_optimizing(self, peers: tuple[str, ...], order: tuple[int, ...] | None) -> None:
         gain = 1.0
         if order is not None and peers == tuple(self.ring):
-            costs = self._costs()
+            costs = self._links.costs(self.ring)
             before, after = tour_cost(costs, range(len(peers))), tour_cost(costs, order)
             if after < 0.99 * before:
                 self.better = tuple(peers[i] for i in order)
@@ -553,9 +538,7 @@ class GroupMachine:
                 del self._gatherings[key]
         if self._probe is not None:
             self._probe.outstanding = {pair for pair in self._probe.outstanding if peer not in pair}
-        self._links = {pair: link for pair, link in self._links.items() if peer not in pair}
-        for pair in [pair for pair in self._faults if peer in pair]:
-            del self._faults[pair]
+        self._links.forget(peer)
         if peer not in self.ring:
             return
         name = known.info.name

@@ -106,6 +106,7 @@ class Done(Message, frozen=True, kw_only=True):
     reason: str = ""
     blame: str = ""  # id of the peer that is held responsible
     digest: str = ""  # of the result, where the operation verifies
+    bytes_per_s: float = 0.0  # at which pieces came from the predecessor; 0: too few to tell
 
 
 class Entry(msgspec.Struct, frozen=True):

@@ -82,6 +82,7 @@ class PiecesComplete:
 
     call: int
     digest: str = ""
+    bytes_per_s: float = 0.0  # at which pieces came; 0: too few to tell
 
 
 @dataclass(frozen=True)

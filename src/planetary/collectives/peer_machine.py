@@ -59,8 +59,8 @@ class PeerMachine:
             case e.FromMasterReceived(message):
                 self._heard_at = now
                 self._from_master(message, now)
-            case e.PiecesComplete(call, digest):
-                self._pieces_complete(call, digest, now)
+            case e.PiecesComplete():
+                self._pieces_complete(event, now)
             case e.LocalFault(call, reason, blame):
                 self._fault(call, reason, blame, now)
             case e.CallCollective(call, timeout_s, tag, spec):
@@ -126,14 +126,18 @@ class PeerMachine:
         if self._calls.pop(call, None) is not None:
             self._out.append(e.Finish(call, error, value))
 
-    def _pieces_complete(self, number: int, digest: str, now: float) -> None:
-        call = self._calls.get(number)
+    def _pieces_complete(self, event: e.PiecesComplete, now: float) -> None:
+        call = self._calls.get(event.call)
         if call is None:
             return
         call.state = advance(PEER_OPERATION, call.state, "all pieces came")
         if call.state == "completed":
             sync = call.title == "sync_shared_state"
-            done = m.SyncDone(seq=call.seq, ok=True) if sync else m.Done(seq=call.seq, ok=True, digest=digest)
+            done = (
+                m.SyncDone(seq=call.seq, ok=True)
+                if sync
+                else m.Done(seq=call.seq, ok=True, digest=event.digest, bytes_per_s=event.bytes_per_s)
+            )
             self._send(done, now)
 
     def _fault(self, number: int, reason: str, blame: str, now: float) -> None:

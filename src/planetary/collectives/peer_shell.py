@@ -396,6 +396,7 @@ class PeerShell:
         with self._lock:
             found = next((c for c, active in self._active.items() if active.operation is operation), None)
             topology = self._topology
+            speed = self._active[found].bytes_per_s(time.monotonic()) if found is not None else 0.0
         if found is None:
             return
         result = ""
@@ -406,7 +407,7 @@ class PeerShell:
                 result = digest(topology.digest, operation.work)
             finally:
                 operation.leave()
-        self._handle(e.PiecesComplete(found, result))
+        self._handle(e.PiecesComplete(found, result, speed))
 
     def _run(self, machine: PeerMachine, stream: ControlStream) -> None:
         """The control thread: what the master says, deadlines, and reconnecting."""

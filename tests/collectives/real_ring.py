@@ -42,9 +42,9 @@ def together(call: Callable[[int], Any], count: int) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join(DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads), "a call hangs"
     if errors:
-        raise errors[0]
+        raise errors[0]  # the others may be waiting for the one that failed
+    assert not any(thread.is_alive() for thread in threads), "a call hangs"
     return results
 
 

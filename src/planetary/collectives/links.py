@@ -154,13 +154,14 @@ class _Lane:
             payload = operation.payload(outgoing)
         finally:
             operation.leave()
+        # Before it goes: by the time that it has arrived everywhere the caller may read the count.
+        operation.count_sent(len(payload))
         if self._slots is not None and len(payload) <= self._slots.slot_bytes:
             if not self._write_slot(self._slots, seq, operation, outgoing, payload):
                 return
         else:
             head = memoryview(pack_header(seq, outgoing.stage, outgoing.index, len(payload)))
             self._write(operation, head, payload)
-        operation.sent += len(payload)
 
     def _connect(self) -> None:
         if self._slot_bytes:

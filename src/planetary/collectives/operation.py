@@ -158,6 +158,11 @@ class Operation(Guard):
             passed = self._encoded(own)
         return Outgoing(stage + 1, index, passed)
 
+    def count_sent(self, nbytes: int) -> None:
+        """A piece is about to be sent, by one of several threads."""
+        with self._condition:
+            self.sent += nbytes
+
     def restore(self) -> None:
         """After `close`: put back what the caller's array held."""
         if self._backup is not None:

@@ -140,15 +140,30 @@ def same(a: TrainingState, b: TrainingState, config: LatentMoeConfig) -> bool:
 
 
 def exact(args: argparse.Namespace, config: LatentMoeConfig) -> None:
-    """Offload from the owner's uncompressed sketches with one inner step against direct ownership."""
+    """The exact cases: offload against direct ownership, and exact copies against end-to-end training.
+
+    Without the load-balancing loss, which is not a mean over the parts of a batch.
+    """
+    config = replace(config, balance=0.0)
     data = Data(config, args.seed)
-    arms = [{"cadence": PAPER}, {"cadence": PAPER, "sketches": "owner", "precision": "f32"}]
-    trainers = [MoeTrainer(config, settings(arm, args.steps, args.rate)) for arm in arms]
-    states = [trainer.initial() for trainer in trainers]
+    copies = {**ARMS["copies"], "rank": config.n_hidden}
+    arms = {
+        "direct": {"cadence": PAPER, "rank": 2},
+        "offload": {"cadence": PAPER, "rank": 2, "sketches": "owner", "precision": "f32"},
+        "end-to-end": ARMS["end-to-end"],
+        "copies": copies,
+    }
+    trainers = {name: MoeTrainer(config, settings(arm, args.steps, args.rate)) for name, arm in arms.items()}
+    states = {name: trainer.initial() for name, trainer in trainers.items()}
     for step in range(args.stop or args.steps):
-        batch = data.batch(step, trainers[0].training.batch_size)
-        states = [trainer.step(state, *batch)[0] for trainer, state in zip(trainers, states, strict=True)]
-    print(f"offload equals direct ownership bit for bit after {states[0].steps} steps: {same(*states, config)}")
+        batch = data.batch(step, trainers["direct"].training.batch_size)
+        states = {name: trainers[name].step(state, *batch)[0] for name, state in states.items()}
+    equal = same(states["direct"], states["offload"], config)
+    losses = {name: t.evaluate(states[name], data.held_out(t.batch)) for name, t in trainers.items()}
+    gap = losses["copies"] / losses["end-to-end"] - 1
+    steps = states["direct"].steps
+    print(f"{steps} steps: offload equals direct ownership bit for bit: {equal}")
+    print(f"{steps} steps: copies {losses['copies']:.6f}, end-to-end {losses['end-to-end']:.6f}: {gap:+.4%}")
 
 
 def main() -> None:
@@ -168,7 +183,7 @@ def main() -> None:
         for name, arm in ARMS.items():
             print(f"{name}: {arm}")
         return
-    config = LatentMoeConfig(**PRESETS[args.preset], seed=args.seed)
+    config = LatentMoeConfig(**{**PRESETS[args.preset], "vocab_size": 256, "seed": args.seed})
     if args.exact:
         exact(args, config)
     for name in args.arm:

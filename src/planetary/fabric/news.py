@@ -1,0 +1,42 @@
+"""The journal's records in words, for logs and displays."""
+
+from __future__ import annotations
+
+from planetary.fabric import records as r
+from planetary.fabric.records import AnyRecord
+
+
+def news_of(record: AnyRecord) -> str:
+    """Say a record in a sentence, or "" when nobody is waiting to hear it."""
+    match record:
+        case r.ArtifactPublished():
+            return f"training step for {record.backend}:{record.target} published ({record.verified})"
+        case r.WorkerJoined():
+            return f"worker {record.worker} joined (process {record.pid})"
+        case r.WorkerLost():
+            return f"worker {record.worker} lost: {record.reason}"
+        case r.LeaseReturned() if record.task:
+            return f"lease {record.lease} came back from {record.worker}: {record.reason}"
+        case r.DeltaRejected():
+            return f"result of {record.worker} rejected: {record.reason}"
+        case r.DeltaWithdrawn():
+            return f"what {record.worker} had trained is lost: {record.reason}"
+        case r.ReduceRetried():
+            return f"round {record.round}: the reduction failed and is tried again: {record.reason}"
+        case r.DigestsDiffered():
+            return f"round {record.round}: {', '.join(record.workers)} had other parameters than most"
+        case r.RolledBack():
+            return f"back to round {record.mark.round}: {record.reason}"
+        case r.TaskAborted():
+            return f"{record.worker} could not finish its task: {record.reason}"
+        case r.RoundFinished():
+            return f"round {record.round} finished: loss {record.loss:.4f}, {record.tokens} tokens"
+        case r.CheckpointFailed():
+            return f"checkpoint of round {record.round} failed: {record.reason}"
+        case r.Stalled():
+            return record.why
+        case r.RunResumed():
+            return f"resumed after round {record.mark.round}"
+        case r.RunFinished():
+            return record.reason
+    return ""

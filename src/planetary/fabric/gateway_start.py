@@ -21,10 +21,10 @@ from planetary.fabric.parameters import Parameters
 from planetary.fabric.policy import ControllerPolicy, EvalChunk, RingPolicy
 from planetary.fabric.preparation import Prepared
 from planetary.fabric.records import AnyRecord, Mark, RoundFinished, RunResumed, RunStarted
+from planetary.fabric.round_end import finished_by_checkpoint, metrics_of
 from planetary.fabric.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from planetary.fabric.state import ControllerState, apply, replay
 from planetary.fabric.status import RoundMetrics
-from planetary.fabric.training import metrics_of
 from planetary.wire.messages import RingJob
 
 if TYPE_CHECKING:
@@ -100,6 +100,10 @@ def _resume(
         raise UserError(
             f"{folder} has {mark.round} finished rounds already, more than train.rounds = {config.train.rounds}"
         )
+    late = finished_by_checkpoint(earlier, state.open, state.tokens_total, mark.round)
+    if late is not None:
+        apply(state, late)
+        earlier = [*earlier, late]
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
     apply(state, resumed)
     metrics = trim_metrics(folder / METRICS, mark.round)
@@ -108,7 +112,8 @@ def _resume(
     if finished and all(line.round != mark.round for line in metrics):
         unreported = metrics_of(finished[-1], config.train.inner_steps)
     write_atomically(folder / CONFIG, to_toml(config).encode())
-    return Start(policy, state, Parameters(specs, outer, mark.round), [resumed], metrics, unreported)
+    records: list[AnyRecord] = [resumed] if late is None else [late, resumed]
+    return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, unreported)
 
 
 def _checkpoint(options: GatewayOptions) -> Checkpoint | None:

@@ -22,10 +22,10 @@ from planetary.fabric.records import (
     LeaseReturned,
     LeaseStarted,
     RoundClosed,
-    RoundFinished,
     RoundStarted,
 )
 from planetary.fabric.ring import Outcome, Ring
+from planetary.fabric.round_end import finished_record, metrics_of
 from planetary.fabric.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.state import OpenRound
 from planetary.fabric.status import RoundMetrics
@@ -382,19 +382,8 @@ class Training:
             self._desk.out.append(DropAttachment(attachment))
 
     def _finish(self, *, durable: bool, now: float) -> RoundMetrics:
-        opened = self._desk.open_round()
-        seconds = max(now - self._began, 1e-9)
-        workers = len({c.worker for c in opened.contributions})
-        busy = sum(c.seconds for c in opened.contributions)
-        finished = RoundFinished(
-            round=opened.round,
-            workers=workers,
-            tokens=opened.tokens,
-            tokens_total=self._desk.state.tokens_total + opened.tokens,
-            loss=opened.mean_loss,
-            seconds=seconds,
-            compute_fraction=min(1.0, busy / (workers * seconds)),
-            durable=durable,
+        finished = finished_record(
+            self._desk.open_round(), self._desk.state.tokens_total, now - self._began, durable=durable
         )
         self._desk.append(finished)
         return metrics_of(finished, self._desk.policy.inner_steps)
@@ -422,21 +411,3 @@ class Training:
             ready_workers=len(self._desk.able_workers()),
             expected_lease_s=self.expected_lease_s(),
         )
-
-
-def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
-    """Return a round's metrics as far as the journal knows them; the shell adds the bytes."""
-    return RoundMetrics(
-        round=finished.round,
-        loss=finished.loss,
-        eval_loss=None,
-        tokens=finished.tokens,
-        tokens_total=finished.tokens_total,
-        seconds=finished.seconds,
-        workers=finished.workers,
-        inner_steps=inner_steps,
-        bytes_up=0,
-        bytes_down=0,
-        tokens_per_s=finished.tokens / finished.seconds,
-        compute_fraction=finished.compute_fraction,
-    )

@@ -33,10 +33,10 @@ from planetary.fabric.records import (
     RunStarted,
 )
 from planetary.fabric.restarts import Restarts
+from planetary.fabric.round_end import finished_by_checkpoint, metrics_of
 from planetary.fabric.state import apply, replay
 from planetary.fabric.status import RoundMetrics
 from planetary.fabric.supervisor_machine import SupervisorMachine
-from planetary.fabric.training import metrics_of
 from planetary.fabric.worker_machine import WorkerMachine
 from planetary.testing.faults import Fault
 from planetary.testing.network import Link, Network
@@ -144,6 +144,10 @@ class SimGateway:
             mark, theta = Mark(0, 0, 1, type(replay([]).ledger)()), np.linspace(-1, 1, 8, dtype=np.float32)
         self._theta[last] = theta
         disk.metrics = {r: line for r, line in disk.metrics.items() if r <= last}
+        state = replay(disk.journal)
+        late = finished_by_checkpoint(disk.journal, state.open, state.tokens_total, last)
+        if late is not None:
+            disk.journal.append(late)
         disk.journal.append(RunResumed(run="sim", rounds=self.policy.rounds, mark=mark, config_hash="c"))
         if last in disk.metrics:
             return None

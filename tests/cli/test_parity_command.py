@@ -26,7 +26,6 @@ def test_iree_keeps_up_with_xla(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["losses_a"] != [found["losses_a"][0]] * 4  # every step has a batch of its own
     assert 0 <= found["loss"]["median"] <= found["loss"]["max"] < 1e-4
     assert 0 <= found["drift"] <= found["worst_drift"] < 1e-2
-    assert main([*command, "--at-most", "0"]) in (0, 3)  # equal to the last bit, or more apart than nothing
     assert main([*command, "--at-most", "-1"]) == 3
     shown = capsys.readouterr()
     assert "loss, step 4" in shown.out

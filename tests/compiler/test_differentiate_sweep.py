@@ -1,4 +1,4 @@
-"""The wide table of JAX functions against `jax.vjp`: float32 whole, a fifth of other dtypes; the rest in `make soak`."""
+"""The wide table of JAX functions against `jax.vjp`: all of float32, a fifth of other dtypes; the rest in soak."""
 
 from __future__ import annotations
 

@@ -150,7 +150,6 @@ class EvalConfig(msgspec.Struct, frozen=True):
 
     every: Count = 1  # rounds
     batches: Count = 8  # fixed batches of held-out tokens
-    final_batches: Index = 0  # after the last round: more of them; up to `batches`: as many as ever
 
 
 class Config(msgspec.Struct, frozen=True):

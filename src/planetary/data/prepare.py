@@ -76,15 +76,9 @@ class PreparedData(msgspec.Struct, frozen=True):
         """Return which lease stands for which tokens; raises `UserError` for less than one slice."""
         return SliceOrder(self.train, config.tokens_per_slice, self.block_tokens, config.run.seed)
 
-    def eval_chunks(
-        self, config: Config, batches_per_chunk: int | None = None, *, final: bool = True
-    ) -> list[tuple[Slice, int]]:
-        """Return the held-out batches of the last round's evaluation, or of any other's; see `slices.eval_chunks`."""
-        wanted = config.eval
-        key = "final_batches" if final and wanted.final_batches > wanted.batches else "batches"
-        return eval_chunks(
-            self.held_out, getattr(wanted, key), config.tokens_per_batch, batches_per_chunk, f"eval.{key}"
-        )
+    def eval_chunks(self, config: Config, batches_per_chunk: int | None = None) -> list[tuple[Slice, int]]:
+        """Return the held-out batches that `config.eval.batches` asks for; see `slices.eval_chunks`."""
+        return eval_chunks(self.held_out, config.eval.batches, config.tokens_per_batch, batches_per_chunk)
 
 
 def prepare(config: Config, cache_dir: str | Path) -> PreparedData:
@@ -95,7 +89,7 @@ def prepare(config: Config, cache_dir: str | Path) -> PreparedData:
 
     Args:
         config: reads `data`, `train.batch_size`, `train.sequence_length`, `train.inner_steps`,
-            `eval`, seed.
+            `eval.batches`, seed.
         cache_dir: the prepared folders are kept here under their key; made when missing.
 
     Raises:

@@ -166,11 +166,7 @@ def check_ledger(ledger: LeaseLedger) -> str:
 
 
 def eval_chunks(
-    held_out: TokenFile,
-    batches: int,
-    batch_tokens: int,
-    batches_per_chunk: int | None = None,
-    key: str = "eval.batches",
+    held_out: TokenFile, batches: int, batch_tokens: int, batches_per_chunk: int | None = None
 ) -> list[tuple[Slice, int]]:
     """Return the fixed held-out batches as `(slice, number of whole batches in it)`, in file order.
 
@@ -180,7 +176,6 @@ def eval_chunks(
         batches: how many batches are evaluated.
         batch_tokens: tokens of one batch.
         batches_per_chunk: how many go into one slice; None: all.
-        key: the configuration key that asks for as many.
 
     Raises:
         UserError: the held-out data has fewer whole batches.
@@ -189,7 +184,7 @@ def eval_chunks(
     if available < batches:
         raise UserError(
             f"the held-out data has {held_out.count} tokens, which is {available} whole batches of "
-            f"{batch_tokens} tokens, but {key} asks for {batches}: lower {key}, or raise "
+            f"{batch_tokens} tokens, but eval.batches asks for {batches}: lower eval.batches, or raise "
             "data.held_out_fraction"
         )
     size = batches_per_chunk or batches

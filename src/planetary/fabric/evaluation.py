@@ -13,7 +13,7 @@ _FIRST_TASK = 1 << 40
 
 
 class _Version:
-    """The evaluation of one version. Chunk numbers index the policy's `chunks_of` the version."""
+    """The evaluation of one version. Chunk numbers index the policy's `held_out`."""
 
     def __init__(self, batches: list[int]) -> None:
         self.pending = list(range(len(batches)))
@@ -51,7 +51,7 @@ class Evaluation:
         given_up = tuple(sorted(self._versions)[:-1])
         for old in given_up:
             del self._versions[old]
-        self._versions[version] = _Version([chunk.batches for chunk in self._desk.policy.chunks_of(version)])
+        self._versions[version] = _Version([chunk.batches for chunk in self._desk.policy.held_out])
         return given_up
 
     def overtaken(self, version: int) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ class Evaluation:
         task, self._next_task = self._next_task, self._next_task + 1
         worker.evaluate = EvalInFlight(task, version, chunk, now)
         self._desk.send_parameters(worker, version)
-        piece = self._desk.policy.chunks_of(version)[chunk]
+        piece = self._desk.policy.held_out[chunk]
         self._desk.send(
             worker.session,
             m.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches),

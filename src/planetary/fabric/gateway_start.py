@@ -177,12 +177,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
     from planetary.compiler.iree import compiler_version
 
     timings = config.timings
-    # Every worker takes a part of every evaluation.
     chunk = max(1, -(-config.eval.batches // config.fabric.workers))
-    held_out, at_end = (
-        tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk, final=final))
-        for final in (False, True)
-    )
     return ControllerPolicy(
         run=config.run.name,
         rounds=config.train.rounds,
@@ -198,8 +193,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         inner_state=config.train.inner_state,
         tokens_per_lease=config.targets_per_slice,
         locate=prepared.data.order(config).locate,
-        held_out=held_out,
-        held_out_at_end=at_end,
+        held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),
         eval_every=config.eval.every,
         gateway_delivers=config.data.delivery == "gateway",
         checkpoint_every=config.checkpoint.every,

@@ -47,8 +47,7 @@ class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     inner_state: Literal["persist", "reset"]
     tokens_per_lease: int  # target tokens
     locate: Callable[[int], Slice]  # lease -> where its tokens are
-    held_out: tuple[EvalChunk, ...]  # the fixed held-out batches of an evaluation; empty: no evaluation
-    held_out_at_end: tuple[EvalChunk, ...] = ()  # those after the last round; empty: the same
+    held_out: tuple[EvalChunk, ...]  # the fixed held-out batches; empty: no evaluation
     eval_every: int
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
@@ -64,10 +63,6 @@ class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def eval_due(self, version: int) -> bool:
         """Whether the parameters of `version` are evaluated."""
         return bool(self.held_out) and version > 0 and self._due(version, self.eval_every)
-
-    def chunks_of(self, version: int) -> tuple[EvalChunk, ...]:
-        """Return what the parameters of `version` are evaluated on."""
-        return self.held_out_at_end if version == self.rounds and self.held_out_at_end else self.held_out
 
     def checkpoint_due(self, round_: int) -> bool:
         """Whether a checkpoint is written after `round_`."""

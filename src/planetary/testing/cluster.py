@@ -83,7 +83,6 @@ def policy(
         tokens_per_lease=inner_steps * 10,
         locate=lambda lease: m.Slice("data", "ui8", lease * 44, 44),
         held_out=tuple(EvalChunk(m.Slice("held-out", "ui8", 11 * i, 11), 1) for i in range(workers)),
-        held_out_at_end=tuple(EvalChunk(m.Slice("held-out", "ui8", 11 * i, 11), 1) for i in range(2 * workers)),
         eval_every=1,
         gateway_delivers=False,
         checkpoint_every=checkpoint_every,

@@ -26,6 +26,7 @@ TINY = (
     "train.inner_steps=1000",
     "optimizer.warmup_steps=2",
     "eval.batches=2",
+    "eval.every=1",
 )
 
 Event = dict[str, Any]

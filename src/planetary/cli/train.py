@@ -118,7 +118,7 @@ def _train_baseline(config: Any, options: Any) -> None:
         train=replace(config.train, rounds=leases),
         outer=replace(config.outer, learning_rate=1.0, momentum=0.0),
         fabric=replace(config.fabric, workers=1, quorum=1, port=0),
-        eval=replace(config.eval, every=config.fabric.workers),
+        eval=replace(config.eval, every=config.eval.every * config.fabric.workers),
         checkpoint=replace(config.checkpoint, every=max(1, leases // 4), keep=1),
     )
     asyncio.run(LocalRun(plain, replace(options, folder=folder, resume=False, checkpoint=None)).run())

@@ -310,7 +310,8 @@ class Gateway:
         self._journal.append(msgspec.structs.replace(record, t=self._clock.wall()), durable=durable)
         text = news_of(record)
         if text:
-            self.news = text
+            # The displays show the rounds themselves; one that is finished makes older news old.
+            self.news = "" if isinstance(record, RoundFinished) else text
             log.info("%s", text)
 
     def _write_metrics(self, metrics: RoundMetrics) -> None:

@@ -1,0 +1,84 @@
+"""The functions of a module: found, made, renamed, erased; what they take and return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from jaxlib.mlir import ir as mlir
+from jaxlib.mlir.dialects import func
+
+from planetary.compiler.ir.graph import terminator
+from planetary.compiler.ir.handles import Block, Module, Type, Value
+from planetary.core.errors import CompileError
+
+
+def functions(module: Module) -> dict[str, Any]:
+    """Every `func.func` of the module by name."""
+    found: dict[str, Any] = {}
+    for op in module.body.operations:
+        if op.operation.name == "func.func":
+            found[mlir.StringAttr(op.operation.attributes["sym_name"]).value] = op
+    return found
+
+
+def main_function(module: Module) -> Any:
+    """The function `main`, or the only public function.
+
+    Raises:
+        CompileError: there is neither.
+    """
+    named = functions(module)
+    if "main" in named:
+        return named["main"]
+    public = [f for f in named.values() if "sym_visibility" not in f.operation.attributes]
+    if len(public) == 1:
+        return public[0]
+    raise CompileError(f"the module has no function `main`; it has: {', '.join(named) or 'none'}")
+
+
+def rename_function(function: Any, name: str) -> None:
+    function.operation.attributes["sym_name"] = mlir.StringAttr.get(name)
+
+
+def set_private(function: Any) -> None:
+    function.operation.attributes["sym_visibility"] = mlir.StringAttr.get("private")
+
+
+def erase_function(function: Any) -> None:
+    function.operation.erase()
+
+
+def entry_block(function: Any) -> Block:
+    """The block that holds a function's operations."""
+    return function.operation.regions[0].blocks[0]
+
+
+def argument_types(function: Any) -> list[Type]:
+    return [argument.type for argument in entry_block(function).arguments]
+
+
+def result_types(function: Any) -> list[Type]:
+    return [value.type for value in terminator(entry_block(function)).operands]
+
+
+@contextmanager
+def new_function(
+    module: Module, name: str, inputs: Sequence[Type], public: bool = True
+) -> Iterator[tuple[list[Value], Callable[[Sequence[Value]], None]]]:
+    """Open a new function at the end of the module; yields `(arguments, finish)`.
+
+    Inside the `with` the insertion point is the function's body; call `finish(results)` once.
+    """
+    with mlir.InsertionPoint(module.body):
+        function = func.FuncOp(name, (list(inputs), []), visibility=None if public else "private")
+    block = function.add_entry_block()
+
+    def finish(results: Sequence[Value]) -> None:
+        func.ReturnOp(list(results))
+        kind = mlir.FunctionType.get(list(inputs), [value.type for value in results])
+        function.attributes["function_type"] = mlir.TypeAttr.get(kind)
+
+    with mlir.InsertionPoint(block):
+        yield list(block.arguments), finish

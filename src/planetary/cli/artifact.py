@@ -12,6 +12,8 @@ from planetary.cli.errors import EXIT_OK
 if TYPE_CHECKING:
     from planetary.artifacts.store import BlobStore
     from planetary.compiler.artifact_manifest import ArtifactManifest
+    from planetary.core.step import StepSpec
+    from planetary.runtime.executor import Executor
 
 _CACHE_HELP = "compiled steps (default: $PLANETARY_CACHE, else ~/.cache/planetary)"
 _SHORTEST = 4  # hex digits of a digest that name an artifact
@@ -248,11 +250,15 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
     buffers = {b.name: rng.standard_normal(b.shape).astype(host_dtype(b.dtype)) for b in spec.buffers}
     with tempfile.TemporaryDirectory(prefix="planetary-artifact-") as folder:
         path = Path(folder) / "artifact"
-        path.write_bytes(data)
+
+        def open_runner(artifact: Artifact, spec: StepSpec) -> Executor:
+            path.write_bytes(artifact.data)  # not always `data`: the search for a wrong operation compiles pieces
+            return open_executor(path, spec, backend=artifact.target.backend)
+
         report = verify_artifact(
             TrainStep("", spec, portable),
             Artifact(data, manifest.artifact, "", target, cached=True),
-            lambda artifact, spec: open_executor(path, spec, backend=artifact.target.backend),
+            open_runner,
             params={p.name: p.zeros() for p in spec.params},
             buffers=buffers,
             local=local,

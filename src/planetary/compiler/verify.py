@@ -18,34 +18,26 @@ import numpy as np
 
 from planetary.compiler import interpreter
 from planetary.compiler.artifact_manifest import ArtifactCache
+from planetary.compiler.deviations import (
+    CHANGE_TOLERANCE,
+    FACTOR_ROUNDINGS,
+    ROUNDING,
+    ROUNDINGS,
+    as_float,
+    errors_of,
+    worst_of,
+)
 from planetary.compiler.iree import Artifact, compile_artifact
 from planetary.compiler.manifest import to_host_dtype
+from planetary.compiler.offender import VALUE_TOLERANCE, Execute, Refused, name_offender
 from planetary.compiler.precision import coarsest_factor
 from planetary.compiler.reference import run_reference
 from planetary.compiler.targets import Target
-from planetary.compiler.train_step import TrainStep
+from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.compiler.verification_report import VerifyReport, read_report, write_report
 from planetary.core.errors import CompileError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
-
-CHANGE_TOLERANCE = 2e-3
-"""Largest accepted error of a tensor's change, relative to the largest change in that tensor.
-
-Two compilers add the same float32 terms in different orders. Over the depth of a transformer that leaves
-about 1e-5 (measured: under 3e-5 for the default model); a hundred times as much still catches every wrong
-term, sign or index, which are errors of the order of one.
-"""
-
-ROUNDING = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-8, "f16": 2.0**-10}
-_ROUNDINGS = 4  # accepted on top, in units of the largest value: storing the result rounds it
-LOSS_TOLERANCE = 1e-4  # relative; a loss is a mean over thousands of terms
-
-_FACTOR_ROUNDINGS = 4
-"""Where factors are rounded to 16 bits, accepted errors are at least so many roundings of a factor, and the loss's
-an eighth of one: a float32 factor that differs in its last bit may be rounded to the other neighbour (measured: a
-change off by 0.7 roundings, for bf16).
-"""
 
 _TRIAL_STEP = 7  # any index will do, but not 0: a schedule may start from a learning rate of 0
 
@@ -91,6 +83,11 @@ class Trial(msgspec.Struct, frozen=True):
     opt_state: dict[str, np.ndarray]
     batch: list[np.ndarray]
 
+    @property
+    def before(self) -> dict[str, np.ndarray]:
+        """What a training step changes."""
+        return self.params | self.opt_state
+
 
 def verify_artifact(
     train_step: TrainStep,
@@ -101,8 +98,12 @@ def verify_artifact(
     buffers: Mapping[str, np.ndarray],
     local: Target,
     cache: ArtifactCache | None = None,
+    on_refusal: Callable[[str], None] = lambda text: None,
 ) -> VerifyReport:
     """Run one training and one evaluation step of `artifact` and compare them with the reference.
+
+    An artifact that is refused is then searched for the operation that is wrong, which may take minutes; see
+    `planetary.compiler.offender` for the limits.
 
     Args:
         train_step: what the artifact was compiled from.
@@ -113,9 +114,12 @@ def verify_artifact(
         buffers: the model's buffers.
         local: the CPU target of this machine.
         cache: remembers reports by the artifact's digest, so the same bytes are checked once.
+        on_refusal: called with the refusal before the search for the operation begins: the search runs what the
+            compiler made of pieces of the step, and if this process dies of it, the refusal is still known.
 
     Raises:
-        CompileError: a result differs by more than the tolerance; the text names the worst tensor.
+        CompileError: a result differs by more than the tolerance; the text names the worst tensor, and the first
+            wrong operation if it can be found.
     """
     if cache is not None and (known := read_report(cache, artifact.digest)) is not None:
         return known
@@ -127,24 +131,34 @@ def verify_artifact(
     expected = run_expected(train_step, trial)
     found = run_found(train_step.spec, open_runner(subject, train_step.spec), trial)
 
-    def compared(reference: Mapping[str, np.ndarray]) -> tuple[str, float]:
-        return compare(train_step.spec, trial, reference, found, ROUNDING[coarsest_factor(train_step.portable)])
+    rounding = ROUNDING[coarsest_factor(train_step.portable)]
 
-    name, error = compared(expected)
+    def compared(reference: Mapping[str, np.ndarray]) -> dict[str, float]:
+        return errors_of(train_step.spec, trial.before, reference, found, rounding)
+
+    errors = compared(expected)
+    name, error = worst_of(errors)
     target = f"{subject.target.backend} {subject.target.name}"
     against = "XLA"
     if not error <= 1:  # also catches NaN
         verdict, truth = _arbitrate(train_step, trial)
-        name_of_truth, error_of_truth = compared(truth) if truth is not None else (name, error)
+        name_of_truth, error_of_truth = worst_of(compared(truth)) if truth is not None else (name, error)
         if truth is not None and error_of_truth <= 1:
             against = f"the StableHLO interpreter (XLA does not: {name!r} is {error:.3g} times the accepted error off)"
             name, error = name_of_truth, error_of_truth
         else:
-            raise CompileError(
+            refusal = (
                 f"the artifact for {target} is wrong: {name!r} differs from the reference execution by {error:.3g} "
                 f"times the accepted error; loss {found['loss']:.6g}, expected {expected['loss']:.6g}. {verdict} It "
                 "was not published; report the model and the IREE version, and try another target"
             )
+            on_refusal(f"{refusal}. The search for the operation that is wrong did not end.")
+            run = run_reference
+            if truth is not None and not compare(train_step.spec, trial, truth, expected, rounding)[1] <= 1:
+                run, errors = interpreter.run_interpreter, compared(truth)
+            wrong = _suspect(subject.target, open_runner)
+            refused = _refused(train_step, trial, errors, rounding, wrong=wrong, run=run)
+            raise CompileError(f"{refusal}. {name_offender(refused)}")
     report = VerifyReport(
         digest=artifact.digest,
         checked=subject.digest,
@@ -218,14 +232,70 @@ class Run(Protocol):
 def run_expected(train_step: TrainStep, trial: Trial, run: Run = run_reference) -> dict[str, np.ndarray]:
     """Return the reference's results by name: new parameters and state, `loss`, `grad_norm`, `eval_loss`."""
     spec = train_step.spec
-    model = [*trial.params.values(), *trial.buffers.values()]
-    arguments = [*model, *trial.opt_state.values(), np.array(_TRIAL_STEP, np.int32), *trial.batch]
     changed = [*spec.params, *spec.opt_state]
     dtypes = [*(tensor.dtype for tensor in changed), "f32", "f32"]
-    results = run(train_step.portable, "train_step", arguments, dtypes)
+    results = run(train_step.portable, "train_step", _arguments(spec, trial, "train_step")[1], dtypes)
     names = [*(tensor.name for tensor in changed), "loss", "grad_norm"]
-    evaluated = run(train_step.portable, "eval_step", [*model, *trial.batch], ["f32"])
+    evaluated = run(train_step.portable, "eval_step", _arguments(spec, trial, "eval_step")[1], ["f32"])
     return dict(zip(names, results, strict=True)) | {"eval_loss": evaluated[0]}
+
+
+def _arguments(spec: StepSpec, trial: Trial, function: str) -> tuple[list[str], list[np.ndarray]]:
+    """Return the element types and the host arrays of a function's arguments."""
+    tensors, arrays = [*spec.params, *spec.buffers], [*trial.params.values(), *trial.buffers.values()]
+    if function == "train_step":
+        tensors += [*spec.opt_state, TensorSpec("step", "i32", ())]
+        arrays += [*trial.opt_state.values(), np.array(_TRIAL_STEP, np.int32)]
+    return [tensor.dtype for tensor in (*tensors, *spec.batch)], [*arrays, *trial.batch]
+
+
+def _suspect(target: Target, open_runner: Callable[[Artifact, StepSpec], StepRunner]) -> Execute:
+    """Return what runs a piece of a step as artifacts for `target` are made and run."""
+
+    def execute(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        runner = open_runner(compile_artifact(piece, target), piece.spec)
+        try:
+            names = [tensor.name for tensor in piece.spec.buffers]
+            runner.load(_zeros(piece.spec), dict(zip(names, inputs, strict=True)), {})
+            runner.train_step(_TRIAL_STEP, [])
+            found = runner.read_params()
+        finally:
+            runner.close()
+        return [found[tensor.name] for tensor in piece.spec.params]
+
+    return execute
+
+
+def _refused(
+    train_step: TrainStep, trial: Trial, errors: Mapping[str, float], rounding: float, *, wrong: Execute, run: Run
+) -> Refused:
+    """Return what is known about a refused artifact to who searches it."""
+
+    def right(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        spec = piece.spec
+        arguments = [*_zeros(spec).values(), *inputs, np.array(_TRIAL_STEP, np.int32)]
+        dtypes = [*(tensor.dtype for tensor in spec.params), "f32", "f32"]
+        return run(piece.portable, "train_step", arguments, dtypes)[:-2]
+
+    train_is_right = all(error <= 1 for name, error in errors.items() if name != "eval_loss")
+    function = "eval_step" if train_is_right else "train_step"
+    dtypes, arguments = _arguments(train_step.spec, trial, function)
+    return Refused(
+        portable=train_step.portable,
+        function=function,
+        arguments=arguments,
+        dtypes=dtypes,
+        replaced=[] if train_is_right else replaced_arguments(train_step.spec),
+        wrong=wrong,
+        right=right,
+        tolerance=max(VALUE_TOLERANCE, FACTOR_ROUNDINGS * rounding),
+        change_tolerance=max(CHANGE_TOLERANCE, FACTOR_ROUNDINGS * rounding),
+        roundings={dtype: ROUNDINGS * unit for dtype, unit in ROUNDING.items()},
+    )
+
+
+def _zeros(spec: StepSpec) -> dict[str, np.ndarray]:
+    return {tensor.name: tensor.zeros() for tensor in spec.params}
 
 
 def _arbitrate(train_step: TrainStep, trial: Trial) -> tuple[str, dict[str, np.ndarray] | None]:
@@ -259,55 +329,5 @@ def compare(
     found: Mapping[str, np.ndarray],
     factor_rounding: float = ROUNDING["f32"],
 ) -> tuple[str, float]:
-    """Return the name of the tensor that differs most and its error as a fraction of what is accepted.
-
-    A non-finite result counts as infinitely wrong unless the reference has the same one in the same place. Where
-    an update is a sign (Lion), an argument near zero has either; as large a share of a tensor's elements as is
-    accepted for changes is left out there. Its momentum, from which the next sign is taken, is compared in full.
-
-    Args:
-        spec: signature of the step.
-        trial: what both were given.
-        expected: results of the reference.
-        found: results of the artifact.
-        factor_rounding: relative spacing of the factors of the model's contractions.
-    """
-    worst, where = -1.0, ""
-    change_tolerance = max(CHANGE_TOLERANCE, _FACTOR_ROUNDINGS * factor_rounding)
-    loss_tolerance = max(LOSS_TOLERANCE, factor_rounding / 8)
-    for name in ("loss", "eval_loss", "grad_norm"):
-        tolerance = loss_tolerance if name != "grad_norm" else change_tolerance
-        error = _error(expected[name], found[name], tolerance * float(np.abs(expected[name])))
-        if not error <= worst:
-            worst, where = error, name
-    before = trial.params | trial.opt_state
-    moved_by_sign = {t.name.removeprefix("lion.mean.") for t in spec.opt_state if t.name.startswith("lion.mean.")}
-    for tensor in (*spec.params, *spec.opt_state):
-        want = as_float(expected[tensor.name], tensor.dtype)
-        have = as_float(found[tensor.name], tensor.dtype)
-        change = np.max(np.abs(want - as_float(before[tensor.name], tensor.dtype)), initial=0.0)
-        rounding = _ROUNDINGS * ROUNDING.get(tensor.dtype, 0.0) * np.max(np.abs(want), initial=0.0)
-        spared = int(change_tolerance * want.size) if tensor.name.removeprefix("average.") in moved_by_sign else 0
-        error = _error(want, have, float(change_tolerance * change + rounding), spared)
-        if not error <= worst:
-            worst, where = error, tensor.name
-    return where, worst
-
-
-def _error(want: np.ndarray, have: np.ndarray, accepted: float, spared: int = 0) -> float:
-    """Largest difference, but for so many elements, as a fraction of `accepted`; infinite where only one side is
-    finite.
-    """
-    if np.array_equal(want, have, equal_nan=True):
-        return 0.0
-    differences = np.abs(np.asarray(want, np.float64) - np.asarray(have, np.float64)).reshape(-1)
-    if not np.all(np.isfinite(differences)) or accepted <= 0 or not np.isfinite(accepted):
-        return float("inf")
-    return float(np.sort(differences)[-1 - spared]) / accepted
-
-
-def as_float(array: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the numbers that a host array stands for."""
-    if dtype == "bf16":
-        return (array.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
-    return array if dtype == "f64" else array.astype(np.float32 if dtype in ROUNDING else np.int64)
+    """Return the name of the tensor that differs most and its error, as `errors_of` measures it."""
+    return worst_of(errors_of(spec, trial.before, expected, found, factor_rounding))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -27,7 +28,7 @@ from planetary.fabric.child import Child, describe_exit, end_with_parent
 from planetary.runtime.host import architecture, host_features
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from planetary.compiler.iree import Artifact
     from planetary.compiler.train_step import TrainStep
@@ -103,7 +104,9 @@ async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarg
             async with asyncio.timeout(TIME_LIMIT_S):
                 code = await child.wait()
         except TimeoutError:
-            raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
+            if not (folder / "answer.json").is_file():  # else it was refused, and the search for the cause took long
+                raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
+            code = -signal.SIGKILL
         finally:
             child.kill()
         try:
@@ -127,8 +130,12 @@ def compile_and_verify(
     params: Mapping[str, np.ndarray],
     buffers: Mapping[str, np.ndarray],
     cache: Path,
+    on_refusal: Callable[[str], None] = lambda text: None,
 ) -> Published:
-    """Do the work in this process. Raises `CompileError`, `UserError` or `ResourceError`."""
+    """Do the work in this process; `on_refusal` as in `verify_artifact`.
+
+    Raises `CompileError`, `UserError` or `ResourceError`.
+    """
     from planetary.compiler.iree import compile_artifact
     from planetary.compiler.targets import Target
     from planetary.compiler.train_step import TrainStep
@@ -152,6 +159,7 @@ def compile_and_verify(
         buffers=buffers,
         local=Target("cpu", "host", host_features()),
         cache=store,
+        on_refusal=on_refusal,
     )
     return Published(
         artifact.digest,
@@ -186,11 +194,17 @@ def _serve(folder: Path) -> None:
             params=_load(folder / "params.npz", request.spec.params),
             buffers=_load(folder / "buffers.npz", request.spec.buffers),
             cache=Path(request.cache),
+            on_refusal=lambda text: _answer(folder, _Answer(None, text)),
         )
         answer = _Answer(published)
     except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
         text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
         answer = _Answer(None, text)
+    _answer(folder, answer)
+
+
+def _answer(folder: Path, answer: _Answer) -> None:
+    """Give an answer in one piece; a later one replaces it."""
     (folder / "answer.new").write_bytes(msgspec.json.encode(answer))
     (folder / "answer.new").rename(folder / "answer.json")
 

@@ -1,0 +1,88 @@
+"""How far two executions of one training step may be apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from planetary.core.step import StepSpec
+
+CHANGE_TOLERANCE = 2e-3
+"""Largest accepted error of a tensor's change, relative to the largest change in that tensor.
+
+Two compilers add the same float32 terms in different orders. Over the depth of a transformer that leaves
+about 1e-5 (measured: under 3e-5 for the default model); a hundred times as much still catches every wrong
+term, sign or index, which are errors of the order of one.
+"""
+
+ROUNDING = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-8, "f16": 2.0**-10}
+ROUNDINGS = 4  # accepted on top, in units of the largest value: storing the result rounds it
+LOSS_TOLERANCE = 1e-4  # relative; a loss is a mean over thousands of terms
+
+FACTOR_ROUNDINGS = 4
+"""Where factors are rounded to 16 bits, accepted errors are at least so many roundings of a factor, and the loss's
+an eighth of one: a float32 factor that differs in its last bit may be rounded to the other neighbour (measured: a
+change off by 0.7 roundings, for bf16).
+"""
+
+
+def worst_of(errors: Mapping[str, float]) -> tuple[str, float]:
+    """Return the largest error and its name."""
+    return max(errors.items(), key=lambda item: item[1])
+
+
+def errors_of(
+    spec: StepSpec,
+    before: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    factor_rounding: float = ROUNDING["f32"],
+) -> dict[str, float]:
+    """Return, by name, the errors of all results as fractions of what is accepted.
+
+    A non-finite result counts as infinitely wrong unless the reference has the same one in the same place. Where
+    an update is a sign (Lion), an argument near zero has either; as large a share of a tensor's elements as is
+    accepted for changes is left out there. Its momentum, from which the next sign is taken, is compared in full.
+
+    Args:
+        spec: signature of the step.
+        before: parameters and optimizer state that both were given.
+        expected: results of the reference.
+        found: results of the artifact.
+        factor_rounding: relative spacing of the factors of the model's contractions.
+    """
+    errors: dict[str, float] = {}
+    change_tolerance = max(CHANGE_TOLERANCE, FACTOR_ROUNDINGS * factor_rounding)
+    loss_tolerance = max(LOSS_TOLERANCE, factor_rounding / 8)
+    for name in ("loss", "eval_loss", "grad_norm"):
+        tolerance = loss_tolerance if name != "grad_norm" else change_tolerance
+        errors[name] = _error(expected[name], found[name], tolerance * float(np.abs(expected[name])))
+    moved_by_sign = {t.name.removeprefix("lion.mean.") for t in spec.opt_state if t.name.startswith("lion.mean.")}
+    for tensor in (*spec.params, *spec.opt_state):
+        want = as_float(expected[tensor.name], tensor.dtype)
+        have = as_float(found[tensor.name], tensor.dtype)
+        change = np.max(np.abs(want - as_float(before[tensor.name], tensor.dtype)), initial=0.0)
+        rounding = ROUNDINGS * ROUNDING.get(tensor.dtype, 0.0) * np.max(np.abs(want), initial=0.0)
+        spared = int(change_tolerance * want.size) if tensor.name.removeprefix("average.") in moved_by_sign else 0
+        errors[tensor.name] = _error(want, have, float(change_tolerance * change + rounding), spared)
+    return errors
+
+
+def _error(want: np.ndarray, have: np.ndarray, accepted: float, spared: int = 0) -> float:
+    """Largest difference, but for so many elements, as a fraction of `accepted`; infinite where only one side is
+    finite.
+    """
+    if np.array_equal(want, have, equal_nan=True):
+        return 0.0
+    differences = np.abs(np.asarray(want, np.float64) - np.asarray(have, np.float64)).reshape(-1)
+    if not np.all(np.isfinite(differences)) or accepted <= 0 or not np.isfinite(accepted):
+        return float("inf")
+    return float(np.sort(differences)[-1 - spared]) / accepted
+
+
+def as_float(array: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the numbers that a host array stands for."""
+    if dtype == "bf16":
+        return (array.astype(np.uint32) << 16).view(np.float32).reshape(array.shape)
+    return array if dtype == "f64" else array.astype(np.float32 if dtype in ROUNDING else np.int64)

@@ -1,0 +1,66 @@
+"""What the gateway hears from the process that compiles and verifies, however that process ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planetary.core.errors import CompileError
+from planetary.fabric import compiling
+from planetary.fabric.compiling import CompileTarget, Published, compile_apart
+
+
+def outcome(
+    monkeypatch: pytest.MonkeyPatch, answers: Sequence[Published | str], code: int | None, tmp_path: Path
+) -> Published:
+    """Run `compile_apart` with a child that gives these answers and exits with `code`; None: never."""
+
+    class Fake:
+        @classmethod
+        async def start(cls, command: Sequence[str], **options: Any) -> Fake:
+            for answer in answers:
+                given = compiling._Answer(None, answer) if isinstance(answer, str) else compiling._Answer(answer)
+                compiling._answer(Path(command[-1]), given)
+            Path(options["log"]).write_text("Segmentation fault\n")
+            return cls()
+
+        async def wait(self) -> int:
+            if code is None:
+                raise TimeoutError
+            return code
+
+        def kill(self) -> None:
+            pass
+
+    monkeypatch.setattr(compiling, "Child", Fake)
+    monkeypatch.setattr(compiling, "_write_request", lambda *arguments: None)
+    prepared: Any = None
+    return asyncio.run(compile_apart(prepared, CompileTarget("vulkan", "baseline", ""), tmp_path))
+
+
+PUBLISHED = Published("ab" * 32, 10, "agrees")
+
+
+def test_the_last_answer_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert outcome(monkeypatch, [PUBLISHED], 0, tmp_path) == PUBLISHED
+    with pytest.raises(CompileError, match=r"^it is wrong; the tanh$"):
+        outcome(monkeypatch, ["it is wrong", "it is wrong; the tanh"], 0, tmp_path)
+
+
+@pytest.mark.parametrize("code", [-11, None])
+def test_a_refusal_outlives_a_search_that_crashes_or_takes_too_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int | None
+) -> None:
+    with pytest.raises(CompileError, match=r"^it is wrong$"):
+        outcome(monkeypatch, ["it is wrong"], code, tmp_path)
+
+
+def test_without_an_answer_the_end_of_the_process_is_the_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match=r"killed by SIGSEGV; its last words: Segmentation fault"):
+        outcome(monkeypatch, [], -11, tmp_path)
+    with pytest.raises(CompileError, match="did not end within 3600 s"):
+        outcome(monkeypatch, [], None, tmp_path)

@@ -24,7 +24,9 @@ TINY = (
     "train.batch_size=2",
     "train.sequence_length=16",
     "train.inner_steps=1000",
+    "optimizer.learning_rate=0.003",
     "optimizer.warmup_steps=2",
+    "optimizer.schedule=constant",  # any other depends on the number of steps: each would be compiled by itself
     "eval.batches=2",
     "eval.every=1",
 )

@@ -21,17 +21,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 Start = Callable[..., KillableRun]
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
-def start(tmp_path: Path, cache: Path) -> Iterator[Start]:
+def start(tmp_path: Path, shared_cache: Path) -> Iterator[Start]:
     runs: list[KillableRun] = []
 
     def begin(*arguments: str, resume: bool = False) -> KillableRun:
-        runs.append(KillableRun(tmp_path / "run", cache, *arguments, resume=resume))
+        runs.append(KillableRun(tmp_path / "run", shared_cache, *arguments, resume=resume))
         return runs[-1]
 
     yield begin

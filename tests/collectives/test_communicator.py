@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -24,7 +25,7 @@ from planetary.collectives import (
     SyncStrategy,
     TooFewPeersError,
 )
-from planetary.collectives.shared_memory import FOLDER
+from planetary.collectives.shared_memory import FOLDER, remove_stale
 from planetary.core.errors import PeerError, TrustError, UserError
 
 
@@ -89,9 +90,25 @@ def test_shared_memory_leaves_no_files_and_gives_the_bits_of_sockets() -> None:
             together(lambda i, q=quantized: peers[i].all_reduce(q[i], quantization=Quantization(4)), 2)
             results.append(arrays[0].tobytes() + quantized[1].tobytes())
             lanes = peers[0]._link._lanes if peers[0]._link is not None else []
-            assert any(lane._slots is not None for lane in lanes) == (transport == "auto" and FOLDER.is_dir())
-        assert not list(FOLDER.glob("planetary-ring-*"))
+            files = [FOLDER / lane._slots.name for lane in lanes if lane._slots is not None]
+            assert bool(files) == (transport == "auto" and FOLDER.is_dir())
+            assert not any(file.exists() for file in files)
     assert results[0] == results[1]
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="no shared memory here")
+def test_shared_memory_of_the_dead_is_removed() -> None:
+    old, new = (FOLDER / f"planetary-ring-test-{os.getpid()}-{age}" for age in ("old", "new"))
+    try:
+        for path in (old, new):
+            path.touch()
+        os.utime(old, (0, 0))
+        remove_stale()
+        assert not old.exists()
+        assert new.exists()
+    finally:
+        old.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
 
 
 def test_alone_all_reduce_is_a_copy_unless_more_are_asked_for() -> None:

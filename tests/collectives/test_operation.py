@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ring_driver import drive, operations
 
 from planetary.collectives.elements import TYPES, narrow_bf16, widen_bf16
+from planetary.collectives.links import next_lane
 from planetary.collectives.options import ReduceOp, Spec
 from planetary.collectives.ring_plan import split
 from planetary.core.errors import RemoteProtocolError
@@ -157,3 +158,15 @@ def test_an_average_of_integers_truncates_even_when_the_world_is_larger_than_the
     values = np.array([-128, 127], np.int8)
     finish(ReduceOp.AVG, "i8", values, 128)
     np.testing.assert_array_equal(values, [-1, 0])
+
+
+def test_pieces_are_dealt_out_in_turn_and_fewer_to_slow_connections() -> None:
+    turns, turn = [], 0
+    for _ in range(6):
+        lane = next_lane([0, 0, 0], turn)
+        turns.append(lane)
+        turn = lane + 1
+    assert turns == [0, 1, 2, 0, 1, 2]
+    assert next_lane([4, 2, 2], 2) == 2
+    assert next_lane([4, 2, 2], 3) == 1
+    assert next_lane([7], 5) == 0

@@ -6,7 +6,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -26,7 +26,7 @@ _FILLER = bytes(1 << 20)
 
 def open_connection(to: PeerInfo, introduction: Introduction, options: SocketOptions, *, tls: bool) -> DataSocket:
     """Connect to a peer and introduce this one. Raises `PeerError` or `TrustError`."""
-    sock = dial(to.host, to.port, CONNECT_S)
+    sock = dial(to.host, to.port, CONNECT_S, options.source)
     try:
         prepare(sock, options)
         if tls:
@@ -40,10 +40,16 @@ def open_connection(to: PeerInfo, introduction: Introduction, options: SocketOpt
     return connection
 
 
+def next_lane(waiting: Sequence[int], turn: int) -> int:
+    """Return which connection gets a piece: one with the fewest before it, of those the first from `turn` on."""
+    return min(range(len(waiting)), key=lambda lane: (waiting[lane], (lane - turn) % len(waiting)))
+
+
 class Link:
     """Sends pieces to the successor in the ring over several connections.
 
-    Pieces of one operation are dealt out to the connections in turn, so that one large tensor uses all of them.
+    Each piece goes to the connection with the fewest pieces before it, in turn among equal ones: so one large tensor
+    uses all of them, and a slow one holds up few pieces.
     """
 
     def __init__(
@@ -63,6 +69,8 @@ class Link:
         `slot_bytes`: size of a slot of shared memory for a peer on the same machine; 0 for none.
         """
         self.to = to
+        self._lock = threading.Lock()
+        self._turn = 0
         self._lanes = [
             _Lane(
                 to,
@@ -79,7 +87,12 @@ class Link:
 
     def send(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:
         """Send a piece unless the operation is over by then. Never blocks."""
-        self._lanes[(outgoing.index + seq) % len(self._lanes)].put(seq, operation, outgoing)
+        with self._lock:
+            index = next_lane([lane.waiting for lane in self._lanes], self._turn)
+            self._turn = index + 1
+            lane = self._lanes[index]
+            lane.given += 1
+        lane.put(seq, operation, outgoing)
 
     def close(self) -> None:
         """Close all connections; what is not sent yet is dropped."""
@@ -109,8 +122,15 @@ class _Lane:
         self._queue: queue.SimpleQueue[tuple[int, Operation, Outgoing] | None] = queue.SimpleQueue()
         self._connection: DataSocket | None = None
         self._closed = False
+        self.given = 0  # pieces so far; the link's
+        self._done = 0  # of those; the thread's
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Pieces that the system has not taken yet."""
+        return self.given - self._done
 
     def put(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:
         self._queue.put((seq, operation, outgoing))
@@ -133,6 +153,7 @@ class _Lane:
                 self._drop()
                 if not self._closed and not operation.closed:
                     self._on_fault(self._to.peer, f"sending to {self._to.name}: {error}")
+            self._done += 1
         self._drop()
 
     def _drop(self) -> None:
@@ -245,12 +266,13 @@ def measure(
     try:
         trips = [_transfer(connection, 0) for _ in range(3)]
         latency = min(trips) / 2
-        length, begun = 256 << 10, time.monotonic()
+        length, begun, speed = 256 << 10, time.monotonic(), 0.0
         while True:
             spent = _transfer(connection, length)
-            speed = length / max(spent - min(trips), 1e-6)
+            moving = max(spent - min(trips), 1e-6)  # without the trip, which says nothing about the speed
+            speed = max(speed, length / moving)  # what disturbs only ever slows down
             left = seconds - (time.monotonic() - begun)
-            if spent > seconds / 4 or left < spent * 2 or length >= 64 << 20:
+            if moving > seconds / 4 or left < spent * 2 or length >= 64 << 20:
                 return speed, latency
             length *= 2
     finally:

@@ -28,7 +28,7 @@ from planetary.collectives.operation import PIECE_BYTES, Operation, Outgoing, pi
 from planetary.collectives.peer_machine import PeerMachine
 from planetary.collectives.shared_memory import FOLDER
 from planetary.collectives.shared_state import digest, digest_algorithms
-from planetary.collectives.sockets import SocketOptions, listen, parse_address
+from planetary.collectives.sockets import SocketOptions, listen, parse_address, parse_advertised
 from planetary.collectives.tls import PeerCertificate
 from planetary.collectives.work import Work
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError, UserError
@@ -53,6 +53,7 @@ class PeerShell:
         name: str = "",
         token: str = "",
         data_host: str = "",
+        data_port: int = 0,
         advertise: str = "",
         timeout_s: float = 60.0,
         stall_s: float = 30.0,
@@ -71,7 +72,9 @@ class PeerShell:
             name: of this peer, for error texts; by default host name and process id.
             token: invite of the master; empty on plain loopback only.
             data_host: address to receive bulk data at; by default the one that reaches the master.
-            advertise: address that other peers are told, by default where the master sees this peer.
+            data_port: port to receive bulk data at; 0: any.
+            advertise: address that other peers are told, by default where the master sees this peer; with a port
+                (`"host:port"`) where the outside port is another one, e.g. behind a router or a relay.
             timeout_s: default of the calls.
             stall_s: an operation that makes no progress for as long fails.
             master_grace_s: how long a master that is gone is waited for.
@@ -80,13 +83,16 @@ class PeerShell:
             transport: "auto" moves bulk data to a peer on the same machine through shared memory; "tcp" never does.
             sockets: options of the bulk connections.
         """
-        if connections < 1 or min_world_size < 1 or not 0 <= peer_group < 2**32:
-            raise UserError("connections and min_world_size must be 1 at least, peer_group a number of 32 bits")
+        if connections < 1 or min_world_size < 1 or not 0 <= peer_group < 2**32 or not 0 <= data_port < 2**16:
+            raise UserError(
+                "connections and min_world_size must be 1 at least, peer_group a number of 32 bits, data_port of 16"
+            )
         self._host, self._port = parse_address(master_address)
         self._group, self._connections = peer_group, connections
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._trust = Trust(token)
-        self._data_host, self._advertise = data_host, advertise
+        self._data_host, self._wanted_port = data_host, data_port
+        self._advertise, self._advertised_port = parse_advertised(advertise)
         self._timeout_s, self._stall_s, self._grace_s = timeout_s, stall_s, master_grace_s
         self._min_world, self._piece_bytes = min_world_size, piece_bytes
         self._shares_memory = transport == "auto" and FOLDER.is_dir()
@@ -364,7 +370,7 @@ class PeerShell:
             group=self._group,
             name=self._name,
             host=self._advertise,
-            port=self._data_port,
+            port=self._advertised_port or self._data_port,
             machine=machine_identity(),
             certificate=self._certificate.fingerprint if self._certificate is not None else "",
             token=self._trust.token,
@@ -374,7 +380,7 @@ class PeerShell:
     def _open_plane(self, local_host: str) -> None:
         if self._plane is not None:
             return
-        listener = listen(self._data_host or local_host, 0)
+        listener = listen(self._data_host or local_host, self._wanted_port)
         self._data_port = int(listener.getsockname()[1])
         self._plane = DataPlane(
             listener,

@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import secrets
+import time
 from collections import deque
 from pathlib import Path
 
@@ -22,6 +23,7 @@ FOLDER = Path("/dev/shm")
 SLOTS = 4
 _NAME = re.compile(r"planetary-ring-[0-9a-f]{32}")
 _SLOT_MOST = 64 << 20
+_STALE_S = 60.0  # much longer than a name is needed
 
 
 class SlotWriter:
@@ -34,6 +36,7 @@ class SlotWriter:
 
     def __init__(self, slot_bytes: int) -> None:
         """Make a file of `SLOTS` slots. Raises `OSError` where there is no room, or no such folder."""
+        remove_stale()
         self.slot_bytes = slot_bytes
         self.name = f"planetary-ring-{secrets.token_hex(16)}"
         descriptor = os.open(FOLDER / self.name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -54,9 +57,18 @@ class SlotWriter:
         self._bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def unlink(self) -> None:
-        """Remove the name: whoever has it open keeps it, and nothing is left behind by a death."""
+        """Remove the name: whoever has it open keeps it, and from then on a death leaves nothing behind."""
         with contextlib.suppress(OSError):
             os.unlink(FOLDER / self.name)
+
+
+def remove_stale() -> None:
+    """Remove the files of processes that died before they could; those of other users stay."""
+    for path in FOLDER.glob("planetary-ring-*"):
+        with contextlib.suppress(OSError):  # it went by itself, or is not ours
+            found = path.lstat()
+            if found.st_uid == os.geteuid() and time.time() - found.st_mtime > _STALE_S:
+                path.unlink()
 
 
 class SlotReader:

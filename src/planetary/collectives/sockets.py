@@ -22,6 +22,7 @@ class SocketOptions:
 
     buffer_bytes: int = 0  # of both directions; setting it turns the kernel's auto-tuning off
     congestion: str = ""  # e.g. "cubic" or "bbr", where the system has it
+    source: str = ""  # the own address that connections leave from, on a machine with several
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -31,6 +32,17 @@ def parse_address(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise UserError(f"expected an address such as '127.0.0.1:48148' or '[::1]:48148', found {address!r}")
     return host, int(port)
+
+
+def parse_advertised(address: str) -> tuple[str, int]:
+    """Return host and port of `"host"`, `"host:port"`, `"::1"`, `"[::1]"` or `"[::1]:port"`; port 0 for none.
+
+    Raises `UserError`.
+    """
+    bare = address[1:-1] if address.startswith("[") and address.endswith("]") else address
+    if bare != address or ":" not in bare or (bare.count(":") > 1 and not bare.startswith("[")):
+        return bare, 0
+    return parse_address(address)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -47,12 +59,16 @@ def listen(host: str, port: int) -> socket.socket:
     return sock
 
 
-def dial(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Connect within `timeout_s` seconds. Raises `PeerError`. The socket has no timeout and TCP_NODELAY."""
+def dial(host: str, port: int, timeout_s: float, source: str = "") -> socket.socket:
+    """Connect within `timeout_s` seconds. Raises `PeerError`. The socket has no timeout and TCP_NODELAY.
+
+    `source`: the own address that the connection leaves from; empty for the system's choice.
+    """
     try:
-        sock = socket.create_connection((host, port), timeout_s)
+        sock = socket.create_connection((host, port), timeout_s, (source, 0) if source else None)
     except OSError as error:
-        raise PeerError(f"connecting to {host}:{port}: {error.strerror or error}") from None
+        leaving = f" from {source}" if source else ""
+        raise PeerError(f"connecting to {host}:{port}{leaving}: {error.strerror or error}") from None
     prepare(sock)
     sock.settimeout(None)
     return sock

@@ -1,0 +1,264 @@
+"""TCP connections through a slow network, in user space and without privileges: a relay that delays and limits them.
+
+Whoever listens tells others the relay's address instead of its own. A way is chosen by where a connection comes from,
+so several places can stand on one machine: each has a loopback address of its own, from which its connections leave.
+
+What it does not do: the sender's kernel sees the relay's acknowledgements, not the receiver's, so a congestion window
+is not limited by the round trip. `Way.flow_bytes_per_s` stands for that limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Self
+
+from planetary.testing.shaper import Flow, Way
+
+_READ_MOST = 64 << 10
+_IDLE_S = 0.2  # how long `close` may be noticed late if its wake-up is lost
+_CONNECT_S = 5.0
+_ANYWHERE = ""
+_UNHINDERED = Way()
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where connections from one place go: the listener's address, and the way there and back."""
+
+    target: tuple[str, int]
+    there: Way = _UNHINDERED
+    back: Way = _UNHINDERED
+
+
+@dataclass(eq=False)
+class _Half:
+    """One direction of one relayed connection."""
+
+    source: socket.socket
+    sink: socket.socket
+    flow: Flow
+    out: list[memoryview] = field(default_factory=list)  # arrived, and not taken by the sink yet
+    blocked: bool = False  # the sink takes nothing
+    ending: bool = False  # all that was sent is in `out`
+    ended: bool = False  # and the sink was told
+
+
+class ShapedRelay:
+    """Any number of listeners, served by one thread. Also a context manager.
+
+    Attributes:
+        carried: bytes that came out so far.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Start to serve; `listen` says what."""
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._halves: dict[socket.socket, tuple[_Half, _Half]] = {}  # socket -> (reads from it, writes to it)
+        self._interest: dict[socket.socket, int] = {}
+        self._busy: dict[_Half, None] = {}  # with a deadline or a blocked sink; in the order in which they are served
+        self._new: list[tuple[socket.socket, Mapping[str, Route]]] = []
+        self._lock = threading.Lock()
+        self._closing = False
+        self._waker, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ, None)
+        self.carried = 0
+        self._thread = threading.Thread(target=self._run, name="shaped relay", daemon=True)
+        self._thread.start()
+
+    def listen(self, routes: Mapping[str, Route], host: str = "127.0.0.1", port: int = 0) -> int:
+        """Relay connections to a new listener; return its port.
+
+        `routes` is by the address that a connection comes from; "" stands for all others. Connections from elsewhere
+        are closed.
+        """
+        listener = socket.create_server((host, port), backlog=256)
+        listener.setblocking(False)
+        with self._lock:
+            self._new.append((listener, dict(routes)))
+        self._waker.send(b"x")
+        return int(listener.getsockname()[1])
+
+    def close(self) -> None:
+        """Close every listener and connection."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._waker.send(b"x")
+        self._thread.join()
+        self._waker.close()
+        for listener, _ in self._new:
+            listener.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._turn()
+        finally:
+            for key in list(self._selector.get_map().values()):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                sock.close()
+            for sock in self._halves:
+                sock.close()
+            self._selector.close()
+
+    def _turn(self) -> None:
+        for key, events in self._selector.select(self._until_next()):
+            sock = key.fileobj
+            assert isinstance(sock, socket.socket)
+            if sock is self._woken:
+                self._take_up()
+            elif key.data is not None:
+                self._accept(sock, key.data)
+            elif sock in self._halves:
+                reading, writing = self._halves[sock]
+                # Reading waits for the turn of its half below, so that flows take from a shared limit in turns.
+                self._busy.setdefault(reading)
+                if events & selectors.EVENT_WRITE:
+                    writing.blocked = False
+                    self._busy.setdefault(writing)
+        now = self._clock()
+        turn, self._busy = list(self._busy), {}
+        for half in turn:
+            if half.source in self._halves:  # the connection may have ended in this turn
+                self._serve(half, now)
+        if len(self._busy) > 1:  # whoever was first is last next time
+            first = next(iter(self._busy))
+            del self._busy[first]
+            self._busy[first] = None
+
+    def _until_next(self) -> float:
+        now, soonest = self._clock(), _IDLE_S
+        for half in self._busy:
+            if not half.blocked:
+                soonest = min(soonest, half.flow.next_arrival() - now)
+            if not half.flow.room(now):
+                soonest = min(soonest, half.flow.next_room(now) - now)
+        return max(soonest, 0.0)
+
+    def _take_up(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._woken.recv(64):
+                pass
+        with self._lock:
+            new, self._new = self._new, []
+        for listener, routes in new:
+            self._selector.register(listener, selectors.EVENT_READ, routes)
+
+    def _accept(self, listener: socket.socket, routes: Mapping[str, Route]) -> None:
+        try:
+            near, address = listener.accept()
+        except OSError:
+            return  # whoever it was has gone again
+        route = routes.get(str(address[0]), routes.get(_ANYWHERE))
+        if route is None:
+            near.close()
+            return
+        try:
+            far = socket.create_connection(route.target, _CONNECT_S)
+        except OSError:
+            near.close()
+            return
+        for sock in (near, far):
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # The first byte follows the handshake, which takes a round trip.
+        opens_at = self._clock() + route.there.delay_s + route.back.delay_s
+        there = _Half(near, far, Flow(route.there, opens_at))
+        back = _Half(far, near, Flow(route.back, opens_at))
+        self._halves[near], self._halves[far] = (there, back), (back, there)
+        self._busy[there] = self._busy[back] = None
+
+    def _serve(self, half: _Half, now: float) -> None:
+        try:
+            self._read(half, now)
+            self._write(half, now)
+        except OSError:
+            self._drop(half)
+            return
+        if half.ended and self._halves[half.sink][0].ended:
+            self._drop(half)
+            return
+        self._attend(half.source)
+        self._attend(half.sink)
+        waits = not half.flow.ended and not half.flow.room(now)
+        if half.blocked or half.out or waits or half.flow.held or (half.flow.ended and not half.ending):
+            self._busy[half] = None
+
+    def _read(self, half: _Half, now: float) -> None:
+        room = half.flow.room(now)
+        if not room or half.blocked:
+            return
+        most = min(room, _READ_MOST)
+        try:
+            data = half.source.recv(most)
+        except BlockingIOError:
+            half.flow.rest()
+            return
+        half.flow.enter(data, now)
+        if len(data) < most:
+            half.flow.rest()
+
+    def _write(self, half: _Half, now: float) -> None:
+        for data in half.flow.come_out(now):
+            if data:
+                half.out.append(memoryview(data))
+            else:
+                half.ending = True
+        if half.blocked:
+            return
+        try:
+            while half.out:
+                count = half.sink.send(half.out[0])
+                self.carried += count
+                if count < len(half.out[0]):
+                    half.out[0] = half.out[0][count:]
+                else:
+                    half.out.pop(0)
+        except BlockingIOError:
+            half.blocked = True
+            return
+        if half.ending and not half.ended:
+            half.ended = True
+            half.sink.shutdown(socket.SHUT_WR)
+
+    def _attend(self, sock: socket.socket) -> None:
+        """Be told what is worth knowing of a socket, and no more: what cannot enter would only wake the thread."""
+        reading, writing = self._halves[sock]
+        wanted = selectors.EVENT_WRITE if writing.blocked else 0
+        if reading.flow.room(self._clock()) and not reading.blocked:
+            wanted |= selectors.EVENT_READ
+        known = self._interest.get(sock, 0)
+        if wanted == known:
+            return
+        if not known:
+            self._selector.register(sock, wanted, None)
+        elif not wanted:
+            self._selector.unregister(sock)
+        else:
+            self._selector.modify(sock, wanted, None)
+        self._interest[sock] = wanted
+
+    def _drop(self, half: _Half) -> None:
+        """End both directions: one broke, or both have ended."""
+        for sock in (half.source, half.sink):
+            if self._interest.pop(sock, 0):
+                self._selector.unregister(sock)
+            for gone in self._halves.pop(sock):
+                self._busy.pop(gone, None)
+            sock.close()

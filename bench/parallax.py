@@ -26,6 +26,7 @@ from planetary.compiler.step_options import StepOptions
 from planetary.data.sources import stdlib_documents
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
 from planetary.moe.averaging import MergeRule
+from planetary.moe.saved_training import SavedTraining, write_training
 from planetary.moe.settings import MoeTraining
 from planetary.moe.states import TrainingState, assembled
 from planetary.moe.tiers import Cadence
@@ -114,6 +115,9 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
             curve.append((state.steps, loss))
             seconds = (time.process_time() - began) / state.steps
             print(f"{name}: step {state.steps}, held out {loss:.4f}, {seconds:.2f} CPU s a step", flush=True)
+    if args.save:
+        folder = args.save / name.replace(", ", "-").replace(" ", "-")
+        write_training(folder, SavedTraining(config, training, trainer.owners, state))
     view = [trainer.evaluate_composer(state, c, held) for c in range(training.composers)]
     return {
         "arm": name,
@@ -177,6 +181,7 @@ def main() -> None:
     parser.add_argument("--preset", default="default", help="of models/latent_moe.py (default: default)")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the data's order")
+    parser.add_argument("--save", type=Path, help="save each arm's training here, for `planetary moe export`")
     parser.add_argument("--json", type=Path, help="append a line per arm to this file")
     args = parser.parse_args()
     if args.list:

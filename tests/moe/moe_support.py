@@ -1,27 +1,34 @@
-"""A tiny composer, ready to run: its program, a way to run it, and tensors for all its arguments."""
+"""A tiny composer, ready to run: its program, a way to run it, tensors for all its arguments; and tiny trainings."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from msgspec.structs import replace
 
 from planetary.compiler.step_options import StepOptions
 from planetary.models.initial import draw
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, parameters
 from planetary.moe import ownership
-from planetary.moe.execution import XlaRunner
-from planetary.moe.programs import ComposerShape, Program, composer_program
+from planetary.moe.execution import XlaRunner, composer_runner, expert_runner
+from planetary.moe.programs import ComposerShape, Program
+from planetary.moe.settings import MoeTraining
+from planetary.moe.states import TrainingState, assembled
+from planetary.moe.surrogate import FitOptions
+from planetary.moe.tiers import Cadence
+from planetary.moe.trainer import MoeTrainer, StepReport
 
-TINY = LatentMoeConfig(**PRESETS["tiny"])
+# Three experts on two composers: one of these has an empty slot. All tests share this model's programs.
+TINY = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 3})
+OPTIONS = StepOptions(learning_rate=0.01, warmup_steps=0, total_steps=20)
 
 
-@functools.cache
-def runner(config: LatentMoeConfig, shape: ComposerShape) -> XlaRunner:
-    return XlaRunner(composer_program(config, shape, StepOptions()), optimise=False)
+def worker() -> XlaRunner:
+    """An expert worker of two experts, for the sketches of `TINY`."""
+    return expert_runner(TINY, 2, TINY.batch_size * TINY.sequence_length, OPTIONS, False)
 
 
 @dataclass
@@ -80,7 +87,7 @@ class Built:
 
 def build(config: LatentMoeConfig, *, slots: int, rank: int, composer: int = 0, detach: bool = True) -> Built:
     """A composer of as many as the slots ask for, with random surrogates and a random batch."""
-    run = runner(config, ComposerShape(slots, rank, config.batch_size, detach))
+    run = composer_runner(config, ComposerShape(slots, rank, config.batch_size, detach), OPTIONS, False)
     rng = np.random.default_rng(1)
     drawn = draw(parameters(config), 0)
     whole = jax.tree.map(lambda p: p + 0.1 * rng.standard_normal(p.shape).astype(np.float32), drawn)
@@ -98,3 +105,35 @@ def build(config: LatentMoeConfig, *, slots: int, rank: int, composer: int = 0, 
     owners = ownership.round_robin(config.n_layer, config.n_expert, composers)
     built.give_ownership(ownership.owned_slots(owners, composer, slots))
     return built
+
+
+# --- training in lock step ----------------------------------------------------------------------------------
+
+TOGETHER = Cadence(router=1, latent=1, backbone=1, refresh=1)
+BASE = MoeTraining(
+    composers=2, batch_size=4, rank=3, fit=FitOptions(steps=2, rows=32, capacity=64), dense=OPTIONS, experts=OPTIONS
+)
+
+
+def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(step)
+    tokens = rng.integers(0, TINY.vocab_size, (4, TINY.sequence_length)).astype(np.int32)
+    return tokens, np.roll(tokens, -1, axis=1)
+
+
+def train(
+    steps: int, config: LatentMoeConfig = TINY, **options: Any
+) -> tuple[MoeTrainer, list[TrainingState], list[StepReport]]:
+    """A trainer, the states before the first and after each step, and the steps' reports."""
+    trainer = MoeTrainer(config, replace(BASE, **options), optimise=False)
+    states, reports = [trainer.initial()], []
+    for step in range(steps):
+        state, report = trainer.step(states[-1], *batch(step))
+        states.append(state)
+        reports.append(report)
+    return trainer, states, reports
+
+
+def model_of(state: TrainingState) -> dict[str, np.ndarray]:
+    dense, layers = assembled(state, TINY)
+    return {**dense, **{f"{i}.{n}": v for i, layer in enumerate(layers) for n, v in layer.items()}}

@@ -36,7 +36,7 @@ COMMANDS: dict[str, Command] = {
     "compile": Command("planetary.cli.compile", "compile and verify a model's training step for a target", "tools"),
     "parity": Command("planetary.cli.parity", "train on two backends and measure how far they drift apart", "tools"),
     "artifact": Command("planetary.cli.artifact", "show, verify or clear away compiled steps", "tools"),
-    "moe": Command("planetary.cli.moe", "what a sparse mixture costs over several composers", "tools"),
+    "moe": Command("planetary.cli.moe", "the cost of a sparse mixture over composers; its ordinary model", "tools"),
     "report": Command("planetary.cli.report", "write report.json and loss.png of a run folder again", "tools"),
 }
 

@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         examples=[
             "planetary generate runs/stdlib --prompt 'def '",
             "planetary generate runs/stdlib --prompt 'import ' --tokens 500 --temperature 0.6 --seed 7",
+            "planetary generate merged --checkpoint merged/merged.safetensors --prompt 'def '",
         ],
     )
     parser.add_argument("run", metavar="RUN", type=Path, help="run folder")
@@ -50,7 +51,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="draw from the K likeliest tokens only (default: all)",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: %(default)s)")
-    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="another checkpoint than the newest one")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="PATH", help="not the newest one: its folder, or a safetensors file"
+    )
     return parser
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import numpy as np
 
+from planetary.compiler.step_options import StepOptions
 from planetary.core.errors import LocalProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.moe.programs import FunctionSpec, Program
+from planetary.models.latent_moe import LatentMoeConfig
+from planetary.moe.programs import ComposerShape, FunctionSpec, Program, composer_program, expert_program
 from planetary.runtime.host_arrays import in_order
 
 if TYPE_CHECKING:
@@ -55,6 +59,26 @@ class XlaRunner:
         placed = [xla.place(array, kind, device) for array, kind in zip(arrays, kinds, strict=True)]
         results = xla.run(executable, placed)
         return {s.name: np.asarray(parts[0]) for s, parts in zip(spec.results, results, strict=True)}
+
+
+@functools.lru_cache(maxsize=16)
+def composer_runner(
+    config: LatentMoeConfig, shape: ComposerShape, options: StepOptions, optimise: bool = True
+) -> XlaRunner:
+    """Return a composer's program ready to run; all trainings of one model in one process share what it compiles."""
+    return XlaRunner(composer_program(config, shape, options), optimise=optimise)
+
+
+def expert_runner(
+    config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool = True
+) -> XlaRunner:
+    """Return an expert worker's program ready to run, shared in the same way."""
+    return _expert_runner(msgspec.structs.replace(config, balance=0.0), slots, tokens, options, optimise)
+
+
+@functools.lru_cache(maxsize=16)
+def _expert_runner(config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool) -> XlaRunner:
+    return XlaRunner(expert_program(config, slots, tokens, options), optimise=optimise)
 
 
 def signature(program: Program, function: str) -> FunctionSpec:

@@ -50,7 +50,7 @@ class Publication(msgspec.Struct, frozen=True):
     """A composer's parameters of one fragment, trained from version `base` of it.
 
     Attributes:
-        payload: sha256 of the tensors, which lie in the blob store.
+        payload: name of the tensors in the payload store.
         tokens, steps: since it took version `base`.
     """
 
@@ -64,7 +64,7 @@ class Publication(msgspec.Struct, frozen=True):
 
 
 class Merged(msgspec.Struct, frozen=True):
-    """A merge that was asked for is in the blob store; `failed` says why it is not."""
+    """A merge that was asked for is in the payload store; `failed` says why it is not."""
 
     tier: Tier
     fragment: int

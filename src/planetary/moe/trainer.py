@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from planetary.compiler.step_options import StepOptions
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe import LatentMoeConfig
 from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published, mean_gradients, merge
-from planetary.moe.execution import Runner, XlaRunner
+from planetary.moe.execution import Runner, composer_runner, expert_runner
 from planetary.moe.expert_work import accept_slots, improve, optimizer_step, returned
-from planetary.moe.programs import GRADIENT, ComposerShape, composer_program, dense_specs, expert_program, in_layer
+from planetary.moe.programs import GRADIENT, ComposerShape, dense_specs, in_layer
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
 from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates, subsample
@@ -94,13 +93,10 @@ class MoeTrainer:
         slots = ownership.shard_size(self.owners)
         rank = training.rank if training.composers > 1 else 0
         kind = ComposerShape(slots, rank, self.batch, training.detach, train_experts=training.sketches == "none")
-        self.composer: Runner = _composer(config, kind, training.dense, optimise)
+        self.composer: Runner = composer_runner(config, kind, training.dense, optimise)
         tokens = self.batch * config.sequence_length
-        self.expert: Runner = _expert(config, slots, tokens, training.experts, optimise)
-        whole = ComposerShape(config.n_expert, 0, self.batch, train_experts=False)
-        self._whole: Runner = self.composer
-        if training.composers > 1:
-            self._whole = _composer(config, whole, training.dense, optimise)
+        self.expert: Runner = expert_runner(config, slots, tokens, training.experts, optimise)
+        self._optimise = optimise
         specs = dense_specs(config)
         self._names = {
             (Tier.ROUTER, 0): names_of(specs, Tier.ROUTER),
@@ -208,6 +204,14 @@ class MoeTrainer:
         return Surrogates(tuple(a), tuple(b), versions), float(np.mean(errors)) if errors else 0.0
 
     # --- details --------------------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def _whole(self) -> Runner:
+        """The ordinary model, with all experts in slots: built when it is first evaluated."""
+        if self.training.composers == 1:
+            return self.composer
+        whole = ComposerShape(self.config.n_expert, 0, self.batch)
+        return composer_runner(self.config, whole, self.training.dense, self._optimise)
 
     def _arguments(
         self, composer: ComposerState, surrogates: Surrogates | None, tokens: np.ndarray, targets: np.ndarray
@@ -346,16 +350,6 @@ class MoeTrainer:
             composers = [replace(c, dense={**c.dense, **merged}) for c in composers]
             syncer = SyncerState({**syncer.start, **merged}, {**syncer.velocity, **speed})
         return composers, syncer, due
-
-
-@functools.lru_cache(maxsize=16)  # several trainings of one model in one process share what they compile
-def _composer(config: LatentMoeConfig, shape: ComposerShape, options: StepOptions, optimise: bool) -> Runner:
-    return XlaRunner(composer_program(config, shape, options), optimise=optimise)
-
-
-@functools.lru_cache(maxsize=16)
-def _expert(config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool) -> Runner:
-    return XlaRunner(expert_program(config, slots, tokens, options), optimise=optimise)
 
 
 def _named_experts(layers: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -1,9 +1,9 @@
 """The queue between composers and expert workers (PARALLAX, 14.3): durable, versioned, retryable, idempotent.
 
 Work is about the experts of one layer: which sketches, in which version. It names payloads by digest; the bytes lie in
-the blob store. A composer offers work and never waits. A worker leases it, and a lease that runs out gives the work to
-another worker. One SQLite file holds everything, so the syncer that embeds it goes on after a crash where it was. The
-queue has no clock: every call says what time it is.
+the payload store. A composer offers work and never waits. A worker leases it, and a lease that runs out gives the work
+to another worker. One SQLite file holds everything, so the syncer that embeds it goes on after a crash where it was.
+The queue has no clock: every call says what time it is.
 """
 
 from __future__ import annotations

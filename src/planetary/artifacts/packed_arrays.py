@@ -1,0 +1,65 @@
+"""A header and named arrays as one run of bytes, for payloads that are made and read in memory.
+
+Layout: eight bytes with the length of a JSON header, little endian; the header; each array's bytes from a multiple of
+eight on. Reading copies nothing: the arrays are read-only views of the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import RemoteProtocolError, UserError
+from planetary.core.tensors import HOST_DTYPES, Tensors, TensorSpec, host_dtype
+
+DTYPE_NAMES: Mapping[np.dtype, str] = {dtype: name for name, dtype in HOST_DTYPES.items() if name != "bf16"}
+"""numpy type -> element type. A bfloat16 is held as 16 raw bits, which are a type of their own."""
+
+_LENGTH = 8
+
+
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    what: str
+    fields: msgspec.Raw
+    arrays: tuple[TensorSpec, ...]
+
+
+def pack_arrays(what: str, fields: object, arrays: Tensors) -> bytes:
+    """Return the bytes of `fields` (anything that msgspec writes as JSON) and arrays; `what` says what they are."""
+    specs = tuple(TensorSpec(name, DTYPE_NAMES[array.dtype], array.shape) for name, array in arrays.items())
+    header = msgspec.json.encode(_Header(what, msgspec.Raw(msgspec.json.encode(fields)), specs))
+    header += b" " * (-len(header) % _LENGTH)
+    pieces = [len(header).to_bytes(_LENGTH, "little"), header]
+    for array in arrays.values():
+        raw = np.ascontiguousarray(array).tobytes()
+        pieces += [raw, bytes(-len(raw) % _LENGTH)]
+    return b"".join(pieces)
+
+
+def unpack_arrays(data: bytes, what: str) -> tuple[msgspec.Raw, dict[str, np.ndarray]]:
+    """Return the fields, still as JSON, and the arrays of bytes that `pack_arrays` made.
+
+    Raises:
+        RemoteProtocolError: they are something else, cut, or too long.
+    """
+    end = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+    try:
+        header = msgspec.json.decode(data[_LENGTH:end], type=_Header)
+        sizes = [spec.nbytes for spec in header.arrays]
+        wrong = any(extent < 0 for spec in header.arrays for extent in spec.shape)
+    except (msgspec.DecodeError, UserError) as error:
+        raise RemoteProtocolError(f"expected a {what} of {len(data)} bytes, found no header: {error}") from None
+    padded = [size + -size % _LENGTH for size in sizes]
+    if header.what != what or wrong or end + sum(padded) != len(data):
+        raise RemoteProtocolError(
+            f"expected a {what}, found a {header.what[:40]!r} whose header asks for {end + sum(padded)} bytes; there "
+            f"are {len(data)}"
+        )
+    arrays: dict[str, np.ndarray] = {}
+    for spec, size, step in zip(header.arrays, sizes, padded, strict=True):
+        flat = np.frombuffer(data, np.uint8, size, end).view(host_dtype(spec.dtype))
+        arrays[spec.name] = flat.reshape(spec.shape)
+        end += step
+    return header.fields, arrays

@@ -1,0 +1,119 @@
+"""What composers, syncer and expert workers leave for each other in the payload store, as bytes and back.
+
+A reader gets the same bits that a writer had. What the bytes claim is checked where it is used: a sketch's digest by
+`sketch.decode`, a surrogate's checksum by `surrogate.newer_surrogate`, a payload's own digest by the store.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.core.errors import RemoteProtocolError
+from planetary.core.tensors import Tensors
+from planetary.moe.codec import FourBitRows
+from planetary.moe.sketch import EncodedSketch
+from planetary.moe.surrogate import SurrogateMessage
+
+LIFETIMES_S: Mapping[str, float] = {
+    "sketch": 3600.0,  # old output gradients mislead (12.10)
+    "surrogate": 86_400.0,  # a composer that was away for a night finds the latest
+    "fragment": 86_400.0,
+    "checkpoint": math.inf,  # removed by name when a newer one is whole
+}
+"""How long payloads of each kind live, seconds: what `PayloadStore` is made with."""
+
+Fields = TypeVar("Fields")
+
+_ROWS = ("inputs", "output_gradients")
+
+
+class _SketchFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layer: int
+    step: int
+    composer: int
+    digest: str
+    widths: tuple[int, int]  # of four-bit rows; 0: floats
+
+
+class _SurrogateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layer: int
+    expert: int
+    owner: int
+    version: int
+    checksum: str
+
+
+def sketch_bytes(sketch: EncodedSketch) -> bytes:
+    """Return a sketch as a payload of kind `sketch`."""
+    arrays: dict[str, np.ndarray] = {"ids": sketch.ids, "gates": sketch.gates}
+    widths = [0, 0]
+    for i, name in enumerate(_ROWS):
+        rows = getattr(sketch, name)
+        if isinstance(rows, FourBitRows):
+            widths[i] = rows.width
+            arrays |= {f"{name}.packed": rows.packed, f"{name}.scale": rows.scale}
+        else:
+            arrays[name] = rows
+    fields = _SketchFields(sketch.layer, sketch.step, sketch.composer, sketch.digest, (widths[0], widths[1]))
+    return pack_arrays("sketch", fields, arrays)
+
+
+def sketch_from(data: bytes) -> EncodedSketch:
+    """Return the sketch in a payload, or raise `RemoteProtocolError`."""
+    raw, arrays = unpack_arrays(data, "sketch")
+    fields = _fields(raw, _SketchFields, "sketch")
+
+    def rows(name: str, width: int) -> np.ndarray | FourBitRows:
+        if not width:
+            return arrays[name]
+        return FourBitRows(width, arrays[f"{name}.packed"], arrays[f"{name}.scale"])
+
+    try:
+        parts = [rows(name, width) for name, width in zip(_ROWS, fields.widths, strict=True)]
+        ids, gates = arrays["ids"], arrays["gates"]
+    except KeyError as error:
+        raise RemoteProtocolError(f"a sketch lacks its array {error}") from None
+    return EncodedSketch(fields.layer, fields.step, fields.composer, *parts, ids, gates, fields.digest)
+
+
+def surrogates_bytes(messages: Sequence[SurrogateMessage]) -> bytes:
+    """Return surrogates, usually all of one owner, as a payload of kind `surrogate`."""
+    fields = [_SurrogateFields(m.layer, m.expert, m.owner, m.version, m.checksum) for m in messages]
+    arrays = {f"{i}.{name}": array for i, m in enumerate(messages) for name, array in (("a", m.a), ("b", m.b))}
+    return pack_arrays("surrogates", fields, arrays)
+
+
+def surrogates_from(data: bytes) -> list[SurrogateMessage]:
+    """Return the surrogates in a payload, or raise `RemoteProtocolError`."""
+    raw, arrays = unpack_arrays(data, "surrogates")
+    fields = _fields(raw, tuple[_SurrogateFields, ...], "surrogates")
+    try:
+        return [
+            SurrogateMessage(f.layer, f.expert, f.owner, f.version, arrays[f"{i}.a"], arrays[f"{i}.b"], f.checksum)
+            for i, f in enumerate(fields)
+        ]
+    except KeyError as error:
+        raise RemoteProtocolError(f"surrogates lack their array {error}") from None
+
+
+def fragment_bytes(tensors: Tensors) -> bytes:
+    """Return the tensors of a fragment as a payload of kind `fragment`."""
+    return pack_arrays("fragment", None, tensors)
+
+
+def fragment_from(data: bytes) -> dict[str, np.ndarray]:
+    """Return the tensors in a payload, or raise `RemoteProtocolError`."""
+    return unpack_arrays(data, "fragment")[1]
+
+
+def _fields(raw: msgspec.Raw, kind: type[Fields], what: str) -> Fields:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"a payload that says it holds {what} has other fields: {error}") from None

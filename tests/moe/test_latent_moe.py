@@ -159,11 +159,10 @@ def test_slots_that_are_full_drop_the_later_tokens() -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("function", ["evaluate", pytest.param("gradients", marks=pytest.mark.soak)])
-def test_iree_gives_the_same_loss_and_gradients(half: Built, function: str) -> None:
-    iree = IreeRunner(half.program, Target("cpu", "host", host_features()), functions=[function])
-    expected, found = half.run(function, half.tensors), iree(function, half.tensors)
-    assert expected.keys() == found.keys()
+@pytest.mark.soak  # ten seconds of compiling; the expert worker's program below stays in every run
+def test_iree_gives_the_same_gradients(half: Built) -> None:
+    iree = IreeRunner(half.program, Target("cpu", "host", host_features()), functions=["gradients"])
+    expected, found = half.gradients(), iree("gradients", half.tensors)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=name)
 

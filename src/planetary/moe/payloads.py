@@ -75,11 +75,11 @@ def sketch_from(data: bytes) -> EncodedSketch:
         return FourBitRows(width, arrays[f"{name}.packed"], arrays[f"{name}.scale"])
 
     try:
-        parts = [rows(name, width) for name, width in zip(_ROWS, fields.widths, strict=True)]
+        inputs, gradients = (rows(name, width) for name, width in zip(_ROWS, fields.widths, strict=True))
         ids, gates = arrays["ids"], arrays["gates"]
     except KeyError as error:
         raise RemoteProtocolError(f"a sketch lacks its array {error}") from None
-    return EncodedSketch(fields.layer, fields.step, fields.composer, *parts, ids, gates, fields.digest)
+    return EncodedSketch(fields.layer, fields.step, fields.composer, inputs, gradients, ids, gates, fields.digest)
 
 
 def surrogates_bytes(messages: Sequence[SurrogateMessage]) -> bytes:

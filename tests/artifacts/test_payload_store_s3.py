@@ -1,0 +1,79 @@
+"""Payloads through the S3 protocol: a real server on loopback, which is stopped in the middle.
+
+Needs `pip install -e '.[test-s3]'`, which is too large for every run of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from payload_cases import LIFETIMES, check_damage, check_lifetimes, check_payloads
+
+from planetary.artifacts.payload_store import PayloadStore
+from planetary.core.errors import ResourceError
+
+moto = pytest.importorskip("moto.server", reason="pip install -e '.[test-s3]'")
+pytestmark = pytest.mark.soak
+
+
+class Server:
+    """An S3 server on a port of its own choice, which can be stopped and started again; its objects stay."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.running: Any = None
+
+    def start(self) -> None:
+        self.running = moto.ThreadedMotoServer("127.0.0.1", port=self.port, verbose=False)
+        self.running.start()
+        self.port = self.running.get_host_and_port()[1]
+
+    def stop(self) -> None:
+        if self.running is not None:
+            self.running.stop()
+        self.running = None
+
+    def store(self, url: str, **options: Any) -> PayloadStore:
+        access = {"endpoint_url": f"http://127.0.0.1:{self.port}", "key": "somebody", "secret": "anything"}
+        return PayloadStore(url, LIFETIMES, options=access, **options)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    made = Server()
+    made.start()
+    made.store("s3://payloads").files.mkdir("payloads")
+    yield made
+    made.stop()
+
+
+def test_an_s3_server_does_what_a_folder_does(server: Server) -> None:
+    check_payloads(server.store("s3://payloads/first"))
+    check_lifetimes(server.store("s3://payloads/second"))
+    check_damage(server.store("s3://payloads/third"), "payloads/third")
+
+
+def test_a_bucket_that_does_not_exist_is_told_at_start(server: Server) -> None:
+    with pytest.raises(ResourceError, match="create the bucket or folder"):
+        server.store("s3://no-such-bucket/run").check()
+
+
+def test_a_server_that_is_away_is_told_at_start_and_waited_for_in_the_middle(server: Server) -> None:
+    pauses: list[float] = []
+
+    def restart(seconds: float) -> None:
+        pauses.append(seconds)
+        server.start()
+
+    store = server.store("s3://payloads/middle", sleep=restart)
+    store.check()
+    name = store.put("sketch", b"x" * 100_000)
+    server.stop()
+    with pytest.raises(ResourceError, match="s3://payloads/middle failed at writing a probe"):
+        store.check()
+    with pytest.raises(ResourceError, match=r"reading sketch/.*\(1 attempts"):
+        server.store("s3://payloads/middle", patience_s=0).get(name)
+    assert store.get(name) == b"x" * 100_000
+    assert len(pauses) == 1

@@ -331,3 +331,16 @@ def test_time_limits_keep_their_order_at_every_budget(budget: float) -> None:
     assert limits.restart_first_s < limits.restart_limit_s
     assert limits.silent_after_s < limits.grace_s < limits.restart_limit_s
     assert limits.shutdown_s <= 2.5 * budget
+
+
+def test_a_shorter_run_has_a_shorter_warmup_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(EXAMPLES / "stdlib.toml")
+    steps, warmup = config.total_inner_steps, config.optimizer.warmup_steps
+    short = apply_overrides(config, ["train.rounds=4"])
+    assert short.optimizer.warmup_steps == warmup * short.total_inner_steps // steps
+    assert f"is {short.optimizer.warmup_steps} instead of {warmup}" in caplog.text
+    caplog.clear()
+    assert apply_overrides(config, ["train.rounds=100"]).optimizer.warmup_steps == warmup
+    assert not caplog.text
+    with pytest.raises(UserError, match="fewer than the 40 inner steps"):
+        apply_overrides(config, ["train.rounds=4", "optimizer.warmup_steps=50"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -33,6 +34,8 @@ from planetary.core.config_schema import (
 from planetary.core.config_strict import build_config, check_known, check_value, expects_text, nearest
 from planetary.core.config_toml import toml_document
 from planetary.core.errors import UserError
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "CheckpointConfig",
@@ -151,10 +154,14 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     A value is written as in TOML. Where a key takes a string its quotes may be left out, and so they may in
     the free table `model.options` for a value that looks like a word or a path.
 
+    Where the overrides make the run so short that its warm-up does not fit, and do not name the warm-up, it
+    stays the same part of the run; a warning says so.
+
     Raises:
         UserError: an override is malformed, or its key or value is wrong.
     """
     tables = msgspec.to_builtins(config)
+    overrides = list(overrides)
     for override in overrides:
         dotted, equals, text = override.partition("=")
         parts = dotted.strip().split(".")
@@ -172,7 +179,23 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
                 raise UserError(f"{origin}: {step} is a single value, not a table")
         table[parts[-1]] = _override_value(text.strip(), expects_text(section, key), bool(inner), origin)
         check_value(section, key, tables[section][key], origin)
+    if not any(override.split("=")[0].strip() == "optimizer.warmup_steps" for override in overrides):
+        _fit_warmup(config, tables)
     return _with_absolute_paths(build_config(tables, "--set"), Path.cwd())
+
+
+def _fit_warmup(before: Config, tables: dict[str, Any]) -> None:
+    """Shorten the warm-up with a run that became shorter than it."""
+    train, optimizer = tables["train"], tables["optimizer"]
+    total, warmup = train["rounds"] * train["inner_steps"], before.optimizer.warmup_steps
+    if total < before.total_inner_steps and warmup >= total:
+        optimizer["warmup_steps"] = warmup * total // before.total_inner_steps
+        log.warning(
+            "the run has only %d inner steps now, so optimizer.warmup_steps is %d instead of %d: the same part of it",
+            total,
+            optimizer["warmup_steps"],
+            warmup,
+        )
 
 
 def _override_value(text: str, wants_text: bool, free: bool, origin: str) -> object:

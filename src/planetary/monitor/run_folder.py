@@ -86,15 +86,10 @@ def load_history(folder: str | os.PathLike[str]) -> RunHistory:
 
 
 def newest_of_each_round(metrics: Sequence[RoundMetrics]) -> list[RoundMetrics]:
-    """Drop what a resumed run trained again: a line for round r voids the earlier lines for r and later
-    rounds.
-    """
-    kept: list[RoundMetrics] = []
-    for line in metrics:
-        while kept and kept[-1].round >= line.round:
-            kept.pop()
-        kept.append(line)
-    return kept
+    """Return the last line of every round, ascending; the gateway itself removes what a resumed run trains again."""
+    # Not in file order: the line of a round whose evaluation came late stands after newer ones.
+    newest = {line.round: line for line in metrics}
+    return [newest[number] for number in sorted(newest)]
 
 
 def collect_facts(

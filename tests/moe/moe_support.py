@@ -14,8 +14,8 @@ from planetary.models.initial import draw
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, parameters
 from planetary.moe import ownership
 from planetary.moe.execution import XlaRunner, composer_runner, expert_runner
-from planetary.moe.programs import ComposerShape, Program
 from planetary.moe.settings import MoeTraining
+from planetary.moe.signature import ComposerShape, Program
 from planetary.moe.states import TrainingState, assembled
 from planetary.moe.surrogate import FitOptions
 from planetary.moe.tiers import Cadence

@@ -18,8 +18,8 @@ from planetary.models.initial import count
 from planetary.models.latent_moe import LatentMoeConfig, composer_forward, loss_fn
 from planetary.moe import ownership
 from planetary.moe.cost import REPORT_20B, REPORT_176B, one_expert_params
-from planetary.moe.execution import IreeRunner, state_specs, zeros_for
-from planetary.moe.programs import ComposerShape
+from planetary.moe.execution import IreeRunner
+from planetary.moe.signature import ComposerShape, state_specs, zeros_for
 from planetary.runtime.host import host_features
 
 

@@ -31,3 +31,10 @@ class StepSpec(msgspec.Struct, frozen=True):
     def param_count(self) -> int:
         """Number of trained scalars."""
         return sum(spec.size for spec in self.params)
+
+
+class FunctionSpec(msgspec.Struct, frozen=True):
+    """Arguments and results of one compiled function, in order."""
+
+    arguments: tuple[TensorSpec, ...]
+    results: tuple[TensorSpec, ...]

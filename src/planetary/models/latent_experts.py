@@ -9,17 +9,15 @@ An expert maps the latent width to itself: `relu(u up)² down`, or SwiGLU `silu(
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 
 from planetary.compiler.markers import custom_vjp, stop_gradient
 from planetary.models.initial import Params
+from planetary.models.latent_moe_config import Selection
 from planetary.models.layers import softmax
 from planetary.models.moe import chosen_experts
 
-Selection = Literal["rank", "topk"]
 _TERNARY_FLOOR = 1e-8
 
 

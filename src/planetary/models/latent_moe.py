@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 
 from planetary.compiler.markers import stop_gradient
-from planetary.core.errors import UserError
 from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.latent_experts import (
-    Selection,
     mixture,
     mixture_in_slots,
     router_gates,
@@ -30,45 +27,10 @@ from planetary.models.latent_experts import (
     surrogate_bank,
     used_weights,
 )
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy, linear, rms_norm
 from planetary.models.llama import attention, attention_parameters
-from planetary.models.options import configure, require_counts, require_multiple
-
-
-class LatentMoeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of the model and of one batch."""
-
-    n_layer: int = 3  # pairs of an attention and an expert block
-    n_head: int = 4
-    n_kv_head: int = 4
-    n_embd: int = 128
-    n_expert: int = 16
-    n_active: int = 4  # experts per token
-    n_latent: int = 64  # width of an expert's input and output
-    n_hidden: int = 256  # width inside an expert
-    activation: Literal["relu2", "swiglu"] = "relu2"
-    ternary: bool = False  # experts compute with ternary weights
-    select: Selection = "topk"
-    capacity: float = 0.0  # tokens per expert over an even share; 0: every expert for every token, none dropped
-    balance: float = 0.01  # weight of the load-balancing loss; 0: none
-    rope_base: float = 10_000.0
-    vocab_size: int = 256
-    sequence_length: int = 128
-    batch_size: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Raise `UserError` where the sizes do not fit together."""
-        require_counts("latent_moe", self)
-        require_multiple("latent_moe", self, "n_head", "n_kv_head")
-        require_multiple("latent_moe", self, "n_embd", "n_head", times=2)
-        if self.n_active > self.n_expert:
-            raise UserError(
-                f"latent_moe: n_active={self.n_active} experts per token, but n_expert={self.n_expert} in all"
-            )
-        if self.capacity < 0 or self.balance < 0:
-            raise UserError(f"latent_moe: capacity and balance are at least 0, found {self.capacity}, {self.balance}")
-
+from planetary.models.options import configure
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {

@@ -4,30 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from planetary.compiler.step_options import StepOptions
-from planetary.core.errors import LocalProtocolError
-from planetary.core.tensors import Tensors, TensorSpec
-from planetary.models.latent_moe import LatentMoeConfig
-from planetary.moe.programs import ComposerShape, FunctionSpec, Program, composer_program, expert_program
+from planetary.core.step_options import StepOptions
+from planetary.core.tensors import Tensors
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe.programs import composer_program, expert_program
+from planetary.moe.signature import ComposerShape, Program, signature
 from planetary.runtime.host_arrays import in_order
 
 if TYPE_CHECKING:
     from planetary.compiler.targets import Target
-
-
-class Runner(Protocol):
-    """A program ready to run. Nothing is kept between two calls."""
-
-    program: Program
-
-    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """Return the results of a function by name; `tensors` has at least its arguments."""
-        ...
 
 
 class XlaRunner:
@@ -79,27 +69,6 @@ def expert_runner(
 @functools.lru_cache(maxsize=16)
 def _expert_runner(config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool) -> XlaRunner:
     return XlaRunner(expert_program(config, slots, tokens, options), optimise=optimise)
-
-
-def signature(program: Program, function: str) -> FunctionSpec:
-    """Return the signature of a program's function."""
-    if function not in program.functions:
-        known = ", ".join(program.functions)
-        raise LocalProtocolError(f"the program has no function {function!r}; it has: {known}")
-    return program.functions[function]
-
-
-def zeros_for(specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
-    """Return zeros by name: the optimizer state before the first step."""
-    return {spec.name: spec.zeros() for spec in specs}
-
-
-def state_specs(program: Program) -> tuple[TensorSpec, ...]:
-    """Return the optimizer state of a program: what `update` takes between the parameters and the step."""
-    spec = signature(program, "update")
-    names = [s.name for s in spec.arguments]
-    count = sum(name.startswith("gradient.") for name in names)
-    return spec.arguments[count : names.index("step")]
 
 
 class IreeRunner:

@@ -11,8 +11,7 @@ from planetary.core.tensors import Tensors
 from planetary.moe import ownership
 from planetary.moe.acceptance import ExpertState, Policy, Update, Verdict, judge
 from planetary.moe.delta import Form, compress, expand
-from planetary.moe.execution import Runner, signature
-from planetary.moe.programs import GRADIENT
+from planetary.moe.signature import GRADIENT, Runner, signature
 from planetary.moe.sketch import EncodedSketch, Sketch, decode, dense_gates
 
 

@@ -16,7 +16,7 @@ from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, 
 from planetary.core.errors import NumericsError, ResourceError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import BYTE_TOKENIZER
-from planetary.models.latent_moe import LatentMoeConfig
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.saved_training import SavedTraining
 from planetary.moe.states import merged_model
 

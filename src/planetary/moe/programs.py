@@ -18,9 +18,7 @@ Ownership and surrogates are ordinary arguments: one program serves all composer
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +29,7 @@ from planetary.compiler import chlo, ir, normalise, ops, optimizers
 from planetary.compiler.differentiate import emit_backward, emit_forward, finish_module, load_for_differentiation
 from planetary.compiler.ir import Value
 from planetary.compiler.step_options import StepOptions, optimizer_of
-from planetary.core.errors import UserError
+from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.models.initial import Draw, Params
 from planetary.models.latent_moe import (
@@ -41,59 +39,8 @@ from planetary.models.latent_moe import (
     expert_parameters,
     real_mixture,
 )
+from planetary.moe.signature import GRADIENT, STEP, ComposerShape, Program, in_layer
 from planetary.moe.tiers import tier_of
-
-STEP = TensorSpec("step", "i32", ())
-GRADIENT = "gradient."  # what a gradient's name has in front of its parameter's
-
-
-class FunctionSpec(msgspec.Struct, frozen=True):
-    """Arguments and results of one compiled function, in order."""
-
-    arguments: tuple[TensorSpec, ...]
-    results: tuple[TensorSpec, ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """Several functions in one StableHLO module.
-
-    Attributes:
-        portable: the module as a portable artifact.
-        functions: signatures by name.
-        digest: sha256 of `portable`.
-    """
-
-    portable: bytes = field(repr=False)
-    functions: Mapping[str, FunctionSpec]
-
-    @property
-    def digest(self) -> str:
-        """sha256 of the portable artifact."""
-        return hashlib.sha256(self.portable).hexdigest()
-
-
-class ComposerShape(msgspec.Struct, frozen=True):
-    """What a composer's program is built for, beside the model.
-
-    Attributes:
-        slots: places for owned experts per layer.
-        rank: of the surrogates; 0: none, experts that are not owned contribute nothing.
-        batch_size: sequences of one composer's step.
-        detach: stop the gradient at the surrogates' input (the report's choice).
-        train_experts: whether `gradients` returns the owned experts' gradients; not under offload.
-    """
-
-    slots: int
-    rank: int
-    batch_size: int
-    detach: bool = True
-    train_experts: bool = True
-
-    def __post_init__(self) -> None:
-        """Raise `UserError` for sizes that cannot be."""
-        if self.slots < 1 or self.rank < 0 or self.batch_size < 1:
-            raise UserError(f"a composer has slots ≥ 1, rank ≥ 0 and batch_size ≥ 1, found {self}")
 
 
 def dense_specs(config: LatentMoeConfig) -> tuple[TensorSpec, ...]:
@@ -110,11 +57,6 @@ def flat_names(tree: Params) -> dict[str, np.ndarray]:
     """Return the arrays of a tree by their dotted names, in the order of the program's arguments."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
-def in_layer(layer: int, part: str, name: str) -> str:
-    """Return the full name of a layer's tensor, such as `layers.2.experts.up`."""
-    return f"layers.{layer}.{part}.{name}"
 
 
 def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: StepOptions) -> Program:

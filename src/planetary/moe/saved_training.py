@@ -25,7 +25,7 @@ from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.core.errors import ResourceError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
-from planetary.models.latent_moe import LatentMoeConfig
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.settings import MoeTraining
 from planetary.moe.states import TrainingState
 

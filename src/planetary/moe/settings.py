@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from planetary.compiler.step_options import StepOptions
 from planetary.core.errors import UserError
+from planetary.core.step_options import StepOptions
 from planetary.moe.acceptance import Policy
 from planetary.moe.averaging import MergeRule
 from planetary.moe.delta import Form

@@ -98,3 +98,12 @@ class Cadence(msgspec.Struct, frozen=True):
     def refresh_due(self, steps_done: int) -> bool:
         """Whether owners refresh their surrogates now."""
         return steps_done % self.refresh == 0
+
+
+def tier_fragments(specs: Sequence[TensorSpec], cadence: Cadence) -> dict[tuple[Tier, int], tuple[str, ...]]:
+    """Return the names of every fragment of every tier, for the parameters that are no routed experts."""
+    found = {(tier, 0): names_of(specs, tier) for tier in (Tier.ROUTER, Tier.LATENT)}
+    backbone = [spec for spec in specs if tier_of(spec.name) is Tier.BACKBONE]
+    for i, names in enumerate(fragments_by_bytes(backbone, cadence.backbone_fragments)):
+        found[Tier.BACKBONE, i] = names
+    return found

@@ -1,0 +1,241 @@
+"""What one composer does in a step, as transitions on its state: the same for a lock-step training and on the fabric.
+
+It knows its own experts and the surrogates of the others. Nothing here waits, and nothing here knows who else there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.core.tensors import Tensors
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe import ownership
+from planetary.moe.acceptance import Verdict
+from planetary.moe.averaging import Published
+from planetary.moe.expert_work import accept_slots, improve, optimizer_step, returned
+from planetary.moe.recent_rows import calibration_rows, remember
+from planetary.moe.settings import MoeTraining
+from planetary.moe.signature import GRADIENT, Runner, in_layer
+from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates, subsample
+from planetary.moe.states import ComposerState, Surrogates, computed_weights
+from planetary.moe.surrogate import fit_surrogates, initial_surrogates, relu2
+
+replace = msgspec.structs.replace
+
+
+class LayerFit(msgspec.Struct, frozen=True):
+    """New surrogates of one owner's experts in one layer.
+
+    Attributes:
+        layer: which.
+        experts: their numbers, [E].
+        a: float32 [E, L, R].
+        b: float32 [E, R, L].
+        errors: relative error on the calibration rows, [E]; empty for exact copies.
+    """
+
+    layer: int
+    experts: np.ndarray
+    a: np.ndarray
+    b: np.ndarray
+    errors: np.ndarray
+
+
+class ComposerSteps:
+    """The transitions.
+
+    Args:
+        config: the model.
+        training: how it is trained.
+        batch: sequences of one composer's step.
+        composer: the composer's program.
+        expert: the expert worker's program, whose optimizer direct ownership uses too.
+    """
+
+    def __init__(
+        self, config: LatentMoeConfig, training: MoeTraining, batch: int, composer: Runner, expert: Runner
+    ) -> None:
+        self.config, self.training, self.batch = config, training, batch
+        self.composer, self.expert = composer, expert
+
+    def gradients(
+        self, composer: ComposerState, surrogates: Surrogates | None, tokens: np.ndarray, targets: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Return loss, gradients and what the experts saw, for this composer's sequences i32 [batch, T]."""
+        batch = {"tokens": tokens, "targets": targets}
+        return self.composer("gradients", {**self.arguments(composer, surrogates), **batch})
+
+    def arguments(self, composer: ComposerState, surrogates: Surrogates | None) -> dict[str, np.ndarray]:
+        """Return what the composer's program takes besides tokens and targets."""
+        held = owned_by(composer.slots, self.config)
+        if surrogates is not None:
+            for layer, (a, b) in enumerate(zip(surrogates.a, surrogates.b, strict=True)):
+                held[in_layer(layer, "surrogates", "a")] = a
+                held[in_layer(layer, "surrogates", "b")] = b
+        return {**composer.dense, **named_experts(composer.experts), **held}
+
+    def update_dense(self, composer: ComposerState, step: int, gradients: Tensors) -> ComposerState:
+        """Return the composer after an optimizer step of everything but the experts."""
+        dense, moments = optimizer_step(self.composer, composer.dense, composer.dense_moments, step, gradients)
+        return replace(composer, dense=dense, dense_moments=moments)
+
+    def update_experts(self, composer: ComposerState, step: int, found: Tensors) -> ComposerState:
+        """Return the composer after an optimizer step of its experts on its own gradients (direct ownership)."""
+        experts, moments = [], []
+        for layer, held in enumerate(composer.experts):
+            gradients = {GRADIENT + n: found[GRADIENT + in_layer(layer, "experts", n)] for n in held}
+            new = optimizer_step(self.expert, held, composer.expert_moments[layer], step, gradients)
+            experts.append(new[0])
+            moments.append(new[1])
+        nothing = tuple({} for _ in experts)
+        return replace(composer, experts=tuple(experts), expert_moments=tuple(moments), residuals=nothing)
+
+    def sketches(self, step: int, composer: int, found: Tensors) -> list[EncodedSketch]:
+        """Return the sketch of every layer of one step."""
+        made = []
+        for layer in range(self.config.n_layer):
+            u, g_y, gates = (found[in_layer(layer, "seen", what)] for what in ("u", "g_y", "gates"))
+            sketch = sketch_from_gates((layer, step, composer), u, g_y, gates, self.config.n_active)
+            sketch = subsample(sketch, self.training.sketch_fraction, self.config.seed)
+            made.append(encode(sketch, self.training.precision, self.config.n_expert))
+        return made
+
+    def offloaded(
+        self, step: int, composer: ComposerState, sketches: Sequence[Sequence[EncodedSketch]]
+    ) -> tuple[ComposerState, int, list[Verdict]]:
+        """Return the composer after expert workers' updates, the bytes of these, and the verdicts on them.
+
+        Args:
+            step: whose sketches these are.
+            composer: whose experts.
+            sketches: of one or more composers, each of every layer.
+        """
+        experts, moments, residuals, sent = [], [], [], 0
+        verdicts: list[Verdict] = []
+        for layer in range(self.config.n_layer):
+            new = self._offloaded(step, composer, layer, [s[layer] for s in sketches], verdicts)
+            experts.append(new[0])
+            moments.append(new[1])
+            residuals.append(new[2])
+            sent += new[3]
+        after = replace(composer, experts=tuple(experts), expert_moments=tuple(moments), residuals=tuple(residuals))
+        return after, sent, verdicts
+
+    def remember(self, composer: ComposerState, found: Tensors) -> ComposerState:
+        """Return the composer with the rows of a step among those that surrogates are fitted on."""
+        if self.training.composers == 1 or not self.training.rank:
+            return composer
+        rows = [
+            remember(old, found[in_layer(i, "seen", "u")], found[in_layer(i, "seen", "gates")])
+            for i, old in enumerate(composer.rows)
+        ]
+        return replace(composer, rows=tuple(rows))
+
+    def fit(self, composer: ComposerState, surrogates: Surrogates) -> list[LayerFit]:
+        """Return new surrogates of the experts that this composer owns.
+
+        Surrogates as wide as their relu² experts are exact copies and are not fitted.
+        """
+        exact = self.training.rank >= self.config.n_hidden and self.config.activation == "relu2"
+        made = []
+        for layer, slots in enumerate(composer.slots):
+            mine = np.flatnonzero(slots != ownership.EMPTY)
+            ids = slots[mine]
+            weights = {n: v[mine] for n, v in computed_weights(composer.experts[layer], self.config).items()}
+            if exact:
+                a, b = initial_surrogates(weights["up"], weights["down"], self.training.rank)
+                made.append(LayerFit(layer, ids, a, b, np.zeros(0)))
+                continue
+            u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
+            old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
+            fitted = fit_surrogates(u, rows, _outputs(weights, u), a=old_a, b=old_b, options=self.training.fit)
+            made.append(LayerFit(layer, ids, fitted.a, fitted.b, fitted.error))
+        return made
+
+    def published(self, composer: ComposerState, names: Sequence[str], steps: int) -> Published:
+        """Return what a composer publishes of some tensors, `steps` steps after their last merge."""
+        tokens = steps * self.batch * self.config.sequence_length
+        return Published(composer.number, {n: composer.dense[n] for n in names}, tokens, steps)
+
+    def _offloaded(
+        self,
+        step: int,
+        composer: ComposerState,
+        layer: int,
+        sketches: Sequence[EncodedSketch],
+        verdicts: list[Verdict],
+    ) -> tuple[Tensors, Tensors, Tensors, int]:
+        training, slots = self.training, composer.slots[layer]
+        before = composer.experts[layer], composer.expert_moments[layer]
+        improved = improve(
+            self.expert,
+            *before,
+            sketches,
+            step=step,
+            slots=slots,
+            experts=self.config.n_expert,
+            inner_steps=training.inner_steps,
+            trust=training.trust,
+            proxies=training.acceptance is not None,
+        )
+        improved, residuals, size = returned(
+            before[0], improved, composer.residuals[layer], training.update_form, training.update_keep
+        )
+        if training.acceptance is None:
+            return improved.weights, improved.moments, residuals, size
+        weights, moments, found = accept_slots(
+            before, improved, training.acceptance, layer=layer, owner=composer.number, slots=slots
+        )
+        verdicts += found
+        return weights, moments, residuals, size
+
+
+def install(surrogates: Surrogates, fits: Sequence[LayerFit], version: int) -> Surrogates:
+    """Return the bank with new surrogates in it."""
+    a, b = [x.copy() for x in surrogates.a], [x.copy() for x in surrogates.b]
+    versions = surrogates.versions.copy()
+    for fit in fits:
+        a[fit.layer][fit.experts], b[fit.layer][fit.experts] = fit.a, fit.b
+        versions[fit.layer][fit.experts] = version
+    return Surrogates(tuple(a), tuple(b), versions)
+
+
+def mean_error(fits: Sequence[LayerFit]) -> float:
+    """Return the mean relative error of surrogates; 0 for exact copies."""
+    errors = [float(error) for fit in fits for error in fit.errors]
+    return float(np.mean(errors)) if errors else 0.0
+
+
+def owned_by(slots: np.ndarray, config: LatentMoeConfig) -> dict[str, np.ndarray]:
+    """Return the ownership matrices that a program takes, for slots i32 [layers, slots]."""
+    matrix = ownership.slot_matrix(slots, config.n_expert)
+    return {in_layer(i, "surrogates", "ownership"): matrix[i] for i in range(config.n_layer)}
+
+
+def named_experts(layers: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the experts' weights by their full names."""
+    return {in_layer(i, "experts", name): value for i, layer in enumerate(layers) for name, value in layer.items()}
+
+
+def mean_loss(run: Runner, tensors: Tensors, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Return the mean cross-entropy over batches of (tokens, targets)."""
+    losses = [run("evaluate", {**tensors, "tokens": x, "targets": y})["cross_entropy"] for x, y in batches]
+    return float(np.mean([float(loss) for loss in losses]))
+
+
+def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoeConfig) -> dict[str, np.ndarray]:
+    """Return what the program of the ordinary model takes besides tokens and targets."""
+    every = np.tile(np.arange(config.n_expert, dtype=np.int32), (config.n_layer, 1))
+    return {**dense, **named_experts(layers), **owned_by(every, config)}
+
+
+def _outputs(weights: Mapping[str, np.ndarray], u: np.ndarray) -> np.ndarray:
+    """Outputs [E, n, L] of real experts for u [E, n, L]."""
+    up = u @ weights["up"]
+    if "gate" not in weights:
+        return relu2(up) @ weights["down"]
+    gate = u @ weights["gate"]
+    return (gate / (1 + np.exp(-gate)) * up) @ weights["down"]

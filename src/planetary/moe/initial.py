@@ -1,0 +1,58 @@
+"""What a training starts from: the model drawn from its seed, divided among the composers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planetary.models.initial import Params, draw
+from planetary.models.latent_moe import dense_parameters, expert_parameters
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe import ownership
+from planetary.moe.programs import flat_names
+from planetary.moe.recent_rows import no_rows
+from planetary.moe.settings import MoeTraining
+from planetary.moe.signature import Program, state_specs, zeros_for
+from planetary.moe.states import ComposerState, Surrogates, SyncerState, TrainingState, computed_weights
+from planetary.moe.surrogate import initial_surrogates
+
+
+def initial_training(
+    config: LatentMoeConfig, training: MoeTraining, owners: np.ndarray, composer: Program, expert: Program
+) -> TrainingState:
+    """Return the state before the first step: the model drawn from its seed, the same for any number of composers."""
+    dense = flat_names(draw(dense_parameters(config), config.seed))
+    whole = [_layer_experts(config, layer) for layer in range(config.n_layer)]
+    width = ownership.shard_size(owners)
+    composers = []
+    for number in range(training.composers):
+        slots = ownership.owned_slots(owners, number, width)
+        experts = tuple(
+            {name: ownership.take_slots(value[None], slots[i : i + 1])[0] for name, value in whole[i].items()}
+            for i in range(config.n_layer)
+        )
+        composers.append(
+            ComposerState(
+                number,
+                slots,
+                dense,
+                zeros_for(state_specs(composer)),
+                experts,
+                tuple(zeros_for(state_specs(expert)) for _ in whole),
+                tuple(no_rows(training.fit.capacity, config.n_latent, config.n_expert) for _ in whole),
+                tuple({} for _ in whole),
+            )
+        )
+    surrogates = None
+    if training.rank and training.composers > 1:
+        computed = [computed_weights(w, config) for w in whole]
+        pairs = [initial_surrogates(w["up"], w["down"], training.rank) for w in computed]
+        surrogates = Surrogates(
+            tuple(a for a, _ in pairs), tuple(b for _, b in pairs), np.zeros(owners.shape, np.int64)
+        )
+    return TrainingState(0, tuple(composers), surrogates, SyncerState(dense, {}))
+
+
+def _layer_experts(config: LatentMoeConfig, layer: int) -> Params:
+    # Each layer draws from its own name, as `models.latent_moe.build` does.
+    tree = draw({"layers": {str(layer): {"experts": expert_parameters(config, config.n_expert)}}}, config.seed)
+    return tree["layers"][str(layer)]["experts"]

@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--mebibytes", type=int, nargs="*", default=[4, 64])
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--concurrent", type=int, default=1)
-    parser.add_argument("--connections", type=int, default=2)
+    parser.add_argument("--connections", type=int, default=None)
     parser.add_argument("--congestion", default=SocketOptions().congestion)
     parser.add_argument("--bits", type=int, nargs="*", default=[8, 4])
     options = parser.parse_args()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 
@@ -24,12 +25,26 @@ from planetary.collectives import (
     StragglerError,
     SyncStrategy,
     TooFewPeersError,
+    direct_memory,
+    lanes,
 )
 from planetary.collectives.shared_memory import FOLDER, remove_stale
 from planetary.core.errors import PeerError, TrustError, UserError
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.fixture(params=["direct", "slots", "tcp"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Once for every way that pieces can take."""
+    if request.param == "slots":
+        forbid_reading(monkeypatch)
+    return "tcp" if request.param == "tcp" else "auto"
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system not allow one process to read the memory of another."""
+    monkeypatch.setattr(direct_memory, "_process_vm_readv", lambda: None)
+
+
 def test_all_collectives_of_three_peers(transport: str) -> None:
     with ring(3, connections=2, piece_bytes=1 << 14, transport=transport) as (_, peers):
         assert sorted(peer.rank for peer in peers) == [0, 1, 2]
@@ -80,20 +95,64 @@ def test_many_operations_at_once_do_not_lock_up() -> None:
         together(work, 2)
 
 
-def test_shared_memory_leaves_no_files_and_gives_the_bits_of_sockets() -> None:
+def test_every_way_gives_the_same_bits_and_leaves_no_files(monkeypatch: pytest.MonkeyPatch) -> None:
     results = []
-    for transport in ("auto", "tcp"):
-        with ring(2, transport=transport) as (_, peers):
+    for way in ("direct", "slots", "tcp"):
+        if way == "slots":
+            forbid_reading(monkeypatch)
+        with ring(2, transport="tcp" if way == "tcp" else "auto") as (_, peers):
             arrays = [np.random.default_rng(p.rank).normal(size=600_000).astype(np.float32) for p in peers]
             quantized = [array.copy() for array in arrays]
             together(lambda i, a=arrays: peers[i].all_reduce(a[i]), 2)
             together(lambda i, q=quantized: peers[i].all_reduce(q[i], quantization=Quantization(4)), 2)
             results.append(arrays[0].tobytes() + quantized[1].tobytes())
             lanes = peers[0]._link._lanes if peers[0]._link is not None else []
+            assert {lane._lends for lane in lanes} == {way == "direct" and sys.platform == "linux"}
             files = [FOLDER / lane._slots.name for lane in lanes if lane._slots is not None]
-            assert bool(files) == (transport == "auto" and FOLDER.is_dir())
+            assert bool(files) == (way == "slots" and FOLDER.is_dir())
             assert not any(file.exists() for file in files)
-    assert results[0] == results[1]
+    assert len(set(results)) == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read on Linux only")
+def test_a_piece_whose_memory_is_gone_fails_its_operation_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ring(2) as (_, peers):
+        together(lambda i: peers[i].all_reduce(np.ones(5000, np.float32)), 2)  # connects
+        real, lost = lanes.address_of, []
+
+        def nowhere(array: np.ndarray) -> int:
+            lost.append(len(array))
+            return 8 if len(lost) == 1 else real(array)
+
+        monkeypatch.setattr(lanes, "address_of", nowhere)
+        values = [np.full(5000, i + 1.0, np.float32) for i in range(2)]
+        errors = together(lambda i: outcome(peers[i].all_reduce_async(values[i]).wait), 2)
+        assert all(isinstance(error, AbortedError) and "cannot be read" in str(error) for error in errors), errors
+        assert [value[0] for value in values] == [1, 2]
+        before = [lane._connection for peer in peers if peer._link is not None for lane in peer._link._lanes]
+        together(lambda i: peers[i].all_reduce(values[i]), 2)
+        assert all((value == 3).all() for value in values)
+        assert before == [lane._connection for peer in peers if peer._link is not None for lane in peer._link._lanes]
+
+
+def test_small_operations_travel_with_their_calls() -> None:
+    with ring(3) as (_, peers):
+
+        def work(i: int) -> None:
+            x = np.full(100, i + 1.0, np.float32)
+            call = peers[i].all_reduce_async(x, op=ReduceOp.AVG)
+            call.wait()
+            assert (x == 2).all()
+            assert (call.sent_bytes, call.received_bytes, call.world_size) == (400, 800, 3)
+
+        together(work, 3)
+        links = [peer._link for peer in peers if peer._link is not None]
+        assert not any(lane.given for link in links for lane in link._lanes)  # nothing was sent to a neighbour
+        # A peer that would wait for a restarted master does not bring its data along: then all go round the ring.
+        peers[1]._machine._grace_s = 5.0
+        results = together(lambda i: peers[i].all_reduce(np.full(100, i + 1.0, np.float32)), 3)
+        assert all((result == 6).all() for result in results)
+        assert all(any(lane.given for lane in link._lanes) for link in links)
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="no shared memory here")
@@ -143,7 +202,6 @@ def test_newcomers_wait_until_the_members_vote() -> None:
         assert late.peer_names == peers[0].peer_names
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_a_peer_that_dies_in_the_middle_costs_one_retry(transport: str) -> None:
     with ring(3, piece_bytes=1 << 13, transport=transport) as (_, peers):
         values = [np.full(300_000, i + 1.0, np.float32) for i in range(3)]
@@ -164,7 +222,6 @@ def test_a_peer_that_dies_in_the_middle_costs_one_retry(transport: str) -> None:
         assert [peer.world_size for peer in peers[:2]] == [2, 2]
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_an_abort_restores_arrays_and_comes_within_100_ms(transport: str) -> None:
     # On a busy machine any one of them may have to wait for the processor; the stall deadline would be 5 s.
     slowest = [abort_after_a_loss(transport)]

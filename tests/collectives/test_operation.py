@@ -12,6 +12,7 @@ from planetary.collectives.elements import TYPES, narrow_bf16, widen_bf16
 from planetary.collectives.links import next_lane
 from planetary.collectives.options import ReduceOp, Spec
 from planetary.collectives.ring_plan import split
+from planetary.collectives.small_operations import combine, is_small
 from planetary.core.errors import RemoteProtocolError
 
 
@@ -99,6 +100,28 @@ def test_an_operation_that_ends_anywhere_is_restored(world: int, count: int, mos
         assert not operation.enter()
         operation.restore()
         np.testing.assert_array_equal(operation.work, draw("f32", count, rank))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i8"])
+@pytest.mark.parametrize("op", list(ReduceOp))
+def test_a_small_operation_has_the_bits_of_the_ring(dtype: str, op: ReduceOp) -> None:
+    for world, count in ((1, 3), (2, 5), (5, 3), (4, 900), (3, 0)):
+        arrays = [draw(dtype, count, rank) for rank in range(world)]
+        spec = Spec(kind="all_reduce", dtype=dtype, count=count, op=op)
+        found = np.empty_like(arrays[0])
+        combine(spec, [array.tobytes() for array in arrays], found)
+        ring = operations(spec, arrays)
+        drive(ring)
+        assert found.tobytes() == ring[0].work.tobytes()
+
+
+def test_what_is_small_depends_on_how_many_bring_it() -> None:
+    spec = Spec(kind="all_reduce", dtype="f32", count=1024, op="sum")
+    assert is_small(spec, 16)
+    assert not is_small(spec, 17)
+    assert not is_small(Spec(kind="all_reduce", dtype="f32", count=1025, op="sum"), 2)
+    assert not is_small(Spec(kind="all_reduce", dtype="f32", count=4, op="sum", verify=True), 2)
+    assert not is_small(Spec(kind="broadcast", dtype="f32", count=4), 2)
 
 
 @pytest.mark.parametrize("world", [2, 3, 5])

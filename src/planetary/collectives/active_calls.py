@@ -18,6 +18,7 @@ from planetary.collectives.operation import Operation
 from planetary.collectives.options import Spec
 from planetary.collectives.ring_plan import plan
 from planetary.collectives.shared_state import Fetcher, SharedState, StateSession, SyncInfo
+from planetary.collectives.small_operations import combine, data_bytes
 from planetary.core.errors import PlanetaryError
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class ActiveCollective:
         self._progress, self._progress_at = -1, 0.0
         self._began_at = 0.0
         self.operation: Operation | None = None
+        self.sent = self.received = 0  # bytes of payload, once it is over
         self.neighbours: tuple[str, str] = ("", "")
         self.previous_name = ""
 
@@ -104,6 +106,15 @@ class ActiveCollective:
             return lambda: owner._complete(operation)
         return None
 
+    def take(self, contributions: m.Contributions) -> None:
+        """A small operation has succeeded: combine what all peers brought."""
+        spec, data = self._job.spec, contributions.data
+        self._rank, self._world = self._owner._rank, len(data)
+        self.sent = data_bytes(spec)
+        self.received = self.sent * (len(data) - 1)
+        if spec.kind == "all_reduce":
+            combine(spec, data, self._job.work)
+
     @property
     def world_size(self) -> int:
         """How many peers take part; known once it began."""
@@ -127,6 +138,7 @@ class ActiveCollective:
         owner, operation = self._owner, self.operation
         try:
             if operation is not None:
+                self.sent, self.received = operation.sent, operation.received
                 if owner._plane is not None:
                     owner._plane.end(self._seq)
                 operation.close()

@@ -13,10 +13,13 @@ from collections.abc import Callable
 
 import msgspec
 
+from planetary.collectives.direct_memory import Borrower, draw_challenge
 from planetary.collectives.frames import (
     ACCEPTED,
+    ADDRESS,
     DECLINED,
     HEADER_BYTES,
+    IN_MEMORY,
     IN_SLOT,
     INTRODUCTION_BYTES,
     Answer,
@@ -44,8 +47,8 @@ _FORGOTTEN_KEYS = 8
 class DataPlane:
     """The listening side of a communicator.
 
-    `forward(seq, operation, outgoing)`, `complete(operation)`, and `fault(peer, reason)` are called from its threads
-    and must not block.
+    `forward(seq, operation, outgoing)`, `complete(operation)`, `fault(peer, reason)` and `spoil(operation, peer, why)`
+    are called from its threads and must not block.
     """
 
     def __init__(
@@ -59,11 +62,12 @@ class DataPlane:
         forward: Callable[[int, Operation, Outgoing], None],
         complete: Callable[[Operation], None],
         fault: Callable[[str, str], None],
+        spoil: Callable[[Operation, str, str], None],
     ) -> None:
         """Start to accept."""
         self._listener, self._tls, self._options = listener, tls, options
         self._most, self._stall_s = connections_most, stall_s
-        self._forward, self._complete, self._fault = forward, complete, fault
+        self._forward, self._complete, self._fault, self._spoil = forward, complete, fault, spoil
         self._condition = threading.Condition()
         self._operations: dict[int, Operation] = {}
         self._session: tuple[int, StateSession] | None = None
@@ -151,7 +155,9 @@ class DataPlane:
             peer = introduction.peer if introduction.purpose == "ring" else ""
             match introduction.purpose:
                 case "ring":
-                    self._receive_pieces(connection, self._shared(connection, introduction))
+                    borrower = self._borrower(connection, introduction)
+                    if introduction.loan is None or borrower is not None:  # who is declined comes again another way
+                        self._receive_pieces(connection, peer, borrower, self._shared(connection, introduction))
                 case "state":
                     self._serve_state(connection)
                 case "probe":
@@ -193,24 +199,52 @@ class DataPlane:
             slots = SlotReader(introduction.shared, introduction.slot_bytes)
         except OSError as error:
             log.info("shared memory of a peer cannot be opened: %s", error)
-            connection.write(memoryview(DECLINED), _INTRODUCTION_S)
+            connection.write(_INTRODUCTION_S, memoryview(DECLINED))
             return None
-        connection.write(memoryview(ACCEPTED), _INTRODUCTION_S)
+        connection.write(_INTRODUCTION_S, memoryview(ACCEPTED))
         return slots
 
-    def _receive_pieces(self, connection: DataSocket, slots: SlotReader | None) -> None:
-        head = bytearray(HEADER_BYTES)
-        slot = bytearray(1)
+    def _borrower(self, connection: DataSocket, introduction: Introduction) -> Borrower | None:
+        """Try to read the memory that a peer on this machine lends, and say whether it could be."""
+        if introduction.loan is None:
+            return None
+        challenge = draw_challenge()
+        connection.write(_INTRODUCTION_S, memoryview(challenge))
+        if not any(challenge):
+            return None
+        connection.read(memoryview(bytearray(len(ACCEPTED))), _INTRODUCTION_S)
+        try:
+            borrower = Borrower(introduction.loan, challenge)
+        except PeerError as error:
+            log.info("taking pieces from the memory of a peer: %s", error)
+            connection.write(_INTRODUCTION_S, memoryview(DECLINED))
+            return None
+        connection.write(_INTRODUCTION_S, memoryview(ACCEPTED))
+        return borrower
+
+    def _receive_pieces(
+        self, connection: DataSocket, peer: str, borrower: Borrower | None, slots: SlotReader | None
+    ) -> None:
+        head, slot, address = bytearray(HEADER_BYTES), bytearray(1), bytearray(ADDRESS.size)
         scratch = memoryview(bytearray(_SCRATCH))
         while True:
             connection.read(memoryview(head), None)  # idle between operations for as long as it takes
             header = read_header(head)
+            if header.length > len(scratch):
+                scratch = memoryview(bytearray(header.length))
             if header.stage & IN_SLOT:
                 if slots is None:
                     raise RemoteProtocolError("a piece in shared memory was announced, of which there is none")
                 connection.read(memoryview(slot), self._stall_s)
                 self._take_slot(header._replace(stage=header.stage ^ IN_SLOT), slots.view(slot[0], header.length))
-                connection.write(memoryview(slot), self._stall_s)
+                connection.write(self._stall_s, memoryview(slot))
+                continue
+            if header.stage & IN_MEMORY:
+                if borrower is None:
+                    raise RemoteProtocolError("a piece in the sender's memory was announced, which is not lent")
+                connection.read(memoryview(address), self._stall_s)
+                lent = header._replace(stage=header.stage ^ IN_MEMORY)
+                self._take_lent(lent, peer, borrower, ADDRESS.unpack(address)[0], scratch)
                 continue
             operation = self._find(header.seq)
             if operation is None or not operation.enter():
@@ -226,13 +260,13 @@ class DataPlane:
                 if not self._receive_into(connection, operation, target, scratch):
                     continue
             else:
-                # An encoded piece may be passed on as it is, so it needs memory of its own.
-                data = memoryview(bytearray(header.length)) if operation.spec.bits else scratch[: header.length]
-                if len(data) < header.length:
-                    scratch = memoryview(bytearray(header.length))
-                    data = scratch
+                data = self._memory_for(operation, header, scratch)
                 connection.read(data, self._stall_s)
             self._take(operation, header, data)
+
+    def _memory_for(self, operation: Operation, header: Header, scratch: memoryview) -> memoryview:
+        # An encoded piece may be passed on as it is, so it needs memory of its own.
+        return memoryview(bytearray(header.length)) if operation.spec.bits else scratch[: header.length]
 
     def _take_slot(self, header: Header, data: memoryview) -> None:
         operation = self._find(header.seq)
@@ -240,6 +274,24 @@ class DataPlane:
             return
         self._check(operation, header)
         self._take(operation, header, memoryview(bytes(data)) if operation.spec.bits else data)
+
+    def _take_lent(self, header: Header, peer: str, borrower: Borrower, address: int, scratch: memoryview) -> None:
+        """Take a piece from where it lies in the memory of its sender."""
+        operation = self._find(header.seq)
+        if operation is None or not operation.enter():
+            return
+        try:
+            self._check(operation, header)
+            target = operation.target(header.stage, header.piece)
+            data = self._memory_for(operation, header, scratch) if target is None else None
+            there = borrower.read(address, target if target is not None else data or scratch)
+        finally:
+            operation.leave()
+        if there:
+            self._take(operation, header, data)
+        else:
+            # Where an operation failed its arrays may be gone before all peers know of the failure.
+            self._spoil(operation, peer, "the memory of a piece cannot be read; transport='tcp' does not need to")
 
     def _check(self, operation: Operation, header: Header) -> None:
         expected = operation.wire_bytes(header.stage, header.piece)

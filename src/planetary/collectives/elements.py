@@ -84,6 +84,9 @@ def _host_array(array: Any, what: str) -> tuple[np.ndarray, str]:
         if not hasattr(array, "__array__"):
             raise UserError(f"{what} is a {type(array).__name__}; give a numpy, torch (CPU) or JAX array")
         array = np.asarray(array)
+    name = _NAMES.get(array.dtype)
+    if name is not None:
+        return array, name
     if array.dtype.name == "bfloat16":  # ml_dtypes, which JAX uses
         return array.view(np.uint16), "bf16"
     name = _NAMES.get(array.dtype.newbyteorder("<") if array.dtype.itemsize > 1 else array.dtype)

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from planetary.collectives.direct_memory import Loan
 from planetary.core.errors import RemoteProtocolError
 
 INTRODUCTION_BYTES = 4 << 10
@@ -25,6 +26,7 @@ class Introduction(msgspec.Struct, frozen=True):
     key: str  # secret of the group
     shared: str = ""  # a ring connection within one machine: name of the shared memory; answered by one byte
     slot_bytes: int = 0
+    loan: Loan | None = None  # instead: the memory of the sender itself; answered by a challenge, and then one byte
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -62,8 +64,13 @@ class Header(NamedTuple):
 IN_SLOT = 1 << 31
 """Set in the stage of a header: the bytes are in a slot of shared memory, whose number follows as one byte."""
 
+IN_MEMORY = 1 << 30
+"""Set in the stage of a header: the bytes are in the sender's memory, at the address that follows."""
+
+ADDRESS = struct.Struct(">Q")
+
 ACCEPTED, DECLINED = b"y", b"n"
-"""The answer to shared memory that was offered."""
+"""The answer to shared memory, or to a loan, that was offered."""
 
 
 def pack_header(seq: int, stage: int, index: int, length: int) -> bytes:

@@ -25,6 +25,7 @@ from planetary.collectives.master_events import (
 from planetary.collectives.options import Spec
 from planetary.collectives.probe_schedule import ProbeRound, schedule
 from planetary.collectives.ring_order import solve, tour_cost
+from planetary.collectives.small_operations import data_bytes, is_small
 from planetary.collectives.states import MASTER_OPERATION, advance
 
 _PROBE_S = 0.4
@@ -358,6 +359,14 @@ class GroupMachine:
         spec = specs.pop()
         if spec.root and spec.root not in self.ring:
             self._refuse(gathering, "disagreement", f"{gathering.title}: the root is no member of the group", ())
+            return
+        data = (starts[peer].data for peer in self.ring)
+        brought = tuple(part for part in data if part is not None and len(part) == data_bytes(spec))
+        if len(brought) == len(self.ring) and is_small(spec, len(self.ring)):
+            gathering.state = advance(MASTER_OPERATION, gathering.state, "all brought their data")
+            for peer, message in starts.items():
+                self.peers[peer].doing = "nothing in the group"
+                self._answer(peer, m.Contributions(call=message.call, data=brought))
             return
         self.seq += 1
         state = advance(MASTER_OPERATION, gathering.state, "all members came")

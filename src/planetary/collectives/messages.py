@@ -15,7 +15,7 @@ import msgspec
 from planetary.collectives.options import Spec, SyncStrategy
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message or frame changes in a way that an older peer would misread."""
 
 STRANGER_BYTES = 16 << 10
@@ -96,6 +96,7 @@ class Start(Message, frozen=True, kw_only=True):
     timeout_s: float
     tag: int
     spec: Spec
+    data: bytes | None = None  # of a small operation: this peer's contribution
 
 
 class Done(Message, frozen=True, kw_only=True):
@@ -215,6 +216,13 @@ class Commence(Message, frozen=True, kw_only=True):
     epoch: int
 
 
+class Contributions(Message, frozen=True, kw_only=True):
+    """Answers `Start`: all members have come and brought their data. With that the operation has succeeded."""
+
+    call: int
+    data: tuple[bytes, ...]  # by rank
+
+
 class Outcome(Message, frozen=True, kw_only=True):
     """How an operation ended, the same for all."""
 
@@ -281,6 +289,7 @@ FromMaster = (
     | Voted
     | Pending
     | Commence
+    | Contributions
     | Outcome
     | CallFailed
     | SyncPlan

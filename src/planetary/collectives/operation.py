@@ -65,6 +65,7 @@ class Operation(Guard):
         # In all_reduce the first `world` stages write each chunk for the first time; later ones need no copy.
         self._saves_until = plan.world if spec.kind == "all_reduce" else len(plan.chunks) + plan.world
         self._announced = False
+        self._kept: list[memoryview] = []
         self.sent = self.received = 0
         self._bytes = raw(work)
         self._source_bytes = raw(source)
@@ -162,6 +163,17 @@ class Operation(Guard):
         """A piece is about to be sent, by one of several threads."""
         with self._condition:
             self.sent += nbytes
+
+    def keep(self, payload: memoryview) -> None:
+        """The successor will take these bytes from where they lie: let an encoded piece live as long as this."""
+        if self.spec.bits:
+            with self._condition:
+                self._kept.append(payload)
+
+    def close(self) -> None:
+        """See `Guard.close`."""
+        super().close()
+        self._kept.clear()
 
     def restore(self) -> None:
         """After `close`: put back what the caller's array held."""

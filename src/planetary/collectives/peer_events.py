@@ -55,6 +55,7 @@ class CallCollective:
     timeout_s: float
     tag: int
     spec: Spec
+    data: bytes | None = None  # of a small operation: what this peer contributes
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Call:
     deadline: float
     seq: int = 0
     operation: bool = False  # whether it goes on after it was commenced
+    gave_data: bool = False  # whether it may have succeeded without this peer's knowledge
 
 
 class PeerMachine:
@@ -63,9 +64,12 @@ class PeerMachine:
                 self._pieces_complete(event, now)
             case e.LocalFault(call, reason, blame):
                 self._fault(call, reason, blame, now)
-            case e.CallCollective(call, timeout_s, tag, spec):
+            case e.CallCollective(call, timeout_s, tag, spec, data):
                 title = f"{spec.kind} with tag {tag}"
-                self._call(call, title, timeout_s, m.Start(call=call, timeout_s=timeout_s, tag=tag, spec=spec), now)
+                # Who would return to a restarted master could not learn there what became of it.
+                data = data if self._grace_s == 0 else None
+                start = m.Start(call=call, timeout_s=timeout_s, tag=tag, spec=spec, data=data)
+                self._call(call, title, timeout_s, start, now)
             case e.CallVote(call, timeout_s, min_world):
                 vote = m.Vote(call=call, number=self.counts.votes + 1, timeout_s=timeout_s, min_world=min_world)
                 self._call(call, "update_topology", timeout_s, vote, now)
@@ -111,7 +115,9 @@ class PeerMachine:
 
     def _call(self, call: int, title: str, timeout_s: float, message: m.Message, now: float) -> None:
         operation = isinstance(message, m.Start | m.Sync)
-        self._calls[call] = Call(title, "wanted", now + timeout_s + _ANSWER_SLACK_S, operation=operation)
+        gave_data = isinstance(message, m.Start) and message.data is not None
+        deadline = now + timeout_s + _ANSWER_SLACK_S
+        self._calls[call] = Call(title, "wanted", deadline, operation=operation, gave_data=gave_data)
         if self.error is not None:
             self._end(call, self.error)
         elif self.state == "away" or not self._connected:
@@ -198,6 +204,9 @@ class PeerMachine:
                 self._send(m.Done(seq=seq, ok=False, reason="it gave the call up before it began"), now)
             case m.SyncPlan(seq=seq):
                 self._send(m.SyncDone(seq=seq, ok=False, reason="it gave the call up before it began"), now)
+            case m.Contributions(call=call) if call in self._calls:
+                self._calls[call].state = advance(PEER_OPERATION, self._calls[call].state, "committed")
+                self._end(call, value=message)
             case m.Outcome():
                 self._outcome(message)
             case m.Probe():
@@ -271,6 +280,9 @@ class PeerMachine:
         for number, call in list(self._calls.items()):
             if now >= call.deadline:
                 text = f"{call.title}: the master did not answer in time, though it is connected"
+                if call.gave_data and call.state == "wanted":
+                    self._hang_up(PeerLostError(text, ("master",)))  # others may have the result: no longer one of them
+                    return
                 self._end(number, StragglerError(text, ("master",)))
 
     def _send(self, message: m.Message, now: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import os
@@ -28,6 +29,7 @@ from planetary.collectives.operation import PIECE_BYTES, Operation, Outgoing, pi
 from planetary.collectives.peer_machine import PeerMachine
 from planetary.collectives.shared_memory import FOLDER
 from planetary.collectives.shared_state import digest, digest_algorithms
+from planetary.collectives.small_operations import is_small
 from planetary.collectives.sockets import SocketOptions, listen, parse_address, parse_advertised
 from planetary.collectives.tls import PeerCertificate
 from planetary.collectives.work import Work
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 _WATCH_S = 0.2
 _MASTER_AWAY_S = 0.02
 _KEEP_BYTES = 1 << 30
+_STREAMS = 2
 
 
 class PeerShell:
@@ -49,7 +52,7 @@ class PeerShell:
         master_address: str,
         peer_group: int = 0,
         *,
-        connections: int = 2,
+        connections: int | None = None,
         name: str = "",
         token: str = "",
         data_host: str = "",
@@ -68,7 +71,8 @@ class PeerShell:
         Args:
             master_address: `"host:port"`; names and `"[ipv6]:port"` too.
             peer_group: operations join the peers of one group.
-            connections: TCP streams to the successor in the ring. More help where one stream is limited.
+            connections: TCP streams to the successor in the ring. More help where one stream is limited. By default 2,
+                or 1 to a peer on the same machine when that has no processors for more.
             name: of this peer, for error texts; by default host name and process id.
             token: invite of the master; empty on plain loopback only.
             data_host: address to receive bulk data at; by default the one that reaches the master.
@@ -83,7 +87,12 @@ class PeerShell:
             transport: "auto" moves bulk data to a peer on the same machine through shared memory; "tcp" never does.
             sockets: options of the bulk connections.
         """
-        if connections < 1 or min_world_size < 1 or not 0 <= peer_group < 2**32 or not 0 <= data_port < 2**16:
+        if (
+            (connections is not None and connections < 1)
+            or min_world_size < 1
+            or not 0 <= peer_group < 2**32
+            or not 0 <= data_port < 2**16
+        ):
             raise UserError(
                 "connections and min_world_size must be 1 at least, peer_group a number of 32 bits, data_port of 16"
             )
@@ -246,7 +255,8 @@ class PeerShell:
         work.begun = ActiveCollective(self, job).begin
         limit = self._limit(timeout_s)
         try:
-            self._launch(work, lambda call: e.CallCollective(call, limit, tag, spec))
+            data = job.source.tobytes() if is_small(spec, max(self.world_size, 1)) else None
+            self._launch(work, lambda call: e.CallCollective(call, limit, tag, spec, data))
         except UserError:
             with self._lock:
                 self._tags.discard(tag)
@@ -294,7 +304,8 @@ class PeerShell:
                 name = f"planetary ring measure to {to.name}"
                 threading.Thread(target=self._measure, args=(probe, to), name=name, daemon=True).start()
             case e.Hangup():
-                later.append(self._hang_up)
+                # Before arrays are restored: nobody must take what they hold then for a piece.
+                later.insert(0, self._hang_up)
             case e.Reconnect():
                 pass  # the control thread looks at the machine's state
 
@@ -306,11 +317,13 @@ class PeerShell:
             owner = getattr(work.begun, "__self__", None)
         if isinstance(owner, ActiveCollective | ActiveSync):
             try:
+                if isinstance(owner, ActiveCollective) and isinstance(value, m.Contributions):
+                    owner.take(value)
                 value = owner.end(error is None)
             except PlanetaryError as failure:
                 error = error or failure
-            if isinstance(owner, ActiveCollective) and owner.operation is not None:
-                work.sent_bytes, work.received_bytes = owner.operation.sent, owner.operation.received
+            if isinstance(owner, ActiveCollective):
+                work.sent_bytes, work.received_bytes = owner.sent, owner.received
                 work.world_size = owner.world_size if error is None else 0
         work._settle(error, value)
 
@@ -327,8 +340,8 @@ class PeerShell:
             self._link = Link(
                 following,
                 Introduction("ring", self._peer_id, topology.key),
-                connections=self._connections,
-                options=self._sockets,
+                connections=self._connections or self._streams(topology, following),
+                options=self._socket_options(following),
                 tls=self._certificate is not None,
                 stall_s=self._stall_s,
                 slot_bytes=self._slot_bytes(following),
@@ -336,6 +349,18 @@ class PeerShell:
             )
         if before is not None and before is not self._link:
             before.close()
+
+    def _streams(self, topology: m.Topology, following: m.PeerInfo) -> int:
+        here = machine_identity()
+        peers = sum(info.machine == here for info in topology.ring)
+        threads = 2 * _STREAMS * peers  # one that sends and one that receives, for each
+        return 1 if following.machine == here and (os.cpu_count() or 1) < threads else _STREAMS
+
+    def _socket_options(self, following: m.PeerInfo) -> SocketOptions:
+        """Within a machine nothing is lost and nothing has to be paced, so what does neither is fastest."""
+        if self._sockets.congestion or following.machine != machine_identity():
+            return self._sockets
+        return dataclasses.replace(self._sockets, congestion="cubic")
 
     def _slot_bytes(self, following: m.PeerInfo) -> int:
         near = self._shares_memory and following.machine == machine_identity()
@@ -345,6 +370,13 @@ class PeerShell:
         """A connection to or from a neighbour broke: what runs over it fails."""
         with self._lock:
             calls = [call for call, active in self._active.items() if peer in active.neighbours]
+        for call in calls:
+            self._handle(e.LocalFault(call, reason, peer))
+
+    def _spoil(self, operation: Operation, peer: str, reason: str) -> None:
+        """A piece of one operation cannot be had; the connection to the neighbour is as it was."""
+        with self._lock:
+            calls = [call for call, active in self._active.items() if active.operation is operation]
         for call in calls:
             self._handle(e.LocalFault(call, reason, peer))
 
@@ -386,11 +418,12 @@ class PeerShell:
             listener,
             tls=self._certificate.context if self._certificate is not None else None,
             options=self._sockets,
-            connections_most=64 + 4 * self._connections,
+            connections_most=64 + 4 * (self._connections or _STREAMS),
             stall_s=self._stall_s,
             forward=self._forward,
             complete=self._complete,
             fault=self._link_fault,
+            spoil=self._spoil,
         )
 
     def _forward(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from planetary.collectives.elements import Flat, raw
 from planetary.collectives.frames import Answer, Introduction, Request
 from planetary.collectives.guard import Guard
-from planetary.collectives.links import open_connection
+from planetary.collectives.lanes import open_connection
 from planetary.collectives.messages import Entry, Fetch, PeerInfo
 from planetary.collectives.sockets import DataSocket, SocketOptions
 from planetary.core.errors import PeerError, PlanetaryError, TrustError, UserError

@@ -8,12 +8,14 @@ import socket
 import ssl
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planetary.core.errors import PeerError, RemoteProtocolError, UserError
 from planetary.net.addresses import resolve_listen_address
 
 _LENGTH = struct.Struct(">I")
+_TIMEVAL = struct.Struct("@ll")
 
 
 @dataclass(frozen=True)
@@ -87,42 +89,30 @@ def prepare(sock: socket.socket, options: SocketOptions | None = None) -> None:
 
 
 class DataSocket:
-    """A connected socket that never blocks in a read or write, only in `wait`. One thread uses it at a time."""
+    """A connected socket whose waits have limits. One thread reads at a time, and one writes.
+
+    `try_read` and `try_write` never wait. The others wait in the kernel, one call for a whole piece; with TLS in
+    `poll`, since a TLS socket that waits cannot be used from two threads.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         """Take over a connected socket, plain or TLS."""
-        sock.setblocking(False)
-        self.sock = sock
         self._tls = isinstance(sock, ssl.SSLSocket)
+        sock.setblocking(not self._tls)
+        self.sock = sock
+        self._no_wait = 0 if self._tls else socket.MSG_DONTWAIT
+        self._limits = {socket.SO_RCVTIMEO: 0.0, socket.SO_SNDTIMEO: 0.0}  # as the kernel has them; 0: none
         self._reads, self._writes = select.poll(), select.poll()
         self._reads.register(sock, select.POLLIN)
         self._writes.register(sock, select.POLLOUT)
 
     def try_read(self, into: memoryview) -> int:
         """Read what is there; 0 when nothing is. Raises `PeerError` at the end of the stream."""
-        try:
-            count = self.sock.recv_into(into)
-        except (BlockingIOError, ssl.SSLWantReadError, InterruptedError):
-            return 0
-        except (OSError, ValueError) as error:
-            raise PeerError(f"reading: {error}") from None
-        if count == 0 and len(into):
-            raise PeerError("the connection was closed")
-        return count
+        return self._receive(into, self._no_wait)
 
     def try_write(self, *parts: memoryview) -> int:
         """Write what there is room for; 0 when there is none. Raises `PeerError`."""
-        try:
-            if not self._tls:
-                return self.sock.sendmsg(parts)
-            for part in parts:
-                if len(part):
-                    return self.sock.send(part)
-            return 0
-        except (BlockingIOError, ssl.SSLWantWriteError, InterruptedError):
-            return 0
-        except (OSError, ValueError) as error:
-            raise PeerError(f"writing: {error}") from None
+        return self._send(parts, self._no_wait)
 
     def wait_readable(self, timeout_s: float | None) -> bool:
         """Wait for something to read; false after `timeout_s` seconds."""
@@ -135,20 +125,36 @@ class DataSocket:
     def read(self, into: memoryview, timeout_s: float | None) -> None:
         """Fill a view. Raises `PeerError` when nothing comes for `timeout_s` seconds; None waits for ever."""
         done = 0
+        polls = self._tls or timeout_s is None
         while done < len(into):
-            count = self.try_read(into[done:])
-            if not count and not self.wait_readable(timeout_s):
+            if polls:
+                count = self.try_read(into[done:])
+                late = not count and not self.wait_readable(timeout_s)
+            else:
+                self._limit(socket.SO_RCVTIMEO, timeout_s or 0.0)
+                count = self._receive(into[done:], socket.MSG_WAITALL)
+                late = not count
+            if late:
                 raise PeerError(f"nothing came for {timeout_s:g} s")
             done += count
 
-    def write(self, data: memoryview, timeout_s: float) -> None:
+    def write(self, timeout_s: float, *parts: memoryview) -> None:
         """Write all. Raises `PeerError` when there is no room for `timeout_s` seconds."""
-        done = 0
-        while done < len(data):
-            count = self.try_write(data[done:])
-            if not count and not self.wait_writable(timeout_s):
+        left = list(parts)
+        while left:
+            if self._tls:
+                count = self.try_write(*left)
+                late = not count and not self.wait_writable(timeout_s)
+            else:
+                self._limit(socket.SO_SNDTIMEO, timeout_s)
+                count = self._send(left, 0)
+                late = not count and any(len(part) for part in left)
+            if late:
                 raise PeerError(f"nothing was taken for {timeout_s:g} s")
-            done += count
+            while left and count >= len(left[0]):
+                count -= len(left.pop(0))
+            if count:
+                left[0] = left[0][count:]
 
     def read_block(self, most: int, timeout_s: float | None) -> bytes:
         """Read a run of bytes that stands behind its length."""
@@ -163,7 +169,7 @@ class DataSocket:
 
     def write_block(self, data: bytes, timeout_s: float) -> None:
         """Write a run of bytes behind its length."""
-        self.write(memoryview(_LENGTH.pack(len(data)) + data), timeout_s)
+        self.write(timeout_s, memoryview(_LENGTH.pack(len(data)) + data))
 
     def close(self) -> None:
         """Close; a thread that waits in `wait_readable` wakes."""
@@ -171,6 +177,39 @@ class DataSocket:
             self.sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
             self.sock.close()
+
+    def _receive(self, into: memoryview, flags: int) -> int:
+        try:
+            count = self.sock.recv_into(into, 0, flags)
+        except (BlockingIOError, ssl.SSLWantReadError, InterruptedError):
+            return 0
+        except (OSError, ValueError) as error:
+            raise PeerError(f"reading: {error}") from None
+        if count == 0 and len(into):
+            raise PeerError("the connection was closed")
+        return count
+
+    def _send(self, parts: Sequence[memoryview], flags: int) -> int:
+        try:
+            if not self._tls:
+                return self.sock.sendmsg(parts, (), flags)
+            for part in parts:
+                if len(part):
+                    return self.sock.send(part)
+            return 0
+        except (BlockingIOError, ssl.SSLWantWriteError, InterruptedError):
+            return 0
+        except (OSError, ValueError) as error:
+            raise PeerError(f"writing: {error}") from None
+
+    def _limit(self, option: int, timeout_s: float) -> None:
+        if self._limits[option] != timeout_s:
+            seconds, rest = divmod(max(timeout_s, 0.001), 1)
+            try:
+                self.sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(int(seconds), int(rest * 1e6)))
+            except OSError as error:
+                raise PeerError(f"the connection was closed: {error}") from None
+            self._limits[option] = timeout_s
 
 
 class Deadline:

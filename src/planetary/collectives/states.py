@@ -13,6 +13,7 @@ Table = Mapping[tuple[str, str], str]
 
 MASTER_OPERATION: Table = {
     ("gathering", "all members came"): "running",
+    ("gathering", "all brought their data"): "committed",
     ("gathering", "arguments differ"): "refused",
     ("gathering", "deadline"): "refused",
     ("running", "all completed"): "committed",
@@ -23,6 +24,7 @@ MASTER_OPERATION: Table = {
 
 PEER_OPERATION: Table = {
     ("wanted", "commence"): "running",
+    ("wanted", "committed"): "succeeded",
     ("wanted", "refused"): "failed",
     ("wanted", "master lost"): "failed",
     ("running", "all pieces came"): "completed",

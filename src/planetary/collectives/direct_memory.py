@@ -1,0 +1,111 @@
+"""Bulk data between processes of one machine that may read each other's memory: a piece is taken from where it lies.
+
+One copy where a socket makes two. The system must allow it (Linux, the same user, a debugger could attach); whether it
+does is found when a connection begins, and otherwise `shared_memory` or the socket itself carries the pieces.
+
+What keeps a stale piece out: beside every piece the receiver reads the lender's word, after the piece. A lender that
+leaves its ring for good clears the word before it changes any of its arrays.
+
+What keeps a liar out: the word has the value that the receiver chose when the connection began. Only who can write the
+memory of a process makes the receiver read it, so nobody gets at a process that is not its own; and the process is told
+from another one that got its number.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import sys
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import PeerError
+
+_WORD_BYTES = CHALLENGE_BYTES = 8
+
+
+class Loan(msgspec.Struct, frozen=True):
+    """What a receiver must know to read a lender's memory."""
+
+    pid: int
+    word: int  # its address
+
+
+class Lender:
+    """The sender's side."""
+
+    def __init__(self) -> None:
+        """Nothing can be read before `show`."""
+        self._word = np.zeros(1, np.uint64)
+        self.loan = Loan(os.getpid(), address_of(self._word))
+
+    def show(self, challenge: bytes) -> None:
+        """Let pieces be read by who chose this value; nobody else can any more."""
+        self._word[0] = int.from_bytes(challenge, "big")
+
+    def revoke(self) -> None:
+        """Make everything that was not read yet unreadable."""
+        self._word[0] = 0
+
+
+def draw_challenge() -> bytes:
+    """Return a value that nobody can guess; all zeros where memory cannot be read."""
+    return (
+        (secrets.randbits(63) | 1).to_bytes(CHALLENGE_BYTES, "big") if _process_vm_readv() else bytes(CHALLENGE_BYTES)
+    )
+
+
+class Borrower:
+    """The receiver's side; one thread uses it."""
+
+    def __init__(self, loan: Loan, challenge: bytes) -> None:
+        """Raises `PeerError` where the system does not allow it, or `challenge` is not shown there."""
+        self._loan, self._value = loan, int.from_bytes(challenge, "big")
+        self._call = _process_vm_readv()
+        self._found = np.zeros(1, np.uint64)
+        self._local, self._remote = (_Part * 2)(), (_Part * 2)()
+        self._local[1] = _Part(address_of(self._found), _WORD_BYTES)
+        self._remote[1] = _Part(loan.word, _WORD_BYTES)
+        if self._call is None:
+            raise PeerError("this system cannot read the memory of another process")
+        nothing = np.zeros(1, np.uint64)
+        if not self.read(loan.word, nothing.view(np.uint8).data):
+            raise PeerError("the memory of that process cannot be read")
+
+    def read(self, address: int, into: memoryview) -> bool:
+        """Copy from the lender; false when its memory is not there any more. Raises `PeerError` when it has left."""
+        self._local[0].base, self._local[0].length = address_of(np.frombuffer(into, np.uint8)), len(into)
+        self._remote[0].base, self._remote[0].length = address, len(into)
+        self._found[0] = 0
+        count = self._call(self._loan.pid, self._local, 2, self._remote, 2, 0)
+        if count != len(into) + _WORD_BYTES:
+            return False
+        if self._found[0] != self._value:
+            raise PeerError("it has left")
+        return True
+
+
+class _Part(ctypes.Structure):
+    """`struct iovec`."""
+
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def address_of(array: np.ndarray) -> int:
+    """Where an array's elements begin."""
+    return int(array.__array_interface__["data"][0])
+
+
+def _process_vm_readv() -> Any:
+    """The system's call, which lets other threads run; None where there is none."""
+    if sys.platform != "linux":
+        return None
+    call = getattr(ctypes.CDLL(None), "process_vm_readv", None)
+    if call is not None:
+        parts = ctypes.POINTER(_Part)
+        call.restype = ctypes.c_ssize_t
+        call.argtypes = (ctypes.c_int, parts, ctypes.c_ulong, parts, ctypes.c_ulong, ctypes.c_ulong)
+    return call

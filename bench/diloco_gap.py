@@ -98,7 +98,7 @@ def train(name: str, config: Config, points: int, cache: Path, threads: int | No
     rounds, steps, workers = config.train.rounds, config.train.inner_steps, config.fabric.workers
     due = {round(rounds * (i + 1) / points) for i in range(points)} | {rounds}
     for executor in executors:
-        executor.load(published_params(specs, state), prepared.buffer_values, None)
+        executor.load(published_params(specs, state.params), prepared.buffer_values, None)
 
     def train_lease(executor: IreeExecutor, lease: int, start: Tensors, first: int) -> tuple[Contribution, list[float]]:
         executor.set_params(start)
@@ -112,7 +112,7 @@ def train(name: str, config: Config, points: int, cache: Path, threads: int | No
     pool = ThreadPoolExecutor(workers)  # the interpreter is free while a step runs
     began = time.monotonic()
     for round_ in range(rounds):
-        start = published_params(specs, state)
+        start = published_params(specs, state.params)
         leases = range(round_ * workers, (round_ + 1) * workers)
         trained_leases = list(pool.map(train_lease, executors, leases, [start] * workers, [round_ * steps] * workers))
         contributions = [contribution for contribution, _ in trained_leases]
@@ -123,7 +123,7 @@ def train(name: str, config: Config, points: int, cache: Path, threads: int | No
         curve.rounds.append((trained, statistics.mean(losses)))
         curve.delta_norms.append(outer.delta_norm)
         if round_ + 1 in due:
-            executors[0].set_params(published_params(specs, state))
+            executors[0].set_params(published_params(specs, state.params))
             curve.evaluations.append((trained, held_out_loss(executors[0], held_out_tokens, config)))
             print(
                 f"# {name}: {trained} tokens, held out {curve.final:.4f}, {time.monotonic() - began:.0f} s", flush=True

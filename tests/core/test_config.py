@@ -186,11 +186,20 @@ def test_overriding_changes_nothing_in_the_original() -> None:
         ("train.rounds.x=1", "is a single value"),
         ("model.options.a=<>", "is no TOML value"),
         ("fabric.quorum=7", "fabric.quorum: expected at most fabric.workers (2)"),
+        ("sync.overlap=async", 'sync.overlap: expected "none" with sync.topology = "star", found "async"'),
+        ("sync.overlap=on", 'sync.overlap: expected one of "async", "none"'),
     ],
 )
 def test_wrong_overrides_are_named(override: str, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         apply_overrides(Config(), [override])
+
+
+def test_overlap_needs_deltas() -> None:
+    ring = ["sync.topology=ring", "sync.overlap=async"]
+    assert apply_overrides(Config(), ring).sync.overlap == "async"
+    with pytest.raises(UserError, match=r'sync\.overlap: expected "none" with sync\.precision = "f64"'):
+        apply_overrides(Config(), [*ring, "sync.precision=f64"])
 
 
 def test_overrides_that_only_agree_together_are_accepted() -> None:
@@ -250,6 +259,11 @@ def test_what_toml_cannot_hold_is_refused() -> None:
 )
 def test_the_hash_sees_what_decides_the_mathematics(override: str) -> None:
     assert config_hash(apply_overrides(Config(), [override])) != config_hash(Config())
+
+
+def test_the_hash_sees_the_ring_and_its_overlap() -> None:
+    settings = ([], ["sync.topology=ring"], ["sync.topology=ring", "sync.overlap=async"])
+    assert len({config_hash(apply_overrides(Config(), overrides)) for overrides in settings}) == 3
 
 
 @pytest.mark.parametrize(

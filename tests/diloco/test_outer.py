@@ -177,10 +177,10 @@ def test_bfloat16_parameters_keep_a_float32_master() -> None:
     specs = (TensorSpec("w", "bf16", (64,)),)
     start = f32_to_bf16(draw(3, (TensorSpec("w", "f32", (64,)),))["w"])
     state = initial_state(specs, {"w": start})
-    assert published_params(specs, state)["w"].tobytes() == start.tobytes()
+    assert published_params(specs, state.params)["w"].tobytes() == start.tobytes()
     end = f32_to_bf16(draw(4, (TensorSpec("w", "f32", (64,)),))["w"])
     exact_step = outer_step(specs, state, [Contribution(1, 5, {"w": end})], 1.0, 0.0)
-    assert published_params(specs, exact_step.state)["w"].tobytes() == end.tobytes()
+    assert published_params(specs, exact_step.state.params)["w"].tobytes() == end.tobytes()
     blended = outer_step(specs, state, [Contribution(1, 5, {"w": end})], 0.7, 0.9)
     assert blended.state.params["w"].dtype == np.float32
     assert (blended.state.params["w"].view(np.uint32) & 0xFFFF).any()  # finer than any bfloat16

@@ -10,6 +10,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, initial_state, outer_step
 from planetary.diloco.ring import (
+    Held,
     Precision,
     check_state,
     form_of,
@@ -52,9 +53,11 @@ def reduced(own: list[list[Contribution]], precision: Precision) -> OuterState:
     """What every one of `len(own)` workers gets."""
     state, form = before(), form_of(precision, len(own))
     tokens = sum(part.tokens for parts in own for part in parts)
-    summed = share(SPECS, state, own[0], tokens, form)
-    for parts in own[1:]:
-        summed = summed + share(SPECS, state, parts, tokens, form)
+    summed = None
+    for parts in own:
+        piece = share(SPECS, [Held(part, state.params) for part in parts], tokens, form)
+        summed = piece if summed is None else summed + piece
+    assert summed is not None
     return outer_step_of_sum(SPECS, state, (summed, form), RATE, MOMENTUM).state
 
 
@@ -90,7 +93,7 @@ def test_float32_deltas_round_once_per_worker() -> None:
 
 def test_who_contributes_nothing_adds_zero() -> None:
     assert form_of("f32", 2) == "delta"
-    nothing = share(SPECS, before(), [], 100, "delta")
+    nothing = share(SPECS, [], 100, "delta")
     assert nothing.dtype == np.float32
     assert nothing.shape == (15000 + 7 + 1,)
     assert not nothing.any()
@@ -115,3 +118,45 @@ def test_an_outer_state_travels_and_is_checked() -> None:
     assert "velocity:b" in check_state(SPECS, travelled, digest)
     del travelled["a"]
     assert "found 5" in check_state(SPECS, travelled, digest)
+
+
+@pytest.mark.parametrize("momentum", [0.0, MOMENTUM])
+def test_the_delayed_step_is_that_of_the_plain_loop(momentum: float) -> None:
+    """One-step-delayed DiLoCo over five rounds and two workers, against a loop that is written down plainly."""
+    specs = (TensorSpec("w", "f32", (3, 700)),)
+
+    def trained(start: np.ndarray, round_: int, worker: int) -> np.ndarray:
+        goal = np.random.default_rng((round_, worker)).standard_normal(start.shape).astype(np.float32)
+        return (start - np.float32(0.3) * (start - goal)).astype(np.float32)
+
+    first = np.random.default_rng(0).standard_normal((3, 700)).astype(np.float32)
+    tokens = (100, 300)
+
+    # The plain loop: round r starts from what is there while the result of round r - 1 is on its way.
+    theta, velocity = [first], np.zeros_like(first)
+    for round_ in range(1, 6):
+        start = theta[max(0, round_ - 2)]
+        total = np.zeros_like(first)
+        for worker in (0, 1):
+            delta = start.astype(np.float64) - trained(start, round_, worker)
+            total += (delta * (tokens[worker] / sum(tokens))).astype(np.float32)
+        step = total.astype(np.float64)
+        velocity = (step + momentum * velocity.astype(np.float64) if momentum else step).astype(np.float32)
+        newest = theta[-1].astype(np.float64)
+        after = RATE * (newest - total.astype(np.float64)) + (1.0 - RATE) * newest
+        if momentum:
+            after -= (RATE * momentum) * velocity.astype(np.float64)
+        theta.append(after.astype(np.float32))
+
+    # What the workers do: hold each result with what it was trained from, and step from the newest state.
+    state = initial_state(specs, {"w": first})
+    older = state.params
+    form = form_of("f32", 1, overlap=True)
+    assert form == "delta"
+    for round_ in range(1, 6):
+        ends = [Contribution(w + 1, tokens[w], {"w": trained(older["w"], round_, w)}) for w in (0, 1)]
+        shares = [share(specs, [Held(end, older)], sum(tokens), form) for end in ends]
+        older = state.params
+        state = outer_step_of_sum(specs, state, (shares[0] + shares[1], form), RATE, momentum).state
+        np.testing.assert_array_equal(state.params["w"], theta[round_], err_msg=f"round {round_}")
+    np.testing.assert_array_equal(state.velocity["w"], velocity)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 
+import msgspec
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule
 
@@ -63,8 +64,14 @@ def test_a_calm_run_reduces_once_a_round_in_one_group() -> None:
     assert (ring._attempts, ring._groups) == (ROUNDS, 1)
 
 
+def test_a_round_that_is_neither_kept_nor_evaluated_is_followed_by_the_next() -> None:
+    limits = policy(rounds=ROUNDS, workers=WORKERS, checkpoint_every=ROUNDS, ring=True)
+    cluster = SimCluster(0, msgspec.structs.replace(limits, held_out=()), WORKERS)
+    assert cluster.run(30.0)  # nothing else happens that would wake anybody
+
+
 def test_everybody_lost_between_checkpoints_goes_back_to_what_the_gateway_has() -> None:
-    plan = [Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at in (9.0, 9.001) for w in range(WORKERS)]
+    plan = [Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at in (8.0, 8.001) for w in range(WORKERS)]
     cluster = SimCluster(0, policy(rounds=ROUNDS, workers=WORKERS, checkpoint_every=3, ring=True), WORKERS, plan)
     assert cluster.run(LIMIT_S)
     check(cluster, 0)

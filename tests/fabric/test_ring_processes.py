@@ -48,6 +48,43 @@ def test_two_workers_end_with_the_stars_bits(tmp_path: Path, shared_cache: Path)
     assert lines[1]["bytes_down"] < 20_000  # no parameters came from the gateway
 
 
+def test_a_worker_killed_while_the_others_train_the_next_round_costs_a_retry(
+    tmp_path: Path, shared_cache: Path
+) -> None:
+    slow = ("--set=fabric.latency_budget_s=10", "--set=train.inner_steps=2000")
+    overlap = ("--set=sync.topology=ring", "--set=sync.overlap=async")
+    run = KillableRun(tmp_path / "run", shared_cache, "--rounds=3", *overlap, *slow)
+    try:
+        first = run.wait_for_event("lease_started", round=2)
+        second = run.wait_for_event("lease_started", round=2)
+        if not any(r["round"] == 1 for r in run.of("round_finished")):
+            run.wait_for_event("round_finished", round=1)
+        os.kill(second["pid"], signal.SIGSTOP)
+        run.wait_for_event("delta_accepted", round=2, pid=first["pid"])
+        os.kill(first["pid"], signal.SIGSTOP)  # it has contributed, and will not answer the reduction
+        os.kill(second["pid"], signal.SIGCONT)
+        next_round = run.wait_for_event("lease_started", round=3, pid=second["pid"])
+        kill(first["pid"])
+        retried = run.wait_for_event("reduce_retried", round=2)
+        withdrawn = run.wait_for_event("delta_withdrawn", round=2)
+        closed = run.wait_for_event("round_closed", round=2)
+        finished(run)
+    finally:
+        run.close()
+    assert retried["attempt"] == 2
+    assert withdrawn["worker"] == first["worker"]
+    assert closed["contributions"] == 1
+    # What was trained meanwhile counts, from the version before the one that was being made.
+    [kept] = [r for r in run.of("lease_assigned") if r["task"] == next_round["task"]]
+    assert kept["version"] == 1
+    assert next_round["task"] in [r["task"] for r in run.of("delta_accepted") if r["round"] == 3]
+    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord))
+    assert state.round == 3
+    assert state.ledger.held == []
+    assert state.ledger.trained * 2000 * 2 * 16 == state.tokens_total
+    assert load_latest(run.folder / "checkpoints").info.round == 3
+
+
 def test_a_worker_killed_in_mid_reduce_costs_a_retry(tmp_path: Path, shared_cache: Path) -> None:
     # Patient connections: the processes are stopped for a while. Long leases: both must be stopped within one.
     slow = ("--set=fabric.latency_budget_s=10", "--set=train.inner_steps=2000")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from planetary.core.errors import TrustError
 from planetary.fabric import events as e
 from planetary.fabric.worker_machine import WorkerMachine
@@ -135,3 +137,80 @@ def test_a_refusal_for_good_and_a_shutdown_end_it() -> None:
     assert other.handle(e.Received(1, m.Shutdown(reason="done")), 1.0) == [e.Exit(True, "done")]
     assert other.handle(e.Tick(), 2.0) == []
     assert other.next_deadline() is None
+
+
+# --- ring -------------------------------------------------------------------------------------------------------
+
+
+def ring_worker(*, overlap: bool) -> WorkerMachine:
+    ring = m.RingJob(
+        port=1, connections=1, precision="f32", learning_rate=0.7, momentum=0.9, gather_s=5.0, overlap=overlap
+    )
+    worker, job = machine(), msgspec.structs.replace(JOB, ring=ring)
+    worker.handle(e.Tick(), 0.0)
+    worker.handle(e.Opened(1), 0.1)
+    worker.handle(e.Received(1, job), 0.2)
+    worker.handle(e.JobLoaded(job.artifact, 0), 0.3)
+    assert worker.handle(e.Received(1, m.OuterState(version=0, digest="d0")), 0.4) == [e.UseOuterState(0, (0,))]
+    return worker
+
+
+def reduce(round_: int) -> m.Reduce:
+    return m.Reduce(round=round_, attempt=round_, group=1, peers=2, tasks=(7,), tokens=40)
+
+
+def test_a_reduction_ends_while_the_next_round_is_trained_from_the_older_version() -> None:
+    worker = ring_worker(overlap=True)
+    assert worker.handle(e.Received(1, train_task(7)), 1.0) == [e.UseParameters(0), e.StartTraining(train_task(7))]
+    out = worker.handle(e.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
+    assert out[0] == e.HoldEndParameters(7, 1, 40)
+    assert worker.handle(e.Received(1, reduce(1)), 2.1) == [e.StartReduce(reduce(1))]
+    # The same parameters are in use still; the reduction is not waited for.
+    assert worker.handle(e.Received(1, train_task(8, 2)), 2.2) == [e.StartTraining(train_task(8, 2))]
+    assert worker.handle(e.ReduceSucceeded(1, 1, "d1", 5, 5), 2.3) == [
+        e.UseOuterState(1, (1, 0)),
+        e.Send(1, m.ReduceDone(round=1, attempt=1, digest="d1", sent_bytes=5, received_bytes=5)),
+    ]
+    out = worker.handle(e.TrainingDone(8, 2, 4, 40, 1.5, 0.5, 2.0), 3.0)
+    assert out[0] == e.HoldEndParameters(8, 2, 40)
+    later = msgspec.structs.replace(train_task(9, 3), version=1)
+    assert worker.handle(e.Received(1, later), 3.1) == [e.UseParameters(1), e.StartTraining(later)]
+    # Two versions are kept, and what the queue needs.
+    queued = m.EvalTask(task=10, version=1, slice=SLICE, batches=1)
+    assert worker.handle(e.Received(1, queued), 3.2) == []
+    worker.handle(e.Received(1, reduce(2)), 3.3)
+    assert worker.handle(e.ReduceSucceeded(2, 2, "d2", 5, 5), 3.4)[0] == e.UseOuterState(2, (2, 1))
+    worker.handle(e.Received(1, reduce(3)), 3.5)
+    assert worker.handle(e.ReduceSucceeded(3, 3, "d3", 5, 5), 3.6)[0] == e.UseOuterState(3, (3, 1, 2))
+
+
+def test_a_task_waits_for_the_version_that_it_names() -> None:
+    worker = ring_worker(overlap=False)
+    worker.handle(e.Received(1, reduce(1)), 1.0)
+    task = msgspec.structs.replace(train_task(8, 2), version=1)
+    assert worker.handle(e.Received(1, task), 1.1) == []
+    out = worker.handle(e.ReduceSucceeded(1, 1, "d1", 5, 5), 1.2)
+    assert out[0] == e.UseOuterState(1, (1,))
+    assert out[2:] == [e.UseParameters(1), e.StartTraining(task)]
+
+
+def test_outer_states_and_reductions_do_not_wait_for_tasks() -> None:
+    worker = ring_worker(overlap=True)
+    worker.handle(e.Received(1, train_task(7)), 1.0)
+    worker.handle(e.Received(1, m.EvalTask(task=9, version=0, slice=SLICE, batches=1)), 1.1)
+    assert worker.handle(e.Received(1, m.SendOuterState(version=0)), 1.2) == [
+        e.Send(1, m.OuterState(version=0, digest="d0"), e.OuterStateOf(0))
+    ]
+    assert worker.handle(e.Received(1, reduce(1)), 1.3) == [e.StartReduce(reduce(1))]
+    # What the ring does has an order of its own.
+    assert worker.handle(e.Received(1, m.OuterState(version=5, digest="d5")), 1.4) == []
+    out = worker.handle(e.ReduceBroke(1, 1, "peer", "lost"), 1.5)
+    assert out[1:] == [e.UseOuterState(5, (5, 0))]  # version 0 is what the queued evaluation needs
+
+
+def test_a_lost_connection_leaves_the_ring_and_keeps_the_outer_state() -> None:
+    worker = ring_worker(overlap=True)
+    worker.handle(e.Received(1, train_task(7)), 1.0)
+    worker.handle(e.Received(1, reduce(1)), 1.1)
+    assert worker.handle(e.Closed(1, "reset"), 2.0) == [e.LeaveRing(), e.StopTask(7)]
+    assert worker.handle(e.ReduceSucceeded(1, 1, "d1", 5, 5), 2.1) == []  # nobody asks for it any more

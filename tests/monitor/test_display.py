@@ -56,6 +56,13 @@ def test_preparing_shows_the_stage_and_the_time_spent() -> None:
     assert "5.0 s so far" in text
 
 
+def test_overlapping_rounds_are_both_named() -> None:
+    workers = tuple(msgspec.structs.replace(w, round=8) for w in status().workers)
+    shown = status(round=8, reducing=7, workers=workers)
+    assert "round 8 of 12, 7 is being reduced" in drawn(shown)
+    assert fraction_done(shown) == pytest.approx(fraction_done(status()) + 1 / 12)
+
+
 def test_a_run_that_ended_shows_how_long_it_took() -> None:
     assert "took 4:25" in drawn(status(state="finished", ended_at=1265.0), now=9999.0)
 

@@ -245,3 +245,14 @@ def test_a_run_without_rounds_still_has_a_picture() -> None:
     (axes,) = draw(RunHistory(name="demo", events=[], metrics=[])).axes
     assert [text.get_text() for text in axes.texts] == ["no round is finished yet"]
     assert all(math.isfinite(edge) for edge in axes.get_xlim())
+
+
+def test_overlapping_rounds_in_the_journal() -> None:
+    started = [event(t, "round_started", round=n, version=0, workers=2) for n, t in ((1, 3.0), (2, 13.0))]
+    events = [EVENTS[0], *started]
+    shown = status_of(history(events=events, metrics=[]))
+    assert (shown.round, shown.reducing) == (2, 1)
+    finished = event(14.0, "round_finished", round=1, tokens_total=200)
+    assert status_of(history(events=[*events, finished], metrics=[])).reducing == 0
+    back = event(14.0, "rolled_back", mark={"round": 0}, reason="gone")
+    assert status_of(history(events=[*events, back], metrics=[])).reducing == 0

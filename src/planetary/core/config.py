@@ -242,5 +242,7 @@ def config_hash(config: Config) -> str:
         del kept["optimizer"]["final_fraction"]
     if config.sync.topology == "ring":  # its sums are rounded in another way
         kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
+        if config.sync.overlap != "none":
+            kept["sync"]["overlap"] = config.sync.overlap
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -133,6 +133,8 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # "star": through the gateway; "ring": the workers reduce their deltas among themselves, and the gateway gets the
     # parameters for checkpoints only
     topology: Literal["star", "ring"] = "star"
+    # "ring": "async" trains the next round while one is reduced, from parameters that are one outer step older
+    overlap: Literal["none", "async"] = "none"
     precision: Literal["f32", "f64"] = "f32"  # "ring": of the deltas on their way; the star's sums are f64
     connections: Count = 2  # "ring": TCP streams to the next worker; more help where one stream is limited
     port: Port = 0  # "ring": that the gateway leads the ring on; 0: any

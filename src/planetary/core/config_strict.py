@@ -161,6 +161,17 @@ def _check_together(config: Config, origin: str) -> None:
             f"{origin}: fabric.quorum: expected at most fabric.workers ({config.fabric.workers}), found "
             f"{config.fabric.quorum}: such a round could never be closed by its quorum"
         )
+    if config.sync.overlap == "async" and config.sync.topology != "ring":
+        raise UserError(
+            f'{origin}: sync.overlap: expected "none" with sync.topology = "{config.sync.topology}", found "async": '
+            'only the workers of a ring can reduce while they train; set sync.topology = "ring" too'
+        )
+    if config.sync.overlap == "async" and config.sync.precision != "f32":
+        raise UserError(
+            f'{origin}: sync.overlap: expected "none" with sync.precision = "{config.sync.precision}", found "async": '
+            "that precision sums end parameters, and with overlap the next step is not taken from where they began; "
+            'leave out sync.precision, or set it to "f32"'
+        )
     name = config.run.name
     if name in {".", ".."} or "/" in name or "\\" in name:
         raise UserError(

@@ -53,13 +53,13 @@ def initial_state(specs: Sequence[TensorSpec], params: Tensors) -> OuterState:
     )
 
 
-def published_params(specs: Sequence[TensorSpec], state: OuterState) -> dict[str, np.ndarray]:
+def published_params(specs: Sequence[TensorSpec], masters: Tensors) -> dict[str, np.ndarray]:
     """Return the parameters as workers take them: the master copy rounded to nearest in their own element
     types.
 
     A float32 parameter is the master array itself, not a copy.
     """
-    return {spec.name: from_master(spec.dtype, state.params[spec.name]) for spec in specs}
+    return {spec.name: from_master(spec.dtype, masters[spec.name]) for spec in specs}
 
 
 def outer_step(

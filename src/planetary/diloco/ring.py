@@ -7,6 +7,10 @@ All parameters travel as one flat array, in the order of their specs. What is su
   the same bits as there, since adding two numbers is commutative.
 
 A worker that is alone has the exact float64 mean in both.
+
+With overlap (the one-step-delayed pipeline of the PCCL report, section 3.3) a contribution was trained from an older
+state than the one that the step is taken from: round r from version r − 2, while r − 1 was reduced. What is summed is
+always the deltas, each against the parameters that it was trained from, and the step is the usual one with their mean.
 """
 
 from __future__ import annotations
@@ -15,9 +19,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import msgspec
 import numpy as np
 
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_float64
 from planetary.diloco.mean import Contribution, blocks
 from planetary.diloco.outer import OuterState, OuterStep, outer_step_to
@@ -30,36 +35,40 @@ VELOCITY = "velocity:"
 """In front of a parameter's name: the tensor that holds its velocity."""
 
 
-def form_of(precision: Precision, peers: int) -> Form:
+def form_of(precision: Precision, peers: int, *, overlap: bool = False) -> Form:
     """Return what is summed."""
-    return "mean" if precision == "f64" or peers == 1 else "delta"
+    return "mean" if not overlap and (precision == "f64" or peers == 1) else "delta"
 
 
-def share(
-    specs: Sequence[TensorSpec], state: OuterState, own: Sequence[Contribution], tokens: int, form: Form
-) -> np.ndarray:
+class Held(msgspec.Struct, frozen=True):
+    """A contribution, and the master parameters that it was trained from, float32 by name."""
+
+    contribution: Contribution
+    start: Tensors
+
+
+def share(specs: Sequence[TensorSpec], own: Sequence[Held], tokens: int, form: Form) -> np.ndarray:
     """Return this worker's share of the sum: float32 [parameters] for deltas, float64 for the mean.
 
     Args:
         specs: the parameters' names, element types and shapes.
-        state: before the round.
         own: what this worker trained; may be empty, and its share is zero then.
         tokens: behind the contributions of all workers.
         form: what is summed.
     """
     out = np.zeros(sum(spec.size for spec in specs), np.float64 if form == "mean" else np.float32)
-    ordered = sorted(own, key=lambda contribution: contribution.task)
+    ordered = sorted(own, key=lambda held: held.contribution.task)
     start = 0
     for spec in specs:
-        before = state.params[spec.name].reshape(-1)
         for block in blocks(spec.size):
             total = None
-            for contribution in ordered:
+            for held in ordered:
+                contribution = held.contribution
                 values = to_float64(
                     spec.dtype, np.ascontiguousarray(contribution.tensors[spec.name]).reshape(-1)[block]
                 )
                 if form == "delta":
-                    values = before[block].astype(np.float64) - values
+                    values = held.start[spec.name].reshape(-1)[block].astype(np.float64) - values
                 values *= contribution.tokens / tokens
                 total = values if total is None else total + values
             if total is not None:
@@ -75,7 +84,9 @@ def outer_step_of_sum(
     learning_rate: float,
     momentum: float,
 ) -> OuterStep:
-    """Return the state after the outer step, given the sum over all workers' `share` and its form. See `outer_step`.
+    """Return the state after the outer step from `state`, given the sum over all workers' `share` and its form.
+
+    See `outer_step`.
 
     Raises:
         NumericsError: a result is not finite; the tensor is named.

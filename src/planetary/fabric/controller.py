@@ -7,7 +7,7 @@ changed only through journal records; everything else lives as long as a connect
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -59,11 +59,11 @@ class Controller:
         policy: ControllerPolicy,
         state: ControllerState,
         now: float,
-        unreported: RoundMetrics | None = None,
+        unreported: Iterable[RoundMetrics] = (),
     ) -> None:
         """Go on from `state`, whose last record is `RunStarted` or `RunResumed`, at monotonic time `now`.
 
-        `unreported` are the metrics of the last finished round when its line was not written before a crash.
+        `unreported` are the metrics of finished rounds whose lines were not written before a crash.
         """
         self.policy = policy
         self.state = state
@@ -75,7 +75,7 @@ class Controller:
         self._stalled_at = now
         self._stall_reported = False
         self._stop_reason = ""  # why the run ends as soon as the checkpoint under way is written
-        self._unreported = {} if unreported is None else {unreported.round: unreported}
+        self._unreported = {metrics.round: metrics for metrics in unreported}
         if state.round not in state.evals:
             self.evaluation.begin(state.round)
 
@@ -165,19 +165,18 @@ class Controller:
             case m.ReduceFailed() if self.training.ring is not None:
                 self.training.ring.failed(worker, message, now)
             case m.OuterState() if self.training.ring is not None:
-                self.training.ring.uploaded(worker, message, event)
+                if not self.training.ring.uploaded(worker, message, event):
+                    self.training.withdraw_lost(now)
             case m.Progress():
-                self.training.progress(worker, message, now)
+                self.training.leases.progress(worker, message, now)
             case m.TrainResult():
-                found = self.training.result(worker, message, event, now)
+                found = self.training.leases.result(worker, message, event, now)
                 if found:
                     self._task_failed(worker, f"worker {worker.worker} sent an unusable result: {found}", "peer", now)
                 elif found is not None:
                     self.membership.succeeded(worker)
             case m.EvalResult():
-                version = self.evaluation.result(worker, message)
-                if version is not None:
-                    self._write_metrics(version)
+                self.evaluation.result(worker, message)
             case m.TaskFailed():
                 self._worker_reports_failure(worker, message, now)
             case m.Goodbye():
@@ -187,7 +186,7 @@ class Controller:
         train, flight = worker.train, worker.evaluate
         if train is not None and train.task == failure.task:
             worker.train, round_ = None, train.round
-            self.training.orphan(train, worker.worker, failure.reason, now)
+            self.training.leases.orphan(train, worker.worker, failure.reason, now)
         elif flight is not None and flight.task == failure.task:
             worker.evaluate, round_ = None, self.state.round
             self.evaluation.give_back(flight)
@@ -216,16 +215,12 @@ class Controller:
             self._end("stopped", self._stop_reason)
         if self.state.ended is not None:
             return
-        self._supply_ring(now)
-        startup = self._startup_deadline()
-        if self.training.may_open and self.desk.able_workers() and (startup is None or now >= startup):
-            self.training.open(now)
-        reduced = self.training.advance(now)
-        if reduced is not None:
-            self._outer_step_done(reduced, now)
+        while self._advance(now):
+            pass
         if self._ring_failed():
             return
         self._evaluate(now)
+        self._write_metrics()
         self.stall = self.training.stall
         if not self.stall and self.training.ring is not None:
             self.stall = self.training.ring.stall
@@ -234,9 +229,23 @@ class Controller:
         self._report_stall(now)
         self._check_end(now)
 
+    def _advance(self, now: float) -> bool:
+        """Go on with the rounds; true when one came to an end, so that more may have become possible."""
+        self._supply_ring(now)
+        startup = self._startup_deadline()
+        if self.training.may_open and self.desk.able_workers() and (startup is None or now >= startup):
+            self.training.open(now)
+        reduced = self.training.advance(now)
+        if isinstance(reduced, Mark):
+            reason = f"every worker that had trained for round {reduced.round + 1} was lost before the end of it"
+            self._go_back(reduced, reason, now)
+        elif reduced is not None:
+            self._outer_step_done(reduced, now)
+            self._evaluate(now)  # before the next round's tasks
+        return reduced is not None
+
     def _outer_step_done(self, round_: int, now: float) -> None:
-        for version in self.evaluation.begin(round_):
-            self._write_metrics(version)
+        self.evaluation.begin(round_)
         metrics = self.training.outer_step_done(round_, now, self.evaluation.versions)
         self._round_finished(metrics)
 
@@ -244,9 +253,8 @@ class Controller:
         ring = self.training.ring
         if ring is not None:
             newest = max((w.version for w in self.desk.workers.values()), default=0)
-            for version in self.evaluation.overtaken(max(newest, self.state.version)):
-                self._write_metrics(version)
-            if ring.busy:  # what a worker has changes under it
+            self.evaluation.overtaken(max(newest, self.state.version))
+            if ring.busy and not self.policy.overlap:  # what a worker has changes under it
                 return
         self.evaluation.hand_out(now)
 
@@ -255,17 +263,16 @@ class Controller:
         ring = self.training.ring
         back = ring.supply(now) if ring is not None else None
         if back is not None:
-            self._go_back(back, now)
+            newest = self.state.version
+            reason = f"no worker has the parameters of round {newest} any more, the gateway has round {back.round}"
+            self._go_back(back, reason, now)
             self._supply_ring(now)
 
-    def _go_back(self, mark: Mark, now: float) -> None:
-        reason = (
-            f"no worker has the parameters of round {self.state.version} any more, the gateway has round {mark.round}"
-        )
+    def _go_back(self, mark: Mark, reason: str, now: float) -> None:
         self.desk.append(RolledBack(mark=mark, reason=reason))
         self.desk.out.append(ForgetRounds(mark.round))
         self._unreported = {r: metrics for r, metrics in self._unreported.items() if r <= mark.round}
-        self.training.rolled_back(now)
+        self.training.rolled_back(mark, reason, now)
         self.evaluation.go_back(mark.round)
 
     def _ring_failed(self) -> bool:
@@ -312,8 +319,7 @@ class Controller:
         self.desk.append(RunFinished(round=self.state.round, ok=ok, reason=reason, kind=kind))
         for session in [*self.desk.workers, *self.desk.supervisors]:
             self.desk.send(session, m.Shutdown(reason=reason))
-        for version in list(self._unreported):
-            self._write_metrics(version)
+        self._write_metrics(everything=True)
         self.desk.out.append(Finish(ok, reason, kind))
 
     def _could_not_send(self, event: SendFailed, now: float) -> None:
@@ -328,10 +334,10 @@ class Controller:
     def _lose(self, worker: WorkerSession, reason: str, now: float) -> None:
         self.membership.remove(worker, reason, now)
         if worker.train is not None:
-            self.training.orphan(worker.train, worker.worker, reason, now)
+            self.training.leases.orphan(worker.train, worker.worker, reason, now)
         if worker.evaluate is not None:
             self.evaluation.give_back(worker.evaluate)
-        self.training.lost(now)
+        self.training.withdraw_lost(now)
 
     def _task_failed(self, worker: WorkerSession, reason: str, kind: EndKind, now: float) -> None:
         if self.membership.failed(worker, reason, kind):
@@ -348,15 +354,13 @@ class Controller:
     def _round_finished(self, metrics: RoundMetrics | None) -> None:
         if metrics is not None:
             self._unreported[metrics.round] = metrics
-            if metrics.round not in self.evaluation.versions:
-                self._write_metrics(metrics.round)
 
-    def _write_metrics(self, round_: int) -> None:
-        """Write a round's line once it is finished and evaluated, whichever comes last."""
-        metrics = self._unreported.pop(round_, None)
-        if metrics is not None:
-            complete = msgspec.structs.replace(metrics, eval_loss=self.state.evals.get(round_))
-            self.desk.out.append(WriteMetrics(complete))
+    def _write_metrics(self, *, everything: bool = False) -> None:
+        """Write the lines of finished rounds that are not evaluated any more."""
+        for round_ in sorted(self._unreported):
+            if everything or round_ not in self.evaluation.versions:
+                complete = msgspec.structs.replace(self._unreported.pop(round_), eval_loss=self.state.evals.get(round_))
+                self.desk.out.append(WriteMetrics(complete))
 
     def _desertion_deadline(self) -> float | None:
         since = self.membership.deserted_at

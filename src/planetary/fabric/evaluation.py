@@ -40,26 +40,21 @@ class Evaluation:
         """The versions whose evaluation is not complete."""
         return tuple(self._versions)
 
-    def begin(self, version: int) -> tuple[int, ...]:
+    def begin(self, version: int) -> None:
         """Start evaluating a version if that is due.
 
-        Returns versions that are given up for it. An evaluation that was overtaken twice would only hold memory and
-        workers; its number is reported as missing.
+        An evaluation that was overtaken twice would only hold memory and workers: it is given up, and its number is
+        reported as missing.
         """
         if not self._desk.policy.eval_due(version):
-            return ()
-        given_up = tuple(sorted(self._versions)[:-1])
-        for old in given_up:
+            return
+        for old in sorted(self._versions)[:-1]:
             del self._versions[old]
         self._versions[version] = _Version([chunk.batches for chunk in self._desk.policy.held_out])
-        return given_up
 
-    def overtaken(self, version: int) -> tuple[int, ...]:
-        """Ring: give up what nobody can evaluate now that `version` is the workers'; return it."""
-        gone = tuple(sorted(n for n, evaluated in self._versions.items() if n < version and evaluated.pending))
-        for number in gone:
-            del self._versions[number]
-        return gone
+    def overtaken(self, version: int) -> None:
+        """Ring: give up what nobody can evaluate now that `version` is the workers'."""
+        self._versions = {n: found for n, found in self._versions.items() if n >= version or not found.pending}
 
     def go_back(self, version: int) -> None:
         """Ring: versions after this one never were; it is evaluated if it was not."""
@@ -81,21 +76,19 @@ class Evaluation:
                     continue
                 self._assign(worker, number, version.pending.pop(0), now)
 
-    def result(self, worker: WorkerSession, result: m.EvalResult) -> int | None:
-        """Take a chunk's loss; return the version when it was the last chunk of it."""
+    def result(self, worker: WorkerSession, result: m.EvalResult) -> None:
+        """Take a chunk's loss."""
         flight = worker.evaluate
         if flight is None or flight.task != result.task:
-            return None
+            return
         worker.evaluate = None
         version = self._versions.get(flight.version)
         if version is None:
-            return None
+            return
         version.losses[flight.chunk] = result.loss
-        if len(version.losses) < len(version.batches):
-            return None
-        del self._versions[flight.version]
-        self._desk.append(EvalFinished(version=flight.version, loss=version.loss, batches=sum(version.batches)))
-        return flight.version
+        if len(version.losses) == len(version.batches):
+            del self._versions[flight.version]
+            self._desk.append(EvalFinished(version=flight.version, loss=version.loss, batches=sum(version.batches)))
 
     def give_back(self, flight: EvalInFlight) -> None:
         """A chunk's worker was lost or failed: offer it again."""

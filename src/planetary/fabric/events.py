@@ -323,24 +323,30 @@ class JobBroke(Event, frozen=True):
 
 
 class UseParameters(Instruction, frozen=True):
-    """The tensors that came with `Parameters(version)` are those of the next tasks; older ones may be forgotten."""
+    """The parameters of `version` are those of the next tasks.
+
+    Star: the tensors that came with `Parameters(version)`; older ones may be forgotten. Ring: those of an outer state
+    that the worker has.
+    """
 
     version: int
 
 
 class UseOuterState(Instruction, frozen=True):
-    """Ring: the outer state `version`, which arrived or was just made, is the worker's; tasks start from it.
+    """Ring: the outer state `version`, which arrived or was just made, is the worker's newest.
 
-    What was held of earlier rounds is forgotten.
+    Of the others the parameters of `versions` are still needed. Results of rounds up to `version` are forgotten.
     """
 
     version: int
+    versions: tuple[int, ...]  # `version`, and older ones
 
 
 class HoldEndParameters(Instruction, frozen=True):
     """Ring: keep the parameters after a task until they are reduced."""
 
     task: int
+    round: int
     tokens: int
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,26 +12,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.artifacts.store import BlobStore
 from planetary.core.clock import Clock, SystemClock
-from planetary.core.config import Config, config_hash
-from planetary.core.errors import CompileError, NumericsError, PlanetaryError, RemoteProtocolError, ResourceError
+from planetary.core.config import Config
+from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slice
 from planetary.diloco.ring import state_specs
 from planetary.fabric import events as e
-from planetary.fabric.compiling import CompileTarget, compile_apart
 from planetary.fabric.controller import Controller
 from planetary.fabric.gateway_start import Start, begin, trim_metrics
 from planetary.fabric.gateway_status import status_of
+from planetary.fabric.gateway_work import GatewayWork
 from planetary.fabric.news import news_of
 from planetary.fabric.outbox import Outbox
 from planetary.fabric.preparation import Prepared, prepare_run
 from planetary.fabric.records import AnyRecord, RoundFinished, RunFinished
 from planetary.fabric.ring_master import RingMaster
-from planetary.fabric.run_files import CHECKPOINTS, EVENTS, METRICS, RunLock
+from planetary.fabric.run_files import EVENTS, METRICS, RunLock
 from planetary.fabric.shell import Shell
 from planetary.fabric.status import RoundMetrics, RunStatus
 from planetary.fabric.traffic import Traffic
@@ -98,7 +96,7 @@ class Gateway:
         self._start: Start | None = None
         self._sessions = 0
         self._outboxes: dict[int, Outbox] = {}
-        self._work: set[asyncio.Task[None]] = set()
+        self._work: GatewayWork | None = None
         self._stop_reason: str | None = None
 
     @property
@@ -154,6 +152,7 @@ class Gateway:
             self._append(record)
         self.controller = Controller(start.policy, start.state, now, start.unreported)
         self._shell = Shell(self.controller, self._carry_out, self._clock)
+        self._work = GatewayWork(self.config, self.options, prepared, start, self._shell.post)
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))
         self._set_stage("waiting for workers")
@@ -170,11 +169,8 @@ class Gateway:
         return task.result()
 
     async def _close(self) -> None:
-        for work in list(self._work):
-            if work.get_name() == "compile":
-                work.cancel()  # its process is killed with it
-        if self._work:
-            await asyncio.wait(set(self._work))  # a checkpoint under way is finished
+        if self._work is not None:
+            await self._work.finish()  # a checkpoint under way is
         for outbox in list(self._outboxes.values()):
             try:
                 async with asyncio.timeout(self.config.timings.shutdown_s):
@@ -272,6 +268,8 @@ class Gateway:
         return self._start.parameters
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
+        work = self._work
+        assert work is not None
         match instruction:
             case e.Append():
                 self._append(instruction.record)
@@ -282,11 +280,13 @@ class Gateway:
             case e.Close():
                 outbox = self._outboxes.get(instruction.session)
                 if outbox is not None:
-                    self._begin_work(self._close_session(outbox, instruction.reason))
+                    work.add(self._close_session(outbox, instruction.reason))
             case e.Compile():
-                self._begin_work(self._compile(instruction), name="compile")
+                target = f"{instruction.backend}:{instruction.target}"
+                self._set_stage(f"compiling and verifying the training step for {target}")
+                work.compile(instruction)
             case e.TakeOuterStep():
-                self._begin_work(self._take_outer_step(instruction))
+                work.take_outer_step(instruction)
             case e.KeepParameters():
                 self._parameters.keep(instruction.versions)
             case e.DropAttachment():
@@ -296,7 +296,7 @@ class Gateway:
             case e.ForgetRounds():
                 self._forget_rounds(instruction.after)
             case e.WriteCheckpoint():
-                self._begin_work(self._write_checkpoint(instruction))
+                work.write_checkpoint(instruction)
             case e.WriteMetrics():
                 self._write_metrics(instruction.metrics)
             case e.Finish():
@@ -347,11 +347,6 @@ class Gateway:
                 return lambda: {"tokens": read_slice(piece)}
         return None
 
-    def _begin_work(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._work.add(task)
-        task.add_done_callback(self._work.discard)
-
     async def _close_session(self, outbox: Outbox, reason: str) -> None:
         try:
             async with asyncio.timeout(self.config.timings.shutdown_s):
@@ -359,70 +354,6 @@ class Gateway:
         except TimeoutError:
             log.info("%s did not take the last messages in time", outbox.connection.peer)
         await outbox.connection.close(reason)
-
-    async def _compile(self, instruction: e.Compile) -> None:
-        assert self.prepared is not None
-        assert self._shell is not None
-        backend, target, features = instruction.backend, instruction.target, instruction.features
-        self._set_stage(f"compiling and verifying the training step for {backend}:{target}")
-        began = self._clock.monotonic()
-        try:
-            published = await compile_apart(self.prepared, CompileTarget(backend, target, features), self.options.cache)
-        except PlanetaryError as error:
-            self._shell.post(e.CompileFailed(backend, target, features, str(error)))
-            return
-        except Exception as error:
-            log.exception("compiling for %s:%s failed", backend, target)
-            self._shell.post(e.CompileFailed(backend, target, features, f"{type(error).__name__}: {error}"))
-            return
-        seconds = self._clock.monotonic() - began
-        self._shell.post(
-            e.Compiled(backend, target, features, published.digest, published.nbytes, seconds, published.verified)
-        )
-
-    async def _take_outer_step(self, instruction: e.TakeOuterStep) -> None:
-        assert self._shell is not None
-        outer = self.config.outer
-        try:
-            await asyncio.to_thread(
-                self._parameters.take_outer_step,
-                instruction.round,
-                instruction.contributions,
-                outer.learning_rate,
-                outer.momentum,
-            )
-        except NumericsError as error:
-            self._shell.post(e.OuterStepFailed(instruction.round, str(error)))
-            return
-        self._shell.post(e.OuterStepDone(instruction.round))
-
-    async def _write_checkpoint(self, instruction: e.WriteCheckpoint) -> None:
-        assert self._shell is not None
-        assert self._start is not None
-        assert self.prepared is not None
-        mark, spec, state = instruction.mark, self._start.policy.spec, self._parameters.state
-        info = CheckpointInfo(
-            round=mark.round,
-            config_hash=config_hash(self.config),
-            model=spec.model,
-            model_digest=spec.stablehlo_digest,
-            param_specs=spec.params,
-            data_key=self.prepared.data.key,
-            controller=msgspec.Raw(msgspec.json.encode(mark)),
-            random_state={"seed": self.config.run.seed},
-        )
-        began = time.monotonic()
-        try:
-            path = await asyncio.to_thread(
-                write_checkpoint,
-                self.options.folder / CHECKPOINTS,
-                Checkpoint(info, state.params, state.velocity),
-                keep=self.config.checkpoint.keep,
-            )
-        except ResourceError as error:
-            self._shell.post(e.CheckpointLost(mark.round, str(error)))
-            return
-        self._shell.post(e.CheckpointDone(mark.round, path.name, time.monotonic() - began))
 
 
 def _allocate(specs: Mapping[str, TensorSpec], message: m.Message, spec: TensorSpec) -> np.ndarray:

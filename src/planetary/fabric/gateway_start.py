@@ -20,8 +20,8 @@ from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.parameters import Parameters
 from planetary.fabric.policy import ControllerPolicy, EvalChunk, RingPolicy
 from planetary.fabric.preparation import Prepared
-from planetary.fabric.records import AnyRecord, Mark, RoundFinished, RunResumed, RunStarted
-from planetary.fabric.round_end import finished_by_checkpoint, metrics_of
+from planetary.fabric.records import AnyRecord, Mark, RunResumed, RunStarted
+from planetary.fabric.round_end import finished_by_checkpoint, unreported
 from planetary.fabric.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from planetary.fabric.state import ControllerState, apply, replay
 from planetary.fabric.status import RoundMetrics
@@ -45,7 +45,7 @@ class Start:
     parameters: Parameters
     records: list[AnyRecord]  # new ones: to be written to the journal
     metrics: list[RoundMetrics]  # of earlier rounds
-    unreported: RoundMetrics | None  # of the last finished round, when its line is still to be written
+    unreported: list[RoundMetrics]  # of finished rounds whose lines are still to be written
 
 
 def begin(config: Config, options: GatewayOptions, prepared: Prepared, ring_port: int = 0) -> Start:
@@ -72,7 +72,7 @@ def begin(config: Config, options: GatewayOptions, prepared: Prepared, ring_port
         specs = prepared.step.spec.params
         parameters = Parameters(specs, initial_state(specs, prepared.params), 0)
         policy = with_ring(policy, config, ring_port, parameters.state)
-        return Start(policy, replay([started]), parameters, [started], [], None)
+        return Start(policy, replay([started]), parameters, [started], [], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     start = _resume(config, options, prepared, policy, earlier)
@@ -100,20 +100,17 @@ def _resume(
         raise UserError(
             f"{folder} has {mark.round} finished rounds already, more than train.rounds = {config.train.rounds}"
         )
-    late = finished_by_checkpoint(earlier, state.open, state.tokens_total, mark.round)
+    late = finished_by_checkpoint(earlier, state.closing or state.open, state.tokens_total, mark.round)
     if late is not None:
         apply(state, late)
         earlier = [*earlier, late]
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
     apply(state, resumed)
     metrics = trim_metrics(folder / METRICS, mark.round)
-    finished = [r for r in earlier if isinstance(r, RoundFinished) and r.round == mark.round]
-    unreported = None
-    if finished and all(line.round != mark.round for line in metrics):
-        unreported = metrics_of(finished[-1], config.train.inner_steps)
+    untold = unreported(earlier, {line.round for line in metrics}, mark.round, config.train.inner_steps)
     write_atomically(folder / CONFIG, to_toml(config).encode())
     records: list[AnyRecord] = [resumed] if late is None else [late, resumed]
-    return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, unreported)
+    return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
 
 
 def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
@@ -167,6 +164,7 @@ def with_ring(policy: ControllerPolicy, config: Config, port: int, state: OuterS
         learning_rate=config.outer.learning_rate,
         momentum=config.outer.momentum,
         gather_s=config.timings.ring_gather_s,
+        overlap=config.sync.overlap == "async",
     )
     ring = RingPolicy(job=job, start_digest=state_digest(policy.spec.params, state))
     return msgspec.structs.replace(policy, ring=ring)

@@ -35,6 +35,7 @@ def status_of(gateway: Gateway, wall: float, now: float) -> RunStatus:
         state=_run_state(controller),
         stage=controller.stall or _stage(gateway, controller),
         round=state.open.round if state.open is not None else state.round,
+        reducing=state.closing.round if state.closing is not None else 0,
         rounds=config.train.rounds,
         rounds_finished=state.round,
         inner_steps=config.train.inner_steps,

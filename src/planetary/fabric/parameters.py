@@ -22,7 +22,7 @@ class Parameters:
         self._specs = tuple(specs)
         self.state = state
         self._version = version
-        self._published: dict[int, Mapping[str, np.ndarray]] = {version: published_params(specs, state)}
+        self._published: dict[int, Mapping[str, np.ndarray]] = {version: published_params(specs, state.params)}
         self._contributions: dict[int, Tensors] = {}
         self._attachments = 0
 
@@ -75,4 +75,4 @@ class Parameters:
         ]
         step = outer_step(self._specs, self.state, contributions, learning_rate, momentum)
         self.state = step.state
-        self._published = {**self._published, round_: published_params(self._specs, step.state)}
+        self._published = {**self._published, round_: published_params(self._specs, step.state.params)}

@@ -60,6 +60,11 @@ class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any
 
+    @property
+    def overlap(self) -> bool:
+        """Whether a round is trained while the one before it is reduced."""
+        return self.ring is not None and self.ring.job.overlap
+
     def eval_due(self, version: int) -> bool:
         """Whether the parameters of `version` are evaluated."""
         return bool(self.held_out) and version > 0 and self._due(version, self.eval_every)

@@ -80,7 +80,10 @@ class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
 
 
 class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
-    """A round begins with `workers` ready workers, from parameters `version`."""
+    """A round begins with `workers` ready workers, from parameters `version`.
+
+    Overlap: while the results of the round before it are reduced; `version` is one less than in lock-step then.
+    """
 
     round: int
     version: int
@@ -88,7 +91,7 @@ class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
 
 
 class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
-    """A worker is told to train a lease."""
+    """A worker is told to train a lease, from parameters `version`."""
 
     round: int
     lease: int
@@ -96,6 +99,7 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
     worker: str
     pid: int
     node: str
+    version: int = -1  # -1: the journal of an older planetary does not say; it is that of the round then
 
 
 class LeaseStarted(Record, frozen=True, kw_only=True, tag="lease_started"):
@@ -147,7 +151,7 @@ class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
 
 
 class DeltaWithdrawn(Record, frozen=True, kw_only=True, tag="delta_withdrawn"):
-    """Ring: a contribution of the open round died with the worker that held it; its lease is an orphan again."""
+    """Ring: a contribution of a round under way died with the worker that held it; its lease is an orphan again."""
 
     round: int
     lease: int
@@ -172,7 +176,7 @@ class DigestsDiffered(Record, frozen=True, kw_only=True, tag="digests_differed")
 
 
 class RolledBack(Record, frozen=True, kw_only=True, tag="rolled_back"):
-    """Ring: every worker with newer parameters is gone; the run goes on from `mark`, whose the gateway has."""
+    """Ring: what was made after `mark` is gone with the workers that had it; the run goes on from there."""
 
     mark: Mark
     reason: str

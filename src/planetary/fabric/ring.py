@@ -8,6 +8,9 @@ of the ring's master, without what the lost ones held.
 The outer state (master parameters and velocity) is with the workers. The gateway gets it from one of them when a
 checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version
 that the gateway has.
+
+With overlap the next round is trained meanwhile, and closes when the one before it is finished and everybody has its
+parameters (`may_close`): one reduction at a time, and newcomers get theirs while nothing is under way.
 """
 
 from __future__ import annotations
@@ -74,29 +77,34 @@ class Ring:
 
     @property
     def busy(self) -> bool:
-        """Whether the open round's reduction has begun and is not settled."""
+        """Whether a round's reduction has begun and is not settled."""
         return self._attempt is not None or self._collecting > 0 or self.again_at is not None
 
-    def begin(self, opened: OpenRound, now: float) -> None:
-        """Have every worker with the round's parameters reduce what was contributed."""
+    @property
+    def may_close(self) -> bool:
+        """Whether everybody has the newest parameters, which the next outer step is taken from."""
+        return all(w.version == self._desk.state.version for w in self._desk.ready_workers())
+
+    def begin(self, ended: OpenRound, now: float) -> None:
+        """Have every worker with the newest parameters reduce what was contributed."""
         desk = self._desk
-        sessions = tuple(w.session for w in desk.ready_workers() if w.version == opened.version)
+        sessions = tuple(w.session for w in desk.able_workers())
         if sessions != self._group:
             self._group = sessions
             self._groups += 1
         self._attempts += 1
         self.again_at = None
-        self._attempt = _Attempt(opened.round, self._attempts, sessions, set(sessions), {}, now)
+        self._attempt = _Attempt(ended.round, self._attempts, sessions, set(sessions), {}, now)
         for session in sessions:
             desk.send(
                 session,
                 m.Reduce(
-                    round=opened.round,
+                    round=ended.round,
                     attempt=self._attempts,
                     group=self._groups,
                     peers=len(sessions),
-                    tasks=tuple(sorted(c.task for c in opened.contributions)),
-                    tokens=opened.tokens,
+                    tasks=tuple(sorted(c.task for c in ended.contributions)),
+                    tokens=ended.tokens,
                 ),
             )
 
@@ -132,12 +140,13 @@ class Ring:
             return Outcome.DONE
         if now >= self.again_at:
             return Outcome.RETRY
-        self.stall = f"round {self._desk.open_round().round}: the workers' reduction failed and is tried again"
+        self.stall = f"round {self._desk.state.round + 1}: the workers' reduction failed and is tried again"
         return Outcome.WAIT
 
-    def give_up(self) -> None:
-        """Nothing is left to be reduced: the round is trained again."""
+    def give_up(self) -> Mark:
+        """Nothing is left to be reduced: the round is trained again. Return where it began."""
         self.again_at = None
+        return self._marks[self._desk.state.version]
 
     def stuck_at(self, session: int) -> float | None:
         """When a worker is stuck that has not answered.
@@ -213,7 +222,7 @@ class Ring:
     def supply(self, now: float) -> Mark | None:
         """Bring every ready worker to the newest version; return the mark to go back to when nobody has that."""
         desk = self._desk
-        if self.busy or (desk.state.open is not None and desk.state.open.closed):
+        if self.busy or desk.state.ends:
             self._bereft_since = None  # the newest version is in the making
             return None
         self.stall = ""
@@ -238,8 +247,8 @@ class Ring:
             return None
         return self._marks[self.held]
 
-    def uploaded(self, worker: WorkerSession, message: m.OuterState, event: Received) -> None:
-        """An outer state arrived from a worker."""
+    def uploaded(self, worker: WorkerSession, message: m.OuterState, event: Received) -> bool:
+        """An outer state arrived from a worker; return whether it is what the worker says it has."""
         desk, version = self._desk, message.version
         if self._asked == (worker.session, version):
             self._asked = (0, -1)
@@ -249,16 +258,19 @@ class Ring:
             self.held = version
         else:
             desk.out.append(DropAttachment(event.attachment))
-            if not good and worker.version == version:
-                worker.version = -1  # it does not have what it said
+        if not good and worker.version == version:
+            worker.version = -1  # it does not have what it said
+            return False
+        return True
 
-    def went_back(self) -> None:
-        """The run was rolled back to the version that the gateway has."""
-        self._marks = {self.held: self._marks[self.held]}
-        self._digests = {self.held: self._digests[self.held]}
+    def went_back(self, version: int) -> None:
+        """The run was rolled back to `version`; whoever has it still has it."""
+        self._marks = {v: mark for v, mark in self._marks.items() if v in (self.held, version)}
+        self._digests = {v: digest for v, digest in self._digests.items() if v in (self.held, version)}
         self._bereft_since, self._asked, self._group = None, (0, -1), ()
         for worker in self._desk.workers.values():
-            worker.version = -1
+            if worker.version != version:
+                worker.version = -1
 
     def next_deadline(self) -> float | None:
         """When `settle` or `supply` have something to do by themselves."""

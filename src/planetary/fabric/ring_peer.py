@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,7 +14,7 @@ from planetary.core.errors import NumericsError, PeerError, PlanetaryError
 from planetary.core.tensors import Tensors
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, published_params
-from planetary.diloco.ring import form_of, outer_step_of_sum, share, state_digest, state_of, state_tensors
+from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share, state_digest, state_of, state_tensors
 from planetary.fabric.events import Event, ReduceBroke, ReduceSucceeded
 from planetary.wire.messages import Job, Reduce
 
@@ -42,7 +42,9 @@ class RingPeer:
         self._version = -1
         self._state: OuterState | None = None
         self._coming: dict[int, OuterState] = {}  # received or made, and not in use yet
-        self._held: dict[int, Contribution] = {}
+        self._params: dict[int, Tensors] = {}  # version that tasks may start from -> master parameters
+        self._start: Tensors = {}  # of these, what the last task started from
+        self._held: dict[int, tuple[int, Held]] = {}  # task -> its round, and what it gave
         self._lock = threading.Lock()
         self._left = 0  # how often `leave` was called
         self._group = -1
@@ -54,28 +56,37 @@ class RingPeer:
         """An outer state arrived; `use` follows."""
         self._coming[version] = state_of(self._specs, tensors)
 
-    def use(self, version: int) -> Tensors:
-        """Start from this outer state from now on; return the parameters that tasks start from."""
+    def use(self, version: int, versions: Collection[int]) -> None:
+        """The newest outer state is this one from now on; parameters of other versions than `versions` are forgotten.
+
+        So are results of rounds that are in it.
+        """
         self._state = self._coming[version]
         self._version = version
         self._coming.clear()
-        self._held.clear()
-        return published_params(self._specs, self._state)
+        self._params = {v: params for v, params in self._params.items() if v in versions}
+        self._params[version] = self._state.params
+        self._held = {task: (round_, held) for task, (round_, held) in self._held.items() if round_ > version}
+
+    def start_from(self, version: int) -> Tensors:
+        """The next tasks start from a version: return its parameters."""
+        self._start = self._params[version]
+        return published_params(self._specs, self._start)
 
     def tensors(self, version: int) -> Tensors:
-        """Return the outer state of `version`, which is in use, as it travels."""
+        """Return the outer state of `version`, which is the newest, as it travels."""
         assert self._state is not None
         assert version == self._version
         return state_tensors(self._state)
 
-    def hold(self, task: int, tokens: int, ends: Tensors) -> None:
-        """Keep the parameters after a task."""
-        self._held[task] = Contribution(task, tokens, ends)
+    def hold(self, task: int, round_: int, tokens: int, ends: Tensors) -> None:
+        """Keep the parameters after a task, the last one that was started."""
+        self._held[task] = (round_, Held(Contribution(task, tokens, ends), self._start))
 
     def reduce(self, message: Reduce) -> None:
         """Begin; `ReduceSucceeded` or `ReduceBroke` is reported."""
         assert self._state is not None
-        own = [self._held[task] for task in message.tasks if task in self._held]
+        own = [self._held[task][1] for task in message.tasks if task in self._held]
         self._thread.submit(self._guarded, message, self._state, own, self._left)
 
     def leave(self) -> None:
@@ -96,7 +107,7 @@ class RingPeer:
 
     # --- in the thread ----------------------------------------------------------------------------------------
 
-    def _guarded(self, message: Reduce, state: OuterState, own: list[Contribution], left: int) -> None:
+    def _guarded(self, message: Reduce, state: OuterState, own: list[Held], left: int) -> None:
         try:
             event = self._reduce(message, state, own, left)
         except NumericsError as error:
@@ -110,9 +121,9 @@ class RingPeer:
             log.warning("round %d: the reduction failed: %s", event.round, event.reason)
         self._report(event)
 
-    def _reduce(self, message: Reduce, state: OuterState, own: list[Contribution], left: int) -> Event:
-        form = form_of(self._job.precision, message.peers)
-        summed = share(self._specs, state, own, message.tokens, form)
+    def _reduce(self, message: Reduce, state: OuterState, own: list[Held], left: int) -> Event:
+        form = form_of(self._job.precision, message.peers, overlap=self._job.overlap)
+        summed = share(self._specs, own, message.tokens, form)
         sent = received = 0
         if message.peers > 1:
             communicator = self._join(message.group, message.peers, left)

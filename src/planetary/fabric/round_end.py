@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from planetary.fabric.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.state import OpenRound
@@ -35,7 +35,7 @@ def finished_by_checkpoint(
 
     A gateway that dies after it has committed the checkpoint of `round_` and before it has written `round_finished`
     leaves the round open. The checkpoint is the truth, so the round is finished; the time it took is what lies between
-    its start and its closing.
+    its start (or the end of the one before it) and its closing.
 
     Args:
         records: the journal, before it is resumed.
@@ -45,8 +45,31 @@ def finished_by_checkpoint(
     """
     if opened is None or opened.round != round_ or not opened.closed:
         return None
-    times = [r.t for r in records if isinstance(r, RoundStarted | RoundClosed) and r.round == round_][-2:]
-    return finished_record(opened, tokens_before, times[-1] - times[0], durable=True)
+    ends = [r.t for r in records if isinstance(r, RoundClosed) and r.round == round_]
+    return finished_record(opened, tokens_before, ends[-1] - began_at(records, round_), durable=True)
+
+
+def began_at(records: Sequence[AnyRecord], round_: int) -> float:
+    """Return the Unix time, in seconds, from which a round counts: its start or the end of the one before it.
+
+    Whichever is later: so no second counts twice where rounds overlap.
+    """
+    times = [
+        r.t
+        for r in records
+        if (isinstance(r, RoundStarted) and r.round == round_)
+        or (isinstance(r, RoundFinished) and r.round == round_ - 1)
+    ]
+    return times[-1]
+
+
+def unreported(records: Sequence[AnyRecord], told: Collection[int], until: int, inner_steps: int) -> list[RoundMetrics]:
+    """Return the metrics of finished rounds up to `until` that are not among those `told`, in order.
+
+    A gateway that dies while a round is evaluated leaves its line unwritten.
+    """
+    ends = {r.round: r for r in records if isinstance(r, RoundFinished) and r.round <= until and r.round not in told}
+    return [metrics_of(ends[number], inner_steps) for number in sorted(ends)]
 
 
 def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:

@@ -71,7 +71,7 @@ class Contribution(msgspec.Struct):
 
 
 class OpenRound(msgspec.Struct):
-    """The round under way. Every lease of it is in exactly one of the three collections."""
+    """A round under way. Every lease of it is in exactly one of the three collections."""
 
     round: int
     version: int
@@ -102,7 +102,8 @@ class ControllerState(msgspec.Struct):
     tokens_total: int = 0
     next_task: int = 1
     ledger: LeaseLedger = msgspec.field(default_factory=LeaseLedger)
-    open: OpenRound | None = None
+    open: OpenRound | None = None  # that is trained now; in lock-step also while its parameters are being made
+    closing: OpenRound | None = None  # overlap: the one before it, whose parameters are being made meanwhile
     members: dict[str, Member] = {}
     losses: dict[str, int] = {}  # worker -> how many times it was lost
     evals: dict[int, float] = {}  # version -> held-out loss
@@ -113,14 +114,35 @@ class ControllerState(msgspec.Struct):
     def mark(self) -> Mark:
         """Return what a checkpoint of the round that has just been closed must remember.
 
-        Leases that were not trained have been returned by then, so nothing is held.
+        Its leases that were not trained have been returned by then. Those of a round that is trained meanwhile are
+        free in it: whoever goes on from the checkpoint trains that round anew.
         """
-        return Mark(
-            self.open.round if self.open else self.round,
-            self.tokens_total + (self.open.tokens if self.open else 0),
-            self.next_task,
-            self.ledger.copy(),
-        )
+        ledger, ended = self.ledger.copy(), self.closing or self.open
+        if self.closing is not None and self.open is not None:
+            for contribution in self.open.contributions:
+                ledger.retract(contribution.lease)
+            for lease in list(ledger.held):
+                ledger.give_back(lease)
+        if ended is None:
+            return Mark(self.round, self.tokens_total, self.next_task, ledger)
+        return Mark(ended.round, self.tokens_total + ended.tokens, self.next_task, ledger)
+
+    @property
+    def ends(self) -> bool:
+        """Whether a round is closed and not finished: its parameters exist and are not the newest of the run yet."""
+        ended = self.closing or self.open
+        return ended is not None and ended.closed
+
+    def under_way(self, round_: int) -> OpenRound:
+        """Return a round that has begun and is not finished.
+
+        Raises:
+            LocalProtocolError: there is none with this number.
+        """
+        for found in (self.open, self.closing):
+            if found is not None and found.round == round_:
+                return found
+        raise LocalProtocolError(f"round {round_} is not under way after round {self.round}")
 
 
 def apply(state: ControllerState, record: AnyRecord) -> None:
@@ -145,31 +167,32 @@ def apply(state: ControllerState, record: AnyRecord) -> None:
             state.members.pop(record.worker, None)
             state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
         case RoundStarted():
-            if state.open is not None or record.round != state.round + 1:
-                raise LocalProtocolError(f"round {record.round} cannot start after round {state.round}")
-            state.open = OpenRound(record.round, record.version)
+            _start(state, record)
         case LeaseAssigned():
             _assign(state, record)
         case LeaseStarted():
-            _holding(state, record.lease, record.task).started = True
+            _holding(state, record).started = True
         case LeaseReturned():
             _give_back(state, record)
         case DeltaAccepted():
-            opened = _open(state)
-            _holding(state, record.lease, record.task)
+            opened = state.under_way(record.round)
+            _holding(state, record)
             del opened.holders[record.lease]
             state.ledger.complete(record.lease)
             opened.contributions.append(
                 Contribution(record.worker, record.lease, record.task, record.tokens, record.loss, record.seconds)
             )
         case RoundClosed():
-            _open(state).closed = True
+            state.under_way(record.round).closed = True
         case RoundFinished():
-            opened = _open(state)
+            ended = state.under_way(record.round)
             state.round = state.version = record.round
-            state.tokens_total += opened.tokens
-            state.train_losses[record.round] = opened.mean_loss
-            state.open = None
+            state.tokens_total += ended.tokens
+            state.train_losses[record.round] = ended.mean_loss
+            if state.closing is not None:
+                state.closing = None
+            else:
+                state.open = None
             if record.durable:
                 state.durable_round = record.round
         case EvalFinished():
@@ -197,21 +220,26 @@ def replay(records: Iterable[AnyRecord]) -> ControllerState:
     return state
 
 
-def _open(state: ControllerState) -> OpenRound:
-    if state.open is None:
-        raise LocalProtocolError(f"no round is open after round {state.round}")
-    return state.open
+def _start(state: ControllerState, record: RoundStarted) -> None:
+    before = state.open
+    if before is None:
+        allowed = record.round == state.round + 1
+    else:  # overlap: the results of the one before are reduced while this one is trained
+        allowed = state.closing is None and record.round == before.round + 1 == state.round + 2
+    if not allowed:
+        raise LocalProtocolError(f"round {record.round} cannot start after round {state.round}")
+    state.closing, state.open = before, OpenRound(record.round, record.version)
 
 
-def _holding(state: ControllerState, lease: int, task: int) -> Holding:
-    holding = _open(state).holders.get(lease)
-    if holding is None or holding.task != task:
-        raise LocalProtocolError(f"lease {lease} is not held by task {task}")
+def _holding(state: ControllerState, record: LeaseStarted | DeltaAccepted | LeaseReturned) -> Holding:
+    holding = state.under_way(record.round).holders.get(record.lease)
+    if holding is None or holding.task != record.task:
+        raise LocalProtocolError(f"lease {record.lease} is not held by task {record.task}")
     return holding
 
 
 def _assign(state: ControllerState, record: LeaseAssigned) -> None:
-    opened = _open(state)
+    opened = state.under_way(record.round)
     if record.lease in opened.orphans:
         opened.orphans.remove(record.lease)
     elif state.ledger.take() != record.lease:
@@ -221,9 +249,9 @@ def _assign(state: ControllerState, record: LeaseAssigned) -> None:
 
 
 def _give_back(state: ControllerState, record: LeaseReturned) -> None:
-    opened = _open(state)
+    opened = state.under_way(record.round)
     if record.task:
-        _holding(state, record.lease, record.task)
+        _holding(state, record)
         del opened.holders[record.lease]
     else:
         opened.orphans.remove(record.lease)
@@ -234,7 +262,7 @@ def _give_back(state: ControllerState, record: LeaseReturned) -> None:
 
 
 def _withdraw(state: ControllerState, record: DeltaWithdrawn) -> None:
-    opened = _open(state)
+    opened = state.under_way(record.round)
     kept = [c for c in opened.contributions if c.task != record.task]
     if len(kept) == len(opened.contributions):
         raise LocalProtocolError(f"task {record.task} contributed nothing that could be withdrawn")
@@ -258,7 +286,7 @@ def _go_back(state: ControllerState, mark: Mark) -> None:
     # Task numbers go on: a late answer to a task from before the restart must not look like one of after.
     state.next_task = max(state.next_task, mark.next_task)
     state.ledger = mark.ledger.copy()
-    state.open = None
+    state.open = state.closing = None
     for table in (state.evals, state.train_losses):
         for later in [key for key in table if key > mark.round]:
             del table[later]

@@ -46,6 +46,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: RunState
     stage: str = ""  # what is being done, for people, while the state is preparing, waiting or finishing
     round: int = 0  # the open round, or the last finished one when none is open; 1-based
+    reducing: int = 0  # overlap: the round before it, while its results are being reduced; 0: none is
     rounds: int = 0  # that the run is to have
     rounds_finished: int = 0
     inner_steps: int = 0  # per round and worker
@@ -70,7 +71,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     eval_loss: float | None  # held-out loss of the parameters after this round; None: not evaluated
     tokens: int  # target tokens trained on in this round
     tokens_total: int  # in all rounds up to this one
-    seconds: float  # from the start of the round to the end of its outer step
+    seconds: float  # from the start of the round, or the end of the one before it if that was later, to its own end
     workers: int  # that contributed
     inner_steps: int  # per contribution
     bytes_up: int  # workers to gateway, in this round

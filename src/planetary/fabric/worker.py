@@ -117,13 +117,14 @@ class WorkerShell:
             case e.LoadJob():
                 asyncio.get_running_loop().run_in_executor(None, self._load, instruction.job)
             case e.UseParameters():
-                params = self._params.pop(instruction.version)
+                version = instruction.version
+                params = self._params.pop(version) if self._ring is None else self._ring.start_from(version)
                 self._require_compute().use_parameters(params)
             case e.UseOuterState():
-                self._require_compute().use_parameters(self._require_ring().use(instruction.version))
+                self._require_ring().use(instruction.version, instruction.versions)
             case e.HoldEndParameters():
                 ends = self._require_compute().end_parameters(instruction.task)
-                self._require_ring().hold(instruction.task, instruction.tokens, ends)
+                self._require_ring().hold(instruction.task, instruction.round, instruction.tokens, ends)
             case e.StartReduce():
                 self._require_ring().reduce(instruction.message)
             case e.LeaveRing():

@@ -3,8 +3,10 @@
 Tasks and parameters are handled strictly in the order in which they arrive, so "the parameters of a task" are always
 the last ones before it. Losing the connection stops the task under way: the controller has given its lease away.
 
-In the ring topology the worker holds its results until the controller says that they are reduced. A reduction runs
-beside a task that began before it, and tasks that arrive after it wait for its end.
+In the ring topology the worker holds its results until the controller says that they are reduced. What belongs to the
+ring (outer states, reductions) has an order of its own beside the tasks: a task waits until the worker has the version
+that it names, and for nothing else. With overlap the worker keeps one version more than the newest, so that a reduction
+may begin and end while it trains from the older one.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ from planetary.fabric.events import (
 )
 from planetary.wire import messages as m
 
-_Queued = m.Parameters | m.OuterState | m.SendOuterState | m.Reduce | m.TrainTask | m.EvalTask
+_Task = m.TrainTask | m.EvalTask
+_OfRing = m.OuterState | m.SendOuterState | m.Reduce
 
 
 class WorkerMachine:
@@ -78,9 +81,12 @@ class WorkerMachine:
         self._job: m.Job | None = None
         self._loaded = ""  # digest of the artifact on the device
         self._opt_state_round = 0
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[m.Parameters | _Task] = deque()
+        self._of_ring: deque[_OfRing] = deque()
         self._reducing: m.Reduce | None = None
         self._outer_version, self._outer_digest = -1, ""  # ring: the outer state that this worker has
+        self._versions: tuple[int, ...] = ()  # ring: whose parameters it has
+        self._in_use = -1  # ring: the version that the last task started from
         self._running: m.TrainTask | m.EvalTask | None = None
         self._stopping = False  # the running task's answer is not wanted any more
         self._progress_at = 0.0
@@ -121,8 +127,7 @@ class WorkerMachine:
             case TrainingDone():
                 self._training_done(event)
             case ReduceSucceeded() if self._is_reduced(event.attempt):
-                self._outer_version, self._outer_digest = event.round, event.digest
-                self._out.append(UseOuterState(event.round))
+                self._use_outer_state(event.round, event.digest)
                 self._reduced(
                     m.ReduceDone(
                         round=event.round,
@@ -169,6 +174,7 @@ class WorkerMachine:
     def _closed(self, event: Closed, now: float) -> None:
         self._connected = False
         self._queue.clear()
+        self._of_ring.clear()
         if self.in_ring:
             self._reducing = None
             self._out.append(LeaveRing())
@@ -207,8 +213,11 @@ class WorkerMachine:
             case m.OuterState() if event.defect:
                 self._send(m.Goodbye(reason=event.defect))
                 self._exit(TrustError, event.defect)
-            case m.Parameters() | m.OuterState() | m.SendOuterState() | m.Reduce() | m.TrainTask() | m.EvalTask():
+            case m.Parameters() | m.TrainTask() | m.EvalTask():
                 self._queue.append(message)
+                self._next()
+            case m.OuterState() | m.SendOuterState() | m.Reduce():
+                self._of_ring.append(message)
                 self._next()
             case m.CancelTask():
                 self._queue = deque(q for q in self._queue if getattr(q, "task", None) != message.task)
@@ -232,37 +241,48 @@ class WorkerMachine:
     # --- tasks ------------------------------------------------------------------------------------------------
 
     def _next(self) -> None:
-        while self._queue and self._may_begin(self._queue[0]):
+        while self._of_ring and self._reducing is None:
+            self._begin_of_ring(self._of_ring.popleft())
+        while self._queue and self._running is None and self._may_begin(self._queue[0]):
             item = self._queue.popleft()
-            match item:
-                case m.OuterState():
-                    self._outer_version, self._outer_digest = item.version, item.digest
-                    self._out.append(UseOuterState(item.version))
-                case m.SendOuterState():
-                    if item.version == self._outer_version:
-                        message = m.OuterState(version=item.version, digest=self._outer_digest)
-                        self._send(message, OuterStateOf(item.version))
-                case m.Reduce():
-                    self._reducing = item
-                    self._out.append(StartReduce(item))
-                case m.Parameters():
-                    self._out.append(UseParameters(item.version))
-                case m.TrainTask():
-                    self._running = item
-                    self._out.append(StartTraining(item))
-                case m.EvalTask():
-                    self._running = item
-                    self._out.append(StartEvaluating(item))
+            if isinstance(item, m.Parameters):
+                self._out.append(UseParameters(item.version))
+                continue
+            if self.in_ring and item.version != self._in_use:
+                self._in_use = item.version
+                self._out.append(UseParameters(item.version))
+            self._running = item
+            self._out.append(StartTraining(item) if isinstance(item, m.TrainTask) else StartEvaluating(item))
 
-    def _may_begin(self, item: _Queued) -> bool:
-        """Whether it need not wait for what came before it."""
-        if self._reducing is not None:
-            return False
-        return self._running is None or isinstance(item, m.OuterState | m.SendOuterState | m.Reduce)
+    def _begin_of_ring(self, item: _OfRing) -> None:
+        match item:
+            case m.OuterState():
+                self._use_outer_state(item.version, item.digest)
+            case m.SendOuterState():
+                if item.version == self._outer_version:
+                    message = m.OuterState(version=item.version, digest=self._outer_digest)
+                    self._send(message, OuterStateOf(item.version))
+            case m.Reduce():
+                self._reducing = item
+                self._out.append(StartReduce(item))
+
+    def _may_begin(self, item: m.Parameters | _Task) -> bool:
+        """Whether its parameters are here. In the star they came before it."""
+        return not self.in_ring or isinstance(item, m.Parameters) or item.version in self._versions
+
+    def _use_outer_state(self, version: int, digest: str) -> None:
+        """The outer state `version` arrived or was made: it is the newest now."""
+        wanted = {item.version for item in self._queue}
+        if self._job is not None and self._job.ring is not None and self._job.ring.overlap:
+            wanted.add(version - 1)  # a task may be on its way that was given before
+        self._versions = (version, *sorted(v for v in self._versions if v < version and v in wanted))
+        self._outer_version, self._outer_digest = version, digest
+        self._in_use = -1
+        self._out.append(UseOuterState(version, self._versions))
 
     def _training_done(self, event: TrainingDone) -> None:
         if self.in_ring and self._wanted(event.task):
-            self._out.append(HoldEndParameters(event.task, event.tokens))
+            self._out.append(HoldEndParameters(event.task, event.round, event.tokens))
         self._answer(
             event.task,
             m.TrainResult(

@@ -62,14 +62,18 @@ def render(status: RunStatus, now: float, width: int = 80) -> RenderableType:
 
 
 def fraction_done(status: RunStatus) -> float:
-    """Share of the run that is done, between 0 and 1: whole rounds plus the mean progress in the open one."""
+    """Share of the run that is done, between 0 and 1: whole rounds plus the mean progress in the open one.
+
+    A round that is being reduced while the next one is trained counts as whole.
+    """
     if status.rounds <= 0:
         return 0.0
+    trained = status.rounds_finished + (1 if status.reducing else 0)
     in_round = 0.0
     if status.inner_steps > 0 and status.state not in FINAL_STATES:
-        steps = [w.step for w in status.workers if w.state == "training" and w.round == status.rounds_finished + 1]
+        steps = [w.step for w in status.workers if w.state == "training" and w.round == trained + 1]
         in_round = sum(steps) / len(steps) / status.inner_steps if steps else 0.0
-    return max(0.0, min(1.0, (status.rounds_finished + min(in_round, 1.0)) / status.rounds))
+    return max(0.0, min(1.0, (trained + min(in_round, 1.0)) / status.rounds))
 
 
 def _progress(status: RunStatus, now: float, width: int) -> RenderableType:
@@ -84,6 +88,8 @@ def _progress(status: RunStatus, now: float, width: int) -> RenderableType:
         left = status.stage or "preparing"
     elif status.stage and status.state in ("waiting", "finishing"):
         left = f"round {status.round} of {status.rounds}, {status.stage}"
+    elif status.reducing:
+        left = f"round {status.round} of {status.rounds}, {status.reducing} is being reduced"
     else:
         left = f"round {status.round} of {status.rounds}"
     done = fraction_done(status)

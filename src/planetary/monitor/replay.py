@@ -20,11 +20,13 @@ def status_of(history: RunHistory) -> RunStatus:
     state: RunState = "preparing"
     stage, message = "starting", ""
     started_at, rounds, open_round = 0.0, 0, 0
+    under_way: set[int] = set()  # rounds; two where they overlap
     ended_at: float | None = None
     workers: dict[str, WorkerStatus] = {}
     for event in history.events:
         name = event.get("event")
         workers = _workers_after(workers, event)
+        under_way = _under_way_after(under_way, event)
         match name:
             case "run_started" | "run_resumed":
                 started_at = started_at or float(event.get("t", 0.0))
@@ -53,6 +55,7 @@ def status_of(history: RunHistory) -> RunStatus:
         state=state,
         stage=stage,
         round=max(open_round, done),
+        reducing=min(under_way) if len(under_way) > 1 else 0,
         rounds=rounds,
         rounds_finished=done,
         inner_steps=_inner_steps(history, metrics),
@@ -68,6 +71,17 @@ def status_of(history: RunHistory) -> RunStatus:
         workers=tuple(workers[key] for key in sorted(workers)),
         message=message,
     )
+
+
+def _under_way_after(rounds: set[int], event: Event) -> set[int]:
+    match event.get("event"):
+        case "round_started":
+            return rounds | {int(event["round"])}
+        case "round_finished":
+            return rounds - {int(event["round"])}
+        case "run_resumed" | "rolled_back" | "run_finished":
+            return set()
+    return rounds
 
 
 def _inner_steps(history: RunHistory, metrics: Sequence[RoundMetrics]) -> int:

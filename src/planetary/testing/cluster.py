@@ -16,6 +16,7 @@ import numpy as np
 from planetary.core.step import StepSpec
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, outer_step
+from planetary.diloco.ring import Held, outer_step_of_sum, share
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric import events as e
 from planetary.fabric.controller import Controller
@@ -24,6 +25,7 @@ from planetary.fabric.records import (
     AnyRecord,
     DeltaAccepted,
     DeltaWithdrawn,
+    LeaseAssigned,
     Mark,
     RolledBack,
     RoundClosed,
@@ -33,14 +35,14 @@ from planetary.fabric.records import (
     RunStarted,
 )
 from planetary.fabric.restarts import Restarts
-from planetary.fabric.round_end import finished_by_checkpoint, metrics_of
+from planetary.fabric.round_end import finished_by_checkpoint, unreported
 from planetary.fabric.state import apply, replay
 from planetary.fabric.status import RoundMetrics
 from planetary.fabric.supervisor_machine import SupervisorMachine
 from planetary.fabric.worker_machine import WorkerMachine
 from planetary.testing.faults import Fault
 from planetary.testing.network import Link, Network
-from planetary.testing.sim_ring import PARAMS, Outer, SimRing, digest_of
+from planetary.testing.sim_ring import OVERLAPPED_S, PARAMS, REDUCE_S, Outer, SimRing, digest_of
 from planetary.testing.world import World
 from planetary.wire import messages as m
 
@@ -64,11 +66,18 @@ def train(params: np.ndarray, lease: int, steps: int) -> np.ndarray:
 
 
 def policy(
-    *, rounds: int, workers: int, inner_steps: int = 4, checkpoint_every: int = 1, ring: bool = False
+    *,
+    rounds: int,
+    workers: int,
+    inner_steps: int = 4,
+    checkpoint_every: int = 1,
+    ring: bool = False,
+    overlap: bool = False,
 ) -> ControllerPolicy:
     """Return the constants of a small simulated run."""
     outer_options = {"learning_rate": OUTER_RATE, "momentum": OUTER_MOMENTUM}
-    job = m.RingJob(port=1, connections=1, precision="f64", gather_s=5.0, **outer_options)
+    precision = "f32" if overlap else "f64"
+    job = m.RingJob(port=1, connections=1, precision=precision, gather_s=5.0, overlap=overlap, **outer_options)
     return ControllerPolicy(
         run="sim",
         rounds=rounds,
@@ -121,21 +130,22 @@ class SimGateway:
         self._wakes: float | None = None
         self._theta: dict[int, np.ndarray] = {}
         self._velocity = np.zeros(8, np.float32)
-        self.ring = SimRing(world, partitioned, outer)
-        unreported = self._begin()
+        step, seconds = (delayed_outer, OVERLAPPED_S) if limits.overlap else (outer_of_held, REDUCE_S)
+        self.ring = SimRing(world, partitioned, step, seconds)
+        untold = self._begin()
         if limits.ring is not None:
             start = (next(iter(self._theta.values())), self._velocity)
             ring = msgspec.structs.replace(limits.ring, start_digest=digest_of(start))
             self.policy = limits = msgspec.structs.replace(limits, ring=ring)
-        self.controller = Controller(limits, replay(disk.journal), world.now, unreported)
+        self.controller = Controller(limits, replay(disk.journal), world.now, untold)
         self._handle(e.Tick())
 
-    def _begin(self) -> RoundMetrics | None:
+    def _begin(self) -> list[RoundMetrics]:
         disk = self.disk
         if not disk.journal:
             self._theta[0] = np.linspace(-1, 1, 8, dtype=np.float32)
             disk.journal.append(RunStarted(run="sim", rounds=self.policy.rounds, config_hash="c", model="m", params=8))
-            return None
+            return []
         last = max(disk.checkpoints, default=0)
         if last:
             mark, theta, self._velocity = disk.checkpoints[last]
@@ -144,14 +154,11 @@ class SimGateway:
         self._theta[last] = theta
         disk.metrics = {r: line for r, line in disk.metrics.items() if r <= last}
         state = replay(disk.journal)
-        late = finished_by_checkpoint(disk.journal, state.open, state.tokens_total, last)
+        late = finished_by_checkpoint(disk.journal, state.closing or state.open, state.tokens_total, last)
         if late is not None:
             disk.journal.append(late)
         disk.journal.append(RunResumed(run="sim", rounds=self.policy.rounds, mark=mark, config_hash="c"))
-        if last in disk.metrics:
-            return None
-        finished = [r for r in disk.journal if isinstance(r, RoundFinished) and r.round == last]
-        return metrics_of(finished[-1], self.policy.inner_steps) if finished else None
+        return unreported(disk.journal, disk.metrics, last, self.policy.inner_steps)
 
     # --- the network's side -----------------------------------------------------------------------------------
 
@@ -201,9 +208,10 @@ class SimGateway:
         for instruction in self.controller.handle(event, self.world.now):
             self._carry_out(instruction)
         deadline = self.controller.next_deadline()
-        if deadline is not None and deadline != self._wakes:
+        if deadline != self._wakes:
             self._wakes = deadline
-            self.world.at(deadline, lambda: self._wake(deadline))
+            if deadline is not None:
+                self.world.at(deadline, lambda: self._wake(deadline))
 
     def _wake(self, deadline: float) -> None:
         if self._wakes == deadline:
@@ -304,7 +312,8 @@ class SimWorker:
         self.flips = False
         self._outer: tuple[int, Outer] = (-1, (np.zeros(8, np.float32), np.zeros(8, np.float32)))
         self._coming: dict[int, Outer] = {}
-        self._held: dict[int, Contribution] = {}
+        self._params_of: dict[int, np.ndarray] = {}  # ring: versions that tasks may start from
+        self._held: dict[int, tuple[int, Held]] = {}  # task -> its round, and what it gave
         self._received_params: dict[int, np.ndarray] = {}
         self._params = np.zeros(8, np.float32)
         self._end: dict[int, np.ndarray] = {}
@@ -363,9 +372,10 @@ class SimWorker:
         for instruction in self.machine.handle(event, self.host.world.now):
             self._carry_out(instruction)
         deadline = self.machine.next_deadline()
-        if deadline is not None and deadline != self._wakes:
+        if deadline != self._wakes:
             self._wakes = deadline
-            self.host.world.at(deadline, lambda: self._wake(deadline))
+            if deadline is not None:
+                self.host.world.at(deadline, lambda: self._wake(deadline))
 
     def _wake(self, deadline: float) -> None:
         if self._wakes == deadline:
@@ -398,15 +408,18 @@ class SimWorker:
                 else:
                     world.after(LOAD_S, lambda: self.handle(e.JobLoaded(instruction.job.artifact, 0)))
             case e.UseParameters():
-                self._params = self._received_params.pop(instruction.version)
+                source = self._params_of if self.machine.in_ring else self._received_params
+                self._params = source[instruction.version]
             case e.UseOuterState():
-                self._outer = (instruction.version, self._coming[instruction.version])
-                self._params = self._outer[1][0]
+                version = instruction.version
+                self._outer = (version, self._coming[version])
+                self._params_of = {v: params for v, params in self._params_of.items() if v in instruction.versions}
+                self._params_of[version] = self._outer[1][0]
                 self._coming.clear()
-                self._held.clear()
+                self._held = {task: held for task, held in self._held.items() if held[0] > version}
             case e.HoldEndParameters():
-                end = self._end.pop(instruction.task)
-                self._held[instruction.task] = Contribution(instruction.task, instruction.tokens, {"w": end})
+                end = Contribution(instruction.task, instruction.tokens, {"w": self._end.pop(instruction.task)})
+                self._held[instruction.task] = (instruction.round, Held(end, {"w": self._params}))
             case e.StartReduce():
                 self._reduce(instruction.message)
             case e.LeaveRing():
@@ -447,7 +460,7 @@ class SimWorker:
             lost = e.ReduceBroke(message.round, message.attempt, "peer", "the master cannot be reached")
             self.host.world.after(0.1, lambda: self.reduced(lost, None))
             return
-        own = [self._held[task] for task in message.tasks if task in self._held]
+        own = [self._held[task][1] for task in message.tasks if task in self._held]
         assert self._outer[0] == message.round - 1
         gateway.ring.reduce(self, message, own, self._outer[1])
 
@@ -575,9 +588,10 @@ class SimHost:
         for instruction in self.machine.handle(event, self.world.now):
             self._carry_out(instruction)
         deadline = self.machine.next_deadline()
-        if deadline is not None and deadline != self._wakes:
+        if deadline != self._wakes:
             self._wakes = deadline
-            self.world.at(deadline, lambda: self._wake(deadline))
+            if deadline is not None:
+                self.world.at(deadline, lambda: self._wake(deadline))
 
     def _wake(self, deadline: float) -> None:
         if self._wakes == deadline:
@@ -685,27 +699,48 @@ def outer(theta: np.ndarray, velocity: np.ndarray, parts: list[Contribution]) ->
     return after.params["w"], after.velocity["w"]
 
 
-def replay_parameters(journal: Iterable[AnyRecord], steps: int) -> np.ndarray:
+def outer_of_held(theta: np.ndarray, velocity: np.ndarray, parts: list[Held]) -> tuple[np.ndarray, np.ndarray]:
+    """`outer`, for results that were trained from `theta`."""
+    for part in parts:
+        np.testing.assert_array_equal(part.start["w"], theta, "a result was trained from other parameters")
+    return outer(theta, velocity, [part.contribution for part in parts])
+
+
+def delayed_outer(theta: np.ndarray, velocity: np.ndarray, parts: list[Held]) -> tuple[np.ndarray, np.ndarray]:
+    """The real outer step with overlap: from `theta`, with deltas from wherever they began."""
+    summed = share(PARAMS, parts, sum(part.contribution.tokens for part in parts), "delta")
+    before = OuterState({"w": theta}, {"w": velocity})
+    after = outer_step_of_sum(PARAMS, before, (summed, "delta"), OUTER_RATE, OUTER_MOMENTUM).state
+    return after.params["w"], after.velocity["w"]
+
+
+def replay_parameters(journal: Iterable[AnyRecord], steps: int, *, overlap: bool = False) -> np.ndarray:
     """Compute the final parameters from the journal alone, following resumes back to their checkpoints."""
     theta = {0: np.linspace(-1, 1, 8, dtype=np.float32)}
     velocity = {0: np.zeros(8, np.float32)}
     accepted: list[DeltaAccepted] = []
+    versions: dict[int, int] = {}  # task -> the version that it was trained from
     round_ = 0
+    step = delayed_outer if overlap else outer_of_held
     for record in journal:
         match record:
-            case RunResumed():
-                round_, accepted = record.mark.round, []
+            case RunResumed() | RolledBack():
+                round_ = record.mark.round
+                accepted = []
+            case LeaseAssigned():
+                versions[record.task] = record.version
             case DeltaAccepted():
                 accepted.append(record)
             case DeltaWithdrawn():
                 accepted = [a for a in accepted if a.task != record.task]
-            case RolledBack():
-                round_, accepted = record.mark.round, []
             case RoundClosed():
-                ends = [Contribution(a.task, a.tokens, {"w": train(theta[round_], a.lease, steps)}) for a in accepted]
-                number = record.round
-                theta[number], velocity[number] = outer(theta[round_], velocity[round_], ends)
-                accepted = []
+                parts = []
+                for a in (a for a in accepted if a.round == record.round):
+                    start = theta[versions[a.task]]
+                    end = Contribution(a.task, a.tokens, {"w": train(start, a.lease, steps)})
+                    parts.append(Held(end, {"w": start}))
+                theta[record.round], velocity[record.round] = step(theta[round_], velocity[round_], parts)
+                accepted = [a for a in accepted if a.round != record.round]
             case RoundFinished():
                 round_ = record.round
             case RunFinished():

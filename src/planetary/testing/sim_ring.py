@@ -8,9 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from planetary.core.tensors import TensorSpec
-from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState
-from planetary.diloco.ring import state_digest
+from planetary.diloco.ring import Held, state_digest
 from planetary.fabric import events as e
 from planetary.testing.world import World
 from planetary.wire import messages as m
@@ -18,9 +17,10 @@ from planetary.wire import messages as m
 PARAMS = (TensorSpec("w", "f32", (8,)),)
 GATHER_S = 5.0
 REDUCE_S = (0.05, 0.6)
+OVERLAPPED_S = (0.05, 2.0)  # with overlap: sometimes longer than a lease takes
 
 Outer = tuple[np.ndarray, np.ndarray]  # parameters and velocity, float32 [8] each
-OuterStepOf = Callable[[np.ndarray, np.ndarray, list[Contribution]], Outer]
+OuterStepOf = Callable[[np.ndarray, np.ndarray, list[Held]], Outer]
 
 
 def digest_of(outer: Outer) -> str:
@@ -44,21 +44,21 @@ class Member(Protocol):
 class _Attempt:
     def __init__(self, message: m.Reduce) -> None:
         self.message = message
-        self.shares: dict[Member, tuple[list[Contribution], Outer]] = {}
+        self.shares: dict[Member, tuple[list[Held], Outer]] = {}
         self.over = False
 
 
 class SimRing:
     """The ring's master and the transfers that it lets begin. Lives and dies with the gateway."""
 
-    def __init__(self, world: World, partitioned: set[str], step: OuterStepOf) -> None:
-        """`step` is the outer step; `partitioned` are the nodes that are cut off now."""
-        self._world, self._partitioned, self._step = world, partitioned, step
+    def __init__(self, world: World, partitioned: set[str], step: OuterStepOf, seconds: tuple[float, float]) -> None:
+        """`step` is the outer step; `partitioned` are the nodes that are cut off now; `seconds` a reduction takes."""
+        self._world, self._partitioned, self._step, self._seconds = world, partitioned, step, seconds
         self._attempts: dict[int, _Attempt] = {}
         self._groups: dict[int, frozenset[Member]] = {}  # that were formed, and whole ever since
         self._broken: set[int] = set()
 
-    def reduce(self, member: Member, message: m.Reduce, own: list[Contribution], outer: Outer) -> None:
+    def reduce(self, member: Member, message: m.Reduce, own: list[Held], outer: Outer) -> None:
         """A worker begins its part."""
         attempt = self._attempts.get(message.attempt)
         if attempt is None:
@@ -71,7 +71,7 @@ class SimRing:
         if len(attempt.shares) == message.peers:
             members = frozenset(attempt.shares)
             assert self._groups.setdefault(message.group, members) == members, "a group has other members than before"
-            self._world.after(self._world.random.uniform(*REDUCE_S), lambda: self._commit(attempt))
+            self._world.after(self._world.random.uniform(*self._seconds), lambda: self._commit(attempt))
 
     def leave(self, member: Member) -> None:
         """A worker is gone, or lost the gateway."""
@@ -102,9 +102,10 @@ class SimRing:
         for _, outer in shares:
             np.testing.assert_array_equal(outer[0], theta, "workers reduce from different parameters")
             np.testing.assert_array_equal(outer[1], velocity, "workers reduce from different velocities")
-        parts = sorted((part for own, _ in shares for part in own), key=lambda part: part.task)
-        assert tuple(part.task for part in parts) == message.tasks, "a contribution that counts is with nobody"
-        assert sum(part.tokens for part in parts) == message.tokens
+        parts = sorted((part for own, _ in shares for part in own), key=lambda part: part.contribution.task)
+        tasks = tuple(part.contribution.task for part in parts)
+        assert tasks == message.tasks, "a contribution that counts is with nobody"
+        assert sum(part.contribution.tokens for part in parts) == message.tokens
         after = self._step(theta, velocity, parts)
         event = e.ReduceSucceeded(message.round, message.attempt, digest_of(after), 32, 32)
         for member in list(attempt.shares):

@@ -14,7 +14,7 @@ import msgspec
 
 from planetary.core.step import StepSpec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 
@@ -113,6 +113,7 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float  # of the outer step
     momentum: float
     gather_s: float  # how long a worker waits for the others to take part
+    overlap: bool = False  # whether the next round is trained while one is reduced
 
 
 class Job(Message, frozen=True, kw_only=True):
@@ -172,8 +173,9 @@ class SendOuterState(Message, frozen=True, kw_only=True):
 class Reduce(Message, frozen=True, kw_only=True):
     """Ring: average the results of the round with the other workers of `group` and take the outer step.
 
-    Answered with `ReduceDone` or `ReduceFailed`. Every worker that is told has the outer state of `round - 1`; who
-    holds none of `tasks` takes part with nothing, to get the new state.
+    Answered with `ReduceDone` or `ReduceFailed`. Every worker that is told has the outer state of `round - 1`, and the
+    step is taken from there, whichever version the results were trained from; who holds none of `tasks` takes part with
+    nothing, to get the new state.
     """
 
     round: int

@@ -6,6 +6,7 @@ import msgspec
 
 from planetary.core.errors import TrustError
 from planetary.fabric import events as e
+from planetary.fabric import worker_events as w
 from planetary.fabric.worker_machine import WorkerMachine
 from planetary.testing.cluster import SPEC
 from planetary.wire import messages as m
@@ -25,9 +26,9 @@ def train_task(task: int, round_: int = 1) -> m.TrainTask:
 def ready(worker: WorkerMachine) -> WorkerMachine:
     assert worker.handle(e.Tick(), 0.0) == [e.Dial(1)]
     assert worker.handle(e.Opened(1), 0.1) == []
-    assert worker.handle(e.Received(1, JOB), 0.2) == [e.LoadJob(JOB)]
+    assert worker.handle(e.Received(1, JOB), 0.2) == [w.LoadJob(JOB)]
     expected = m.Ready(artifact=JOB.artifact, opt_state_round=3)
-    assert worker.handle(e.JobLoaded(JOB.artifact, 3), 0.3) == [e.Send(1, expected)]
+    assert worker.handle(w.JobLoaded(JOB.artifact, 3), 0.3) == [e.Send(1, expected)]
     return worker
 
 
@@ -36,8 +37,8 @@ def test_a_missing_artifact_is_fetched_and_loaded() -> None:
     worker.handle(e.Tick(), 0.0)
     worker.handle(e.Opened(1), 0.1)
     worker.handle(e.Received(1, JOB), 0.2)
-    assert worker.handle(e.BlobMissing("a" * 64), 0.3) == [e.Send(1, m.FetchBlob(digest="a" * 64))]
-    assert worker.handle(e.Received(1, m.BlobData(digest="a" * 64)), 0.4) == [e.LoadJob(JOB)]
+    assert worker.handle(w.BlobMissing("a" * 64), 0.3) == [e.Send(1, m.FetchBlob(digest="a" * 64))]
+    assert worker.handle(e.Received(1, m.BlobData(digest="a" * 64)), 0.4) == [w.LoadJob(JOB)]
 
 
 def test_a_wrong_blob_ends_the_worker() -> None:
@@ -51,30 +52,30 @@ def test_a_wrong_blob_ends_the_worker() -> None:
 
 def test_tasks_are_done_in_the_order_of_arrival() -> None:
     worker = ready(machine())
-    assert worker.handle(e.Received(1, m.Parameters(version=0)), 1.0) == [e.UseParameters(0)]
-    assert worker.handle(e.Received(1, train_task(7)), 1.1) == [e.StartTraining(train_task(7))]
+    assert worker.handle(e.Received(1, m.Parameters(version=0)), 1.0) == [w.UseParameters(0)]
+    assert worker.handle(e.Received(1, train_task(7)), 1.1) == [w.StartTraining(train_task(7))]
     evaluate = m.EvalTask(task=9, version=1, slice=SLICE, batches=1)
     assert worker.handle(e.Received(1, m.Parameters(version=1)), 1.2) == []
     assert worker.handle(e.Received(1, evaluate), 1.3) == []
-    out = worker.handle(e.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
+    out = worker.handle(w.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
     result = m.TrainResult(task=7, round=1, steps=4, tokens=40, loss=1.5, grad_norm=0.5, seconds=2.0)
-    assert out == [e.Send(1, result, e.EndParametersOf(7)), e.UseParameters(1), e.StartEvaluating(evaluate)]
+    assert out == [e.Send(1, result, e.EndParametersOf(7)), w.UseParameters(1), w.StartEvaluating(evaluate)]
 
 
 def test_progress_is_reported_at_the_start_and_then_now_and_then() -> None:
     worker = ready(machine())
     worker.handle(e.Received(1, train_task(7)), 1.0)
-    assert worker.handle(e.StepDone(7, 0, None), 1.0) == [e.Send(1, m.Progress(task=7, round=1, step=0))]
-    assert worker.handle(e.StepDone(7, 1, 3.0), 1.2) == []
-    assert worker.handle(e.StepDone(7, 2, 2.0), 1.6) == [e.Send(1, m.Progress(task=7, round=1, step=2, loss=2.0))]
+    assert worker.handle(w.StepDone(7, 0, None), 1.0) == [e.Send(1, m.Progress(task=7, round=1, step=0))]
+    assert worker.handle(w.StepDone(7, 1, 3.0), 1.2) == []
+    assert worker.handle(w.StepDone(7, 2, 2.0), 1.6) == [e.Send(1, m.Progress(task=7, round=1, step=2, loss=2.0))]
 
 
 def test_a_cancelled_task_is_stopped_and_not_answered() -> None:
     worker = ready(machine())
     worker.handle(e.Received(1, train_task(7)), 1.0)
     worker.handle(e.Received(1, train_task(8, 2)), 1.1)
-    assert worker.handle(e.Received(1, m.CancelTask(task=7, reason="late")), 1.2) == [e.StopTask(7)]
-    assert worker.handle(e.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 1.3) == [e.StartTraining(train_task(8, 2))]
+    assert worker.handle(e.Received(1, m.CancelTask(task=7, reason="late")), 1.2) == [w.StopTask(7)]
+    assert worker.handle(w.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 1.3) == [w.StartTraining(train_task(8, 2))]
 
 
 def test_a_queued_task_is_cancelled_without_a_word() -> None:
@@ -82,18 +83,18 @@ def test_a_queued_task_is_cancelled_without_a_word() -> None:
     worker.handle(e.Received(1, train_task(7)), 1.0)
     worker.handle(e.Received(1, train_task(8, 2)), 1.1)
     assert worker.handle(e.Received(1, m.CancelTask(task=8, reason="late")), 1.2) == []
-    out = worker.handle(e.TaskBroke(7, "numerics", "the loss became nan", 2), 1.3)
+    out = worker.handle(w.TaskBroke(7, "numerics", "the loss became nan", 2), 1.3)
     assert out == [e.Send(1, m.TaskFailed(task=7, kind="numerics", reason="the loss became nan", step=2))]
 
 
 def test_a_lost_connection_stops_the_task_and_is_made_again() -> None:
     worker = ready(machine())
     worker.handle(e.Received(1, train_task(7)), 1.0)
-    assert worker.handle(e.Closed(1, "reset"), 2.0) == [e.StopTask(7)]
+    assert worker.handle(e.Closed(1, "reset"), 2.0) == [w.StopTask(7)]
     again = worker.next_deadline()
     assert again is not None
     assert 2.0 < again <= 2.1
-    assert worker.handle(e.TaskStopped(7), 2.01) == []
+    assert worker.handle(w.TaskStopped(7), 2.01) == []
     assert worker.handle(e.Tick(), again) == [e.Dial(2)]
     # What still arrives from the old connection is nobody's.
     assert worker.handle(e.Received(1, train_task(9)), again) == []
@@ -150,8 +151,8 @@ def ring_worker(*, overlap: bool) -> WorkerMachine:
     worker.handle(e.Tick(), 0.0)
     worker.handle(e.Opened(1), 0.1)
     worker.handle(e.Received(1, job), 0.2)
-    worker.handle(e.JobLoaded(job.artifact, 0), 0.3)
-    assert worker.handle(e.Received(1, m.OuterState(version=0, digest="d0")), 0.4) == [e.UseOuterState(0, (0,))]
+    worker.handle(w.JobLoaded(job.artifact, 0), 0.3)
+    assert worker.handle(e.Received(1, m.OuterState(version=0, digest="d0")), 0.4) == [w.UseOuterState(0, (0,))]
     return worker
 
 
@@ -161,27 +162,27 @@ def reduce(round_: int) -> m.Reduce:
 
 def test_a_reduction_ends_while_the_next_round_is_trained_from_the_older_version() -> None:
     worker = ring_worker(overlap=True)
-    assert worker.handle(e.Received(1, train_task(7)), 1.0) == [e.UseParameters(0), e.StartTraining(train_task(7))]
-    out = worker.handle(e.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
-    assert out[0] == e.HoldEndParameters(7, 1, 40)
-    assert worker.handle(e.Received(1, reduce(1)), 2.1) == [e.StartReduce(reduce(1))]
+    assert worker.handle(e.Received(1, train_task(7)), 1.0) == [w.UseParameters(0), w.StartTraining(train_task(7))]
+    out = worker.handle(w.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
+    assert out[0] == w.HoldEndParameters(7, 1, 40)
+    assert worker.handle(e.Received(1, reduce(1)), 2.1) == [w.StartReduce(reduce(1))]
     # The same parameters are in use still; the reduction is not waited for.
-    assert worker.handle(e.Received(1, train_task(8, 2)), 2.2) == [e.StartTraining(train_task(8, 2))]
-    assert worker.handle(e.ReduceSucceeded(1, 1, "d1", 5, 5), 2.3) == [
-        e.UseOuterState(1, (1, 0)),
+    assert worker.handle(e.Received(1, train_task(8, 2)), 2.2) == [w.StartTraining(train_task(8, 2))]
+    assert worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 2.3) == [
+        w.UseOuterState(1, (1, 0)),
         e.Send(1, m.ReduceDone(round=1, attempt=1, digest="d1", sent_bytes=5, received_bytes=5)),
     ]
-    out = worker.handle(e.TrainingDone(8, 2, 4, 40, 1.5, 0.5, 2.0), 3.0)
-    assert out[0] == e.HoldEndParameters(8, 2, 40)
+    out = worker.handle(w.TrainingDone(8, 2, 4, 40, 1.5, 0.5, 2.0), 3.0)
+    assert out[0] == w.HoldEndParameters(8, 2, 40)
     later = msgspec.structs.replace(train_task(9, 3), version=1)
-    assert worker.handle(e.Received(1, later), 3.1) == [e.UseParameters(1), e.StartTraining(later)]
+    assert worker.handle(e.Received(1, later), 3.1) == [w.UseParameters(1), w.StartTraining(later)]
     # Two versions are kept, and what the queue needs.
     queued = m.EvalTask(task=10, version=1, slice=SLICE, batches=1)
     assert worker.handle(e.Received(1, queued), 3.2) == []
     worker.handle(e.Received(1, reduce(2)), 3.3)
-    assert worker.handle(e.ReduceSucceeded(2, 2, "d2", 5, 5), 3.4)[0] == e.UseOuterState(2, (2, 1))
+    assert worker.handle(w.ReduceSucceeded(2, 2, "d2", 5, 5), 3.4)[0] == w.UseOuterState(2, (2, 1))
     worker.handle(e.Received(1, reduce(3)), 3.5)
-    assert worker.handle(e.ReduceSucceeded(3, 3, "d3", 5, 5), 3.6)[0] == e.UseOuterState(3, (3, 1, 2))
+    assert worker.handle(w.ReduceSucceeded(3, 3, "d3", 5, 5), 3.6)[0] == w.UseOuterState(3, (3, 1, 2))
 
 
 def test_a_task_waits_for_the_version_that_it_names() -> None:
@@ -189,9 +190,9 @@ def test_a_task_waits_for_the_version_that_it_names() -> None:
     worker.handle(e.Received(1, reduce(1)), 1.0)
     task = msgspec.structs.replace(train_task(8, 2), version=1)
     assert worker.handle(e.Received(1, task), 1.1) == []
-    out = worker.handle(e.ReduceSucceeded(1, 1, "d1", 5, 5), 1.2)
-    assert out[0] == e.UseOuterState(1, (1,))
-    assert out[2:] == [e.UseParameters(1), e.StartTraining(task)]
+    out = worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 1.2)
+    assert out[0] == w.UseOuterState(1, (1,))
+    assert out[2:] == [w.UseParameters(1), w.StartTraining(task)]
 
 
 def test_outer_states_and_reductions_do_not_wait_for_tasks() -> None:
@@ -201,16 +202,16 @@ def test_outer_states_and_reductions_do_not_wait_for_tasks() -> None:
     assert worker.handle(e.Received(1, m.SendOuterState(version=0)), 1.2) == [
         e.Send(1, m.OuterState(version=0, digest="d0"), e.OuterStateOf(0))
     ]
-    assert worker.handle(e.Received(1, reduce(1)), 1.3) == [e.StartReduce(reduce(1))]
+    assert worker.handle(e.Received(1, reduce(1)), 1.3) == [w.StartReduce(reduce(1))]
     # What the ring does has an order of its own.
     assert worker.handle(e.Received(1, m.OuterState(version=5, digest="d5")), 1.4) == []
-    out = worker.handle(e.ReduceBroke(1, 1, "peer", "lost"), 1.5)
-    assert out[1:] == [e.UseOuterState(5, (5, 0))]  # version 0 is what the queued evaluation needs
+    out = worker.handle(w.ReduceBroke(1, 1, "peer", "lost"), 1.5)
+    assert out[1:] == [w.UseOuterState(5, (5, 0))]  # version 0 is what the queued evaluation needs
 
 
 def test_a_lost_connection_leaves_the_ring_and_keeps_the_outer_state() -> None:
     worker = ring_worker(overlap=True)
     worker.handle(e.Received(1, train_task(7)), 1.0)
     worker.handle(e.Received(1, reduce(1)), 1.1)
-    assert worker.handle(e.Closed(1, "reset"), 2.0) == [e.LeaveRing(), e.StopTask(7)]
-    assert worker.handle(e.ReduceSucceeded(1, 1, "d1", 5, 5), 2.1) == []  # nobody asks for it any more
+    assert worker.handle(e.Closed(1, "reset"), 2.0) == [w.LeaveRing(), w.StopTask(7)]
+    assert worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 2.1) == []  # nobody asks for it any more

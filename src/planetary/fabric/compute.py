@@ -15,15 +15,9 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.diloco.mean import check_contribution
-from planetary.fabric.events import (
-    EvaluationDone,
-    Event,
-    StepDone,
-    TaskBroke,
-    TaskStopped,
-    TrainingDone,
-)
+from planetary.fabric.events import Event
 from planetary.fabric.inner_state import InnerStates
+from planetary.fabric.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
 from planetary.runtime.executor import Executor
 from planetary.wire.messages import EvalTask, TrainTask
 

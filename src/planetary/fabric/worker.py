@@ -21,6 +21,7 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.diloco.ring import check_state, state_specs
 from planetary.fabric import events as e
+from planetary.fabric import worker_events as w
 from planetary.fabric.child import on_stop_signals
 from planetary.fabric.compute import Compute
 from planetary.fabric.dial import Address, Dialler
@@ -114,27 +115,27 @@ class WorkerShell:
                     outer = self._require_ring().tensors(instruction.payload.version)
                     source = lambda: outer  # noqa: E731
                 self._dialler.send(instruction.message, source)
-            case e.LoadJob():
+            case w.LoadJob():
                 asyncio.get_running_loop().run_in_executor(None, self._load, instruction.job)
-            case e.UseParameters():
+            case w.UseParameters():
                 version = instruction.version
                 params = self._params.pop(version) if self._ring is None else self._ring.start_from(version)
                 self._require_compute().use_parameters(params)
-            case e.UseOuterState():
+            case w.UseOuterState():
                 self._require_ring().use(instruction.version, instruction.versions)
-            case e.HoldEndParameters():
+            case w.HoldEndParameters():
                 ends = self._require_compute().end_parameters(instruction.task)
                 self._require_ring().hold(instruction.task, instruction.round, instruction.tokens, ends)
-            case e.StartReduce():
+            case w.StartReduce():
                 self._require_ring().reduce(instruction.message)
-            case e.LeaveRing():
+            case w.LeaveRing():
                 if self._ring is not None:
                     self._ring.leave()
-            case e.StartTraining():
+            case w.StartTraining():
                 self._require_compute().train(instruction.task, self._tokens.pop(instruction.task.task, None))
-            case e.StartEvaluating():
+            case w.StartEvaluating():
                 self._require_compute().evaluate(instruction.task, self._tokens.pop(instruction.task.task, None))
-            case e.StopTask():
+            case w.StopTask():
                 self._require_compute().stop(instruction.task)
             case e.Exit():
                 return instruction
@@ -210,20 +211,20 @@ class WorkerShell:
         try:
             self._shell.post(self._load_or_miss(job))
         except PlanetaryError as error:
-            self._shell.post(e.JobBroke(str(error), type(error)))
+            self._shell.post(w.JobBroke(str(error), type(error)))
         except Exception as error:
             log.exception("loading the job failed")
-            self._shell.post(e.JobBroke(f"loading the job failed: {type(error).__name__}: {error}", PlanetaryError))
+            self._shell.post(w.JobBroke(f"loading the job failed: {type(error).__name__}: {error}", PlanetaryError))
 
     def _load_or_miss(self, job: m.Job) -> e.Event:
         for digest in filter(None, (job.artifact, job.buffers)):
             if not self._store.has(digest):
-                return e.BlobMissing(digest)
+                return w.BlobMissing(digest)
             try:
                 self._store.verified_path(digest)
             except (TrustError, UserError) as error:  # it was removed, so it can be fetched again
                 log.warning("%s", error)
-                return e.BlobMissing(digest)
+                return w.BlobMissing(digest)
         if self._compute is not None:
             self._compute.close()
             self._compute = None
@@ -251,7 +252,7 @@ class WorkerShell:
             address = self._options.address
             self._ring = RingPeer(self._options.name, address.host, address.token, job, self._shell.post)
         rounds = states.rounds()
-        return e.JobLoaded(job.artifact, rounds[0] if rounds else 0)
+        return w.JobLoaded(job.artifact, rounds[0] if rounds else 0)
 
 
 def pack(spec: StepSpec, buffers: Mapping[str, np.ndarray]) -> bytes:

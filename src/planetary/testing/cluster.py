@@ -19,6 +19,7 @@ from planetary.diloco.outer import OuterState, outer_step
 from planetary.diloco.ring import Held, outer_step_of_sum, share
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric import events as e
+from planetary.fabric import worker_events as w
 from planetary.fabric.controller import Controller
 from planetary.fabric.policy import ControllerPolicy, EvalChunk, RingPolicy
 from planetary.fabric.records import (
@@ -402,36 +403,36 @@ class SimWorker:
                     if isinstance(instruction.message, m.TrainResult):
                         self._last_result = (instruction.message, tensors)
                     self._link.send_to_server((instruction.message, tensors))
-            case e.LoadJob():
+            case w.LoadJob():
                 if not self._cached:
-                    self.handle(e.BlobMissing(instruction.job.artifact))
+                    self.handle(w.BlobMissing(instruction.job.artifact))
                 else:
-                    world.after(LOAD_S, lambda: self.handle(e.JobLoaded(instruction.job.artifact, 0)))
-            case e.UseParameters():
+                    world.after(LOAD_S, lambda: self.handle(w.JobLoaded(instruction.job.artifact, 0)))
+            case w.UseParameters():
                 source = self._params_of if self.machine.in_ring else self._received_params
                 self._params = source[instruction.version]
-            case e.UseOuterState():
+            case w.UseOuterState():
                 version = instruction.version
                 self._outer = (version, self._coming[version])
                 self._params_of = {v: params for v, params in self._params_of.items() if v in instruction.versions}
                 self._params_of[version] = self._outer[1][0]
                 self._coming.clear()
                 self._held = {task: held for task, held in self._held.items() if held[0] > version}
-            case e.HoldEndParameters():
+            case w.HoldEndParameters():
                 end = Contribution(instruction.task, instruction.tokens, {"w": self._end.pop(instruction.task)})
                 self._held[instruction.task] = (instruction.round, Held(end, {"w": self._params}))
-            case e.StartReduce():
+            case w.StartReduce():
                 self._reduce(instruction.message)
-            case e.LeaveRing():
+            case w.LeaveRing():
                 self._leave_ring()
-            case e.StartTraining():
+            case w.StartTraining():
                 self._train(instruction.task, self._params, 0)
-            case e.StartEvaluating():
+            case w.StartEvaluating():
                 task = instruction.task
                 loss = float(np.square(self._params, dtype=np.float64).sum())
-                done = e.EvaluationDone(task.task, task.version, loss, task.batches)
+                done = w.EvaluationDone(task.task, task.version, loss, task.batches)
                 world.after(self.step_s, lambda: self.handle(done))
-            case e.StopTask():
+            case w.StopTask():
                 self._stopped.add(instruction.task)
             case e.Exit():
                 self.kill()
@@ -442,11 +443,11 @@ class SimWorker:
         """The node that it runs on."""
         return self.host.name
 
-    def reduced(self, event: e.ReduceBroke | e.ReduceSucceeded, outer: Outer | None) -> None:
+    def reduced(self, event: w.ReduceBroke | w.ReduceSucceeded, outer: Outer | None) -> None:
         """Hear what became of a reduction."""
         if self.dead:
             return
-        if isinstance(event, e.ReduceSucceeded) and outer is not None:
+        if isinstance(event, w.ReduceSucceeded) and outer is not None:
             if self.flips:
                 self.flips = False
                 outer = (outer[0] + np.float32(1), outer[1])
@@ -457,7 +458,7 @@ class SimWorker:
     def _reduce(self, message: m.Reduce) -> None:
         gateway = self.host.cluster.gateway
         if gateway is None or self.host.name in self.host.cluster.network.partitioned:
-            lost = e.ReduceBroke(message.round, message.attempt, "peer", "the master cannot be reached")
+            lost = w.ReduceBroke(message.round, message.attempt, "peer", "the master cannot be reached")
             self.host.world.after(0.1, lambda: self.reduced(lost, None))
             return
         own = [self._held[task][1] for task in message.tasks if task in self._held]
@@ -483,19 +484,19 @@ class SimWorker:
         if self.dead or self.hung:
             return
         if task.task in self._stopped:
-            self.handle(e.TaskStopped(task.task))
+            self.handle(w.TaskStopped(task.task))
             return
-        self.handle(e.StepDone(task.task, step, 1.0))
+        self.handle(w.StepDone(task.task, step, 1.0))
         if step < task.steps:
             self.host.world.after(self.step_s, lambda: self._train(task, params, step + 1))
             return
         if self.poisoned and self.machine.in_ring:  # the star's gateway finds that out by itself
             self.poisoned = False
-            self.handle(e.TaskBroke(task.task, "numerics", "tensor w contains NaN", step))
+            self.handle(w.TaskBroke(task.task, "numerics", "tensor w contains NaN", step))
             return
         self._end[task.task] = train(params, task.lease, task.steps)
         self.handle(
-            e.TrainingDone(
+            w.TrainingDone(
                 task.task,
                 task.round,
                 task.steps,

@@ -10,7 +10,7 @@ import numpy as np
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer import OuterState
 from planetary.diloco.ring import Held, state_digest
-from planetary.fabric import events as e
+from planetary.fabric import worker_events as w
 from planetary.testing.world import World
 from planetary.wire import messages as m
 
@@ -36,7 +36,7 @@ class Member(Protocol):
         """Where it runs."""
         ...
 
-    def reduced(self, event: e.ReduceBroke | e.ReduceSucceeded, outer: Outer | None) -> None:
+    def reduced(self, event: w.ReduceBroke | w.ReduceSucceeded, outer: Outer | None) -> None:
         """Hear what became of it."""
         ...
 
@@ -65,7 +65,7 @@ class SimRing:
             attempt = self._attempts[message.attempt] = _Attempt(message)
             self._world.after(GATHER_S, lambda: self._fail(attempt, "somebody did not come in time"))
         if attempt.over or message.group in self._broken:
-            self._tell(member, e.ReduceBroke(message.round, message.attempt, "peer", "a worker was lost"), None)
+            self._tell(member, w.ReduceBroke(message.round, message.attempt, "peer", "a worker was lost"), None)
             return
         attempt.shares[member] = (own, outer)
         if len(attempt.shares) == message.peers:
@@ -107,16 +107,16 @@ class SimRing:
         assert tasks == message.tasks, "a contribution that counts is with nobody"
         assert sum(part.contribution.tokens for part in parts) == message.tokens
         after = self._step(theta, velocity, parts)
-        event = e.ReduceSucceeded(message.round, message.attempt, digest_of(after), 32, 32)
+        event = w.ReduceSucceeded(message.round, message.attempt, digest_of(after), 32, 32)
         for member in list(attempt.shares):
             self._world.after(
                 self._world.random.uniform(0.0, 0.3), lambda member=member: self._notify(member, event, after)
             )
 
-    def _notify(self, member: Member, event: e.ReduceSucceeded, after: Outer) -> None:
+    def _notify(self, member: Member, event: w.ReduceSucceeded, after: Outer) -> None:
         """Tell a member that it is done; who is cut off just then believes that it failed."""
         if member.node in self._partitioned:
-            member.reduced(e.ReduceBroke(event.round, event.attempt, "peer", "the master was silent"), None)
+            member.reduced(w.ReduceBroke(event.round, event.attempt, "peer", "the master was silent"), None)
         else:
             member.reduced(event, after)
 
@@ -127,7 +127,7 @@ class SimRing:
         self._broken.add(attempt.message.group)
         message = attempt.message
         for member in list(attempt.shares):
-            self._tell(member, e.ReduceBroke(message.round, message.attempt, "peer", reason), None)
+            self._tell(member, w.ReduceBroke(message.round, message.attempt, "peer", reason), None)
 
-    def _tell(self, member: Member, event: e.ReduceBroke | e.ReduceSucceeded, outer: Outer | None) -> None:
+    def _tell(self, member: Member, event: w.ReduceBroke | w.ReduceSucceeded, outer: Outer | None) -> None:
         self._world.after(self._world.random.uniform(0.0, 0.3), lambda: member.reduced(event, outer))

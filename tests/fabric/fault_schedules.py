@@ -16,8 +16,9 @@ from planetary.fabric.records import (
     RunResumed,
 )
 from planetary.fabric.state import replay
-from planetary.testing.cluster import SimCluster, policy, replay_parameters
+from planetary.testing.cluster import SimCluster, policy
 from planetary.testing.faults import draw_plan
+from planetary.testing.sim_training import replay_parameters
 
 ROUNDS, WORKERS = 6, 3
 LIMIT_S = 600.0

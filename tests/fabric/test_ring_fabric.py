@@ -15,8 +15,9 @@ from planetary.fabric.records import (
     RolledBack,
     RunResumed,
 )
-from planetary.testing.cluster import SimCluster, encode_story, policy
+from planetary.testing.cluster import SimCluster, policy
 from planetary.testing.faults import KINDS, Fault
+from planetary.testing.sim_training import encode_story
 
 SCHEDULES = 200
 

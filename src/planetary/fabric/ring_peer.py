@@ -64,7 +64,7 @@ class RingPeer:
         """
         self._state = self._coming[version]
         self._version = version
-        self._coming.clear()
+        self._coming = {v: state for v, state in self._coming.items() if v > version}  # one may wait for its turn
         self._params = {v: params for v, params in self._params.items() if v in versions}
         self._params[version] = self._state.params
         self._held = {task: (round_, held) for task, (round_, held) in self._held.items() if round_ > version}

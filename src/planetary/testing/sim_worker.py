@@ -149,7 +149,7 @@ class SimWorker:
                 self._outer = (version, self._coming[version])
                 self._params_of = {v: params for v, params in self._params_of.items() if v in instruction.versions}
                 self._params_of[version] = self._outer[1][0]
-                self._coming.clear()
+                self._coming = {v: outer for v, outer in self._coming.items() if v > version}
                 self._held = {task: held for task, held in self._held.items() if held[0] > version}
             case w.HoldEndParameters():
                 end = Contribution(instruction.task, instruction.tokens, {"w": self._end.pop(instruction.task)})

@@ -37,13 +37,13 @@ from typing import Any
 import numpy as np
 
 from planetary.collectives import Communicator, Master
-from planetary.collectives.operation import PIECE_BYTES
 from planetary.collectives.sockets import SocketOptions, parse_address
 from planetary.testing.shaped_relay import Route, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 
 MBIT = 1e6 / 8  # bytes/s
 HOP_BYTES = 1 << 20  # what the master judges a hop by
+PIECE_BYTES = 1 << 20  # of the pipeline, at the full rates
 LIMIT_S = 300.0
 
 

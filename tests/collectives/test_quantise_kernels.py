@@ -7,7 +7,7 @@ import pytest
 
 from planetary.collectives import quantise
 from planetary.collectives.options import QuantizationAlgorithm
-from planetary.collectives.quantise import BLOCK, decode, decode_add, encode, encoded_bytes
+from planetary.collectives.quantise import BLOCK, add_encode, decode, decode_add, encode, encoded_bytes
 
 pytest.importorskip("numba")
 
@@ -36,7 +36,7 @@ def hard_values(count: int) -> np.ndarray:
 
 def run(
     values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, monkeypatch: pytest.MonkeyPatch, compiled: bool
-) -> tuple[bytes, bytes, bytes]:
+) -> tuple[bytes, ...]:
     with monkeypatch.context() as patch:
         if not compiled:
             patch.setattr(quantise, "compiled", lambda: None)
@@ -45,10 +45,14 @@ def run(
         out, added = np.empty_like(values), np.empty_like(values)
         decode(data, bits, out)
         decode_add(data, bits, np.arange(len(values), dtype=np.float32) / np.float32(3), added)
+        passed_on, finished, more = np.empty_like(values), np.empty_like(values), []
+        for target, divisor in ((passed_on, None), (finished, 3)):
+            more.append(memoryview(bytearray(len(data))))
+            add_encode(data, bits, algorithm, values, target, encoded=more[-1], divisor=divisor)
     # A NaN has many bit patterns, and which one an addition gives is the processor's business.
-    for array in (out, added):
+    for array in (out, added, passed_on, finished):
         array[np.isnan(array)] = np.float32("nan")
-    return bytes(data), out.tobytes(), added.tobytes()
+    return *(bytes(part) for part in (data, *more)), *(part.tobytes() for part in (out, added, passed_on, finished))
 
 
 @pytest.mark.parametrize("algorithm", list(QuantizationAlgorithm))

@@ -95,6 +95,7 @@ class ActiveCollective:
             job.source,
             job.work,
             self._backup,
+            pool=owner._pool,
         )
         self.operation = operation
         self._progress_at = self._began_at = time.monotonic()

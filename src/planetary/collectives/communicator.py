@@ -137,7 +137,7 @@ class Communicator(PeerShell):
             kind="all_reduce",
             dtype=source.dtype,
             count=len(source.flat),
-            piece=self._piece(source.dtype),
+            piece=self._piece(source.flat, source.dtype),
             op=op,
             bits=quantization.bits if quantization is not None else 0,
             algorithm=quantization.algorithm if quantization is not None else "",
@@ -215,7 +215,7 @@ class Communicator(PeerShell):
             kind="reduce_scatter",
             dtype=source.dtype,
             count=len(source.flat),
-            piece=self._piece(source.dtype),
+            piece=self._piece(source.flat, source.dtype),
             op=ReduceOp(op),
         )
         work_array = np.empty_like(source.flat)
@@ -237,7 +237,9 @@ class Communicator(PeerShell):
         def start(limit: float) -> Work:
             world = self.world_size
             gathered = np.empty(world * len(source.flat), source.flat.dtype)
-            spec = Spec(kind="all_gather", dtype=source.dtype, count=len(gathered), piece=self._piece(source.dtype))
+            spec = Spec(
+                kind="all_gather", dtype=source.dtype, count=len(gathered), piece=self._piece(gathered, source.dtype)
+            )
 
             def prepare(rank: int, size: int) -> None:
                 if size != world:
@@ -273,7 +275,7 @@ class Communicator(PeerShell):
             kind="broadcast",
             dtype=flat.dtype,
             count=len(flat.flat),
-            piece=self._piece(flat.dtype),
+            piece=self._piece(flat.flat, flat.dtype),
             root=ring[root].peer,
         )
 

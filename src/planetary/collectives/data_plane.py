@@ -13,13 +13,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from planetary.collectives.direct_memory import Borrower, draw_challenge
+from planetary.collectives.direct_memory import Borrower
 from planetary.collectives.frames import (
-    ACCEPTED,
     ADDRESS,
-    DECLINED,
     HEADER_BYTES,
-    IN_MEMORY,
     IN_SLOT,
     INTRODUCTION_BYTES,
     Answer,
@@ -29,6 +26,8 @@ from planetary.collectives.frames import (
     Request,
     read_header,
 )
+from planetary.collectives.near_handshake import accept_loan, accept_slots
+from planetary.collectives.neighbours import near_options
 from planetary.collectives.operation import Operation, Outgoing
 from planetary.collectives.shared_memory import SlotReader
 from planetary.collectives.shared_state import StateSession
@@ -39,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _INTRODUCTION_S = 10.0
 _COMMENCE_S = 10.0  # how much later than a neighbour this peer may learn that an operation began
-_SCRATCH = 1 << 20
+_SCRATCH = (1 << 20) + (64 << 10)  # also for a piece of 16 bits with its heads
 _PROBE_MOST = 64 << 20
 _FORGOTTEN_KEYS = 8
 
@@ -144,7 +143,8 @@ class DataPlane:
         connection: DataSocket | None = None
         peer = ""
         try:
-            prepare(sock, self._options)
+            near = sock.getpeername()[0] == sock.getsockname()[0]
+            prepare(sock, near_options(self._options) if near else self._options)
             if self._tls is not None:
                 sock.settimeout(_INTRODUCTION_S)
                 sock = self._tls.wrap_socket(sock, server_side=True)
@@ -155,9 +155,11 @@ class DataPlane:
             peer = introduction.peer if introduction.purpose == "ring" else ""
             match introduction.purpose:
                 case "ring":
-                    borrower = self._borrower(connection, introduction)
-                    if introduction.loan is None or borrower is not None:  # who is declined comes again another way
-                        self._receive_pieces(connection, peer, borrower, self._shared(connection, introduction))
+                    if introduction.loan is None:
+                        self._receive_pieces(connection, accept_slots(connection, introduction))
+                    elif (borrower := accept_loan(connection, introduction.loan)) is not None:
+                        self._receive_lent(connection, peer, borrower)
+                    # Who is declined comes again another way.
                 case "state":
                     self._serve_state(connection)
                 case "probe":
@@ -191,60 +193,26 @@ class DataPlane:
                 raise RemoteProtocolError("it showed no key of this group")
         return introduction
 
-    def _shared(self, connection: DataSocket, introduction: Introduction) -> SlotReader | None:
-        """Open the shared memory that a peer on this machine offers, and say whether it could be."""
-        if not introduction.shared:
-            return None
-        try:
-            slots = SlotReader(introduction.shared, introduction.slot_bytes)
-        except OSError as error:
-            log.info("shared memory of a peer cannot be opened: %s", error)
-            connection.write(_INTRODUCTION_S, memoryview(DECLINED))
-            return None
-        connection.write(_INTRODUCTION_S, memoryview(ACCEPTED))
-        return slots
+    def _receive_lent(self, connection: DataSocket, peer: str, borrower: Borrower) -> None:
+        frame = bytearray(HEADER_BYTES + ADDRESS.size)
+        scratch = memoryview(bytearray(_SCRATCH))
+        while True:
+            connection.read(memoryview(frame), None)  # idle between operations for as long as it takes
+            header = read_header(frame[:HEADER_BYTES])
+            self._take_lent(header, peer, borrower, ADDRESS.unpack_from(frame, HEADER_BYTES)[0], scratch)
 
-    def _borrower(self, connection: DataSocket, introduction: Introduction) -> Borrower | None:
-        """Try to read the memory that a peer on this machine lends, and say whether it could be."""
-        if introduction.loan is None:
-            return None
-        challenge = draw_challenge()
-        connection.write(_INTRODUCTION_S, memoryview(challenge))
-        if not any(challenge):
-            return None
-        connection.read(memoryview(bytearray(len(ACCEPTED))), _INTRODUCTION_S)
-        try:
-            borrower = Borrower(introduction.loan, challenge)
-        except PeerError as error:
-            log.info("taking pieces from the memory of a peer: %s", error)
-            connection.write(_INTRODUCTION_S, memoryview(DECLINED))
-            return None
-        connection.write(_INTRODUCTION_S, memoryview(ACCEPTED))
-        return borrower
-
-    def _receive_pieces(
-        self, connection: DataSocket, peer: str, borrower: Borrower | None, slots: SlotReader | None
-    ) -> None:
-        head, slot, address = bytearray(HEADER_BYTES), bytearray(1), bytearray(ADDRESS.size)
+    def _receive_pieces(self, connection: DataSocket, slots: SlotReader | None) -> None:
+        head, slot = bytearray(HEADER_BYTES), bytearray(1)
         scratch = memoryview(bytearray(_SCRATCH))
         while True:
             connection.read(memoryview(head), None)  # idle between operations for as long as it takes
             header = read_header(head)
-            if header.length > len(scratch):
-                scratch = memoryview(bytearray(header.length))
             if header.stage & IN_SLOT:
                 if slots is None:
                     raise RemoteProtocolError("a piece in shared memory was announced, of which there is none")
                 connection.read(memoryview(slot), self._stall_s)
                 self._take_slot(header._replace(stage=header.stage ^ IN_SLOT), slots.view(slot[0], header.length))
                 connection.write(self._stall_s, memoryview(slot))
-                continue
-            if header.stage & IN_MEMORY:
-                if borrower is None:
-                    raise RemoteProtocolError("a piece in the sender's memory was announced, which is not lent")
-                connection.read(memoryview(address), self._stall_s)
-                lent = header._replace(stage=header.stage ^ IN_MEMORY)
-                self._take_lent(lent, peer, borrower, ADDRESS.unpack(address)[0], scratch)
                 continue
             operation = self._find(header.seq)
             if operation is None or not operation.enter():
@@ -255,36 +223,45 @@ class DataPlane:
                 target = operation.target(header.stage, header.piece)
             finally:
                 operation.leave()
+            data: memoryview | None = None
             if target is not None:
-                data = None
-                if not self._receive_into(connection, operation, target, scratch):
-                    continue
+                taken = self._receive_into(connection, operation, target, scratch)
+            elif operation.reduces(header.stage):
+                taken = self._receive_reduced(connection, operation, header, scratch)
             else:
-                data = self._memory_for(operation, header, scratch)
+                data, taken = _enough(scratch, header.length), True
                 connection.read(data, self._stall_s)
-            self._take(operation, header, data)
-
-    def _memory_for(self, operation: Operation, header: Header, scratch: memoryview) -> memoryview:
-        # An encoded piece may be passed on as it is, so it needs memory of its own.
-        return memoryview(bytearray(header.length)) if operation.spec.bits else scratch[: header.length]
+            if taken:
+                self._take(operation, header, data)
 
     def _take_slot(self, header: Header, data: memoryview) -> None:
         operation = self._find(header.seq)
         if operation is None:
             return
         self._check(operation, header)
-        self._take(operation, header, memoryview(bytes(data)) if operation.spec.bits else data)
+        self._take(operation, header, data)
 
     def _take_lent(self, header: Header, peer: str, borrower: Borrower, address: int, scratch: memoryview) -> None:
         """Take a piece from where it lies in the memory of its sender."""
         operation = self._find(header.seq)
         if operation is None or not operation.enter():
             return
+        data: memoryview | None = None
         try:
             self._check(operation, header)
             target = operation.target(header.stage, header.piece)
-            data = self._memory_for(operation, header, scratch) if target is None else None
-            there = borrower.read(address, target if target is not None else data or scratch)
+            if target is not None:
+                there = borrower.read(address, target)
+            elif operation.reduces(header.stage):
+                there = True
+                for done in range(0, header.length, len(scratch)):
+                    part = scratch[: min(header.length - done, len(scratch))]
+                    there = there and borrower.read(address + done, part)
+                    if there:
+                        operation.reduce_part(header.stage, header.piece, done, part)
+            else:
+                data = _enough(scratch, header.length)
+                there = borrower.read(address, data)
         finally:
             operation.leave()
         if there:
@@ -338,6 +315,22 @@ class DataPlane:
             done += count
         return True
 
+    def _receive_reduced(
+        self, connection: DataSocket, operation: Operation, header: Header, scratch: memoryview
+    ) -> bool:
+        """Combine a piece as it comes, in parts that stay in the cache. False when the operation ended meanwhile."""
+        for done in range(0, header.length, len(scratch)):
+            part = scratch[: min(header.length - done, len(scratch))]
+            connection.read(part, self._stall_s)
+            if not operation.enter():
+                self._discard(connection, header.length - done - len(part), scratch)
+                return False
+            try:
+                operation.reduce_part(header.stage, header.piece, done, part)
+            finally:
+                operation.leave()
+        return True
+
     def _discard(self, connection: DataSocket, length: int, scratch: memoryview) -> None:
         while length:
             part = scratch[: min(length, len(scratch))]
@@ -381,3 +374,8 @@ class DataPlane:
                 raise RemoteProtocolError(f"a measurement of {request.length} bytes was asked for")
             self._discard(connection, request.length, scratch)
             connection.write_block(b"ok", self._stall_s)
+
+
+def _enough(scratch: memoryview, nbytes: int) -> memoryview:
+    """So many bytes of `scratch`, or new ones for a piece that is larger than most."""
+    return scratch[:nbytes] if nbytes <= len(scratch) else memoryview(bytearray(nbytes))

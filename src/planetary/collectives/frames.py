@@ -64,10 +64,8 @@ class Header(NamedTuple):
 IN_SLOT = 1 << 31
 """Set in the stage of a header: the bytes are in a slot of shared memory, whose number follows as one byte."""
 
-IN_MEMORY = 1 << 30
-"""Set in the stage of a header: the bytes are in the sender's memory, at the address that follows."""
-
 ADDRESS = struct.Struct(">Q")
+"""Follows the header on a connection whose sender lends its memory: where the bytes are. Nothing else follows."""
 
 ACCEPTED, DECLINED = b"y", b"n"
 """The answer to shared memory, or to a loan, that was offered."""

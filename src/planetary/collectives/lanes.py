@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from planetary.collectives.direct_memory import CHALLENGE_BYTES, Lender, address_of
-from planetary.collectives.frames import ACCEPTED, ADDRESS, IN_MEMORY, IN_SLOT, Introduction, pack_header
+from planetary.collectives.frames import ACCEPTED, ADDRESS, IN_SLOT, Introduction, pack_header
 from planetary.collectives.messages import PeerInfo
 from planetary.collectives.operation import Operation, Outgoing
 from planetary.collectives.shared_memory import SlotWriter
@@ -62,13 +62,25 @@ class Way:
     on_fault: Callable[[str, str], None]
 
 
+@dataclass
+class _Piece:
+    """What a lane is to send."""
+
+    seq: int
+    operation: Operation
+    outgoing: Outgoing
+    done: int = 0  # bytes of its frame that are sent
+    over: bool = False  # whether the thread has dealt with it
+
+
 class Lane:
     """One connection and its thread."""
 
     def __init__(self, way: Way, name: str) -> None:
         """Connects when the first piece is sent."""
         self._way = way
-        self._queue: queue.SimpleQueue[tuple[int, Operation, Outgoing, int] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._begun: _Piece | None = None  # whose frame is sent in part: nothing may go before its rest
         self._connection: DataSocket | None = None
         self._lends = way.lends  # until the other side declines
         self._lender = Lender()
@@ -88,17 +100,17 @@ class Lane:
 
     def put(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:
         """Send a piece, `given` already: at once where nobody has to wait for that, or by the thread."""
-        done = 0
+        piece = _Piece(seq, operation, outgoing)
         if outgoing.data is not None:
             # Before it goes: by the time that it has arrived everywhere the caller may read the count.
             operation.count_sent(len(outgoing.data))
         if self._writing.acquire(blocking=False):
             try:
-                done = self._try_at_once(seq, operation, outgoing)
+                if self._sent_at_once(piece):
+                    return
             finally:
                 self._writing.release()
-        if done >= 0:
-            self._queue.put((seq, operation, outgoing, done))
+        self._queue.put(piece)
 
     def close(self) -> None:
         """Close the connection; what is not sent yet is dropped, and what was lent cannot be taken any more."""
@@ -111,44 +123,51 @@ class Lane:
 
     # --- inside
 
-    def _try_at_once(self, seq: int, operation: Operation, outgoing: Outgoing) -> int:
-        """Return how many bytes of the frame went out; −1 for all."""
-        connection, data = self._connection, outgoing.data
+    def _sent_at_once(self, piece: _Piece) -> bool:
+        """Send as much as nobody has to wait for; return whether that was all."""
+        connection, data = self._connection, piece.outgoing.data
         if connection is None or data is None or self._slots is not None or self.waiting != 1:
-            return 0
+            return False
         if not self._lends and len(data) > _AT_ONCE_BYTES:
-            return 0
-        parts = self._frame(seq, operation, outgoing, data)
+            return False
+        parts = self._frame(piece, data)
         try:
-            done = connection.try_write(*parts)
+            piece.done = connection.try_write(*parts)
         except PeerError:
-            return 0  # the thread meets the same error, and says so
-        if done < sum(len(part) for part in parts):
-            return done
+            return False  # the thread meets the same error, and says so
+        if piece.done < sum(len(part) for part in parts):
+            self._begun = piece if piece.done else None
+            return False
         self._done += 1
-        return -1
+        return True
 
-    def _frame(self, seq: int, operation: Operation, outgoing: Outgoing, payload: memoryview) -> tuple[memoryview, ...]:
+    def _frame(self, piece: _Piece, payload: memoryview) -> tuple[memoryview, ...]:
+        head = pack_header(piece.seq, piece.outgoing.stage, piece.outgoing.index, len(payload))
         if not self._lends:
-            return memoryview(pack_header(seq, outgoing.stage, outgoing.index, len(payload))), payload
-        operation.keep(payload)
-        head = pack_header(seq, outgoing.stage | IN_MEMORY, outgoing.index, len(payload))
+            return memoryview(head), payload
         return (memoryview(head + ADDRESS.pack(address_of(np.frombuffer(payload, np.uint8)))),)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None and not self._closed:
-            seq, operation, outgoing, done = item
+        while (piece := self._queue.get()) is not None and not self._closed:
             with self._writing:
-                try:
-                    self._send(seq, operation, outgoing, done)
-                except Exception as error:
-                    if not isinstance(error, PlanetaryError):
-                        log.exception("sending to %s", self._way.to.name)
-                    self._drop()
-                    if not self._closed and not operation.closed:
-                        self._way.on_fault(self._way.to.peer, f"sending to {self._way.to.name}: {error}")
-                self._done += 1
+                begun, self._begun = self._begun, None
+                if begun is not None and begun is not piece:
+                    self._carry(begun)
+                if not piece.over:
+                    self._carry(piece)
         self._drop()
+
+    def _carry(self, piece: _Piece) -> None:
+        piece.over = True
+        try:
+            self._send(piece)
+        except Exception as error:
+            if not isinstance(error, PlanetaryError):
+                log.exception("sending to %s", self._way.to.name)
+            self._drop()
+            if not self._closed and not piece.operation.closed:
+                self._way.on_fault(self._way.to.peer, f"sending to {self._way.to.name}: {error}")
+        self._done += 1
 
     def _drop(self) -> None:
         if self._connection is not None:
@@ -156,7 +175,8 @@ class Lane:
             self._connection = None
         self._slots = None
 
-    def _send(self, seq: int, operation: Operation, outgoing: Outgoing, done: int) -> None:
+    def _send(self, piece: _Piece) -> None:
+        operation, outgoing, done = piece.operation, piece.outgoing, piece.done
         if self._connection is None:
             if operation.closed:
                 return
@@ -177,13 +197,13 @@ class Lane:
         elif operation.closed and not done:
             return
         if self._slots is not None and len(payload) <= self._slots.slot_bytes:
-            self._write_slot(self._slots, seq, operation, outgoing, payload)
+            self._write_slot(self._slots, piece, payload)
             return
         connection = self._connection
         assert connection is not None
         # Not inside the guard, since it may wait. When the operation ends meanwhile, the master has aborted it for
         # all, and the rest of the piece may be anything; or this peer is out, and the connection was closed first.
-        parts = self._frame(seq, operation, outgoing, payload)
+        parts = self._frame(piece, payload)
         connection.write(self._way.stall_s, *_after(parts, done))
 
     def _connect(self) -> None:
@@ -226,9 +246,7 @@ class Lane:
         connection.read(memoryview(answer), CONNECT_S)
         return answer == ACCEPTED
 
-    def _write_slot(
-        self, slots: SlotWriter, seq: int, operation: Operation, outgoing: Outgoing, payload: memoryview
-    ) -> None:
+    def _write_slot(self, slots: SlotWriter, piece: _Piece, payload: memoryview) -> None:
         """Send a piece through shared memory, unless the operation ends before that."""
         connection, stall_s = self._connection, self._way.stall_s
         assert connection is not None
@@ -239,14 +257,14 @@ class Lane:
             if not connection.wait_readable(stall_s):
                 raise PeerError(f"it took nothing for {stall_s:g} s")
             slots.free.extend(returned[: connection.try_read(returned)])
-        if not operation.enter():
+        if not piece.operation.enter():
             return
         slot = slots.free.popleft()
         try:
             slots.fill(slot, payload)
         finally:
-            operation.leave()
-        head = pack_header(seq, outgoing.stage | IN_SLOT, outgoing.index, len(payload))
+            piece.operation.leave()
+        head = pack_header(piece.seq, piece.outgoing.stage | IN_SLOT, piece.outgoing.index, len(payload))
         connection.write(stall_s, memoryview(head + bytes((slot,))))
 
 

@@ -11,18 +11,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from planetary.collectives import kernels, quantise
+from planetary.collectives.buffers import BufferPool
 from planetary.collectives.elements import TYPES, narrow_bf16, raw, widen_bf16
 from planetary.collectives.guard import Guard
 from planetary.collectives.options import QuantizationAlgorithm, ReduceOp, Spec
 from planetary.collectives.ring_plan import Action, RingPlan
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 
-PIECE_BYTES = 1 << 20
+_BYTES = np.dtype(np.uint8)
+PIECES = 32
+PIECE_LEAST, PIECE_LARGEST = 1 << 20, 2 << 20
 
 
 def piece_elements(dtype: str, piece_bytes: int) -> int:
     """Elements of a piece: whole quantisation blocks, so that pieces can be encoded one by one."""
     return max(piece_bytes // TYPES[dtype].itemsize // quantise.BLOCK, 1) * quantise.BLOCK
+
+
+def good_piece_bytes(nbytes: int) -> int:
+    """Return the size of pieces for a tensor: few enough that each one's cost is small, enough to overlap."""
+    return min(max(nbytes // PIECES, PIECE_LEAST), PIECE_LARGEST)
 
 
 @dataclass(frozen=True)
@@ -52,8 +60,10 @@ class Operation(Guard):
         source: np.ndarray,
         work: np.ndarray,
         backup: np.ndarray | None,
+        *,
+        pool: BufferPool | None = None,
     ) -> None:
-        """`backup`, like `work`, is given when `work` holds what must be restorable."""
+        """`backup`, like `work`, is given when `work` holds what must be restorable. Encoded pieces are in `pool`."""
         super().__init__()
         self.spec, self.plan, self.source, self.work = spec, plan, source, work
         self._backup = backup
@@ -65,7 +75,8 @@ class Operation(Guard):
         # In all_reduce the first `world` stages write each chunk for the first time; later ones need no copy.
         self._saves_until = plan.world if spec.kind == "all_reduce" else len(plan.chunks) + plan.world
         self._announced = False
-        self._kept: list[memoryview] = []
+        self._pool = pool or BufferPool(0)
+        self._lent: list[np.ndarray] = []
         self.sent = self.received = 0
         self._bytes = raw(work)
         self._source_bytes = raw(source)
@@ -127,36 +138,50 @@ class Operation(Guard):
         self._save(stage, start, stop)
         return self._view(self._bytes, start, stop)
 
-    def arrived(self, stage: int, index: int, data: memoryview | None) -> Outgoing | None:
-        """Take a whole piece (`data` is None when it is in its `target` already); return what to pass on.
+    def reduces(self, stage: int) -> bool:
+        """Whether a piece may be taken part by part, with `reduce_part`."""
+        return not self.spec.bits and self.plan.action(stage) is not Action.STORE
 
-        With quantisation the same `data` may be passed on: the caller must not reuse its memory before it is sent.
+    def reduce_part(self, stage: int, index: int, offset: int, data: memoryview) -> None:
+        """Combine a part of a piece, `offset` bytes after its beginning, with the own one. In whole elements."""
+        start, _ = self.plan.bounds(self.plan.chunk(stage), index)
+        start += offset // self.work.itemsize
+        other = np.frombuffer(data, self.work.dtype)
+        stop = start + len(other)
+        own = self.work[start:stop]
+        self._save(stage, start, stop)
+        kernels.combine(self._op, self.spec.dtype, self.source[start:stop], other, own)
+        if self.plan.action(stage) is Action.FINISH:
+            kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
+
+    def arrived(self, stage: int, index: int, data: memoryview | None) -> Outgoing | None:
+        """Take a whole piece; return what to pass on.
+
+        `data` is None when it is in its `target` already, or was taken by `reduce_part` from beginning to end. The
+        memory of `data` may be used again afterwards.
         """
         plan = self.plan
         action = plan.action(stage)
         start, stop = plan.bounds(plan.chunk(stage), index)
         own = self.work[start:stop]
         passed: memoryview = self._view(self._bytes, start, stop)
-        if data is not None:
+        if data is not None and self.spec.bits:
             self._save(stage, start, stop)
-            if self.spec.bits:
-                passed = self._take_encoded(action, self.source[start:stop], own, data)
-            elif action is Action.STORE:
-                own.view(np.uint8)[...] = np.frombuffer(data, np.uint8)  # unlike a memoryview, lets others run
-            else:
-                other = np.frombuffer(data, own.dtype)
-                kernels.combine(self._op, self.spec.dtype, self.source[start:stop], other, own)
-                if action is Action.FINISH:
-                    kernels.finish(self._op, self.spec.dtype, own, plan.world)
-        elif action is not Action.STORE:
-            raise LocalProtocolError(f"stage {stage} combines; its piece cannot have been stored in place")
+            passed = self._take_encoded(action, self.source[start:stop], own, data)
+            if action is Action.STORE and plan.forwards(stage):  # as it came: its memory is used again
+                kept = self._memory(len(data))
+                np.copyto(kept, np.frombuffer(data, np.uint8))
+                passed = kept.data
+        elif data is not None and action is Action.STORE:
+            self._save(stage, start, stop)
+            own.view(np.uint8)[...] = np.frombuffer(data, np.uint8)  # unlike a memoryview, lets others run
+        elif data is not None:
+            self.reduce_part(stage, index, 0, data)
         with self._condition:
             self.received += len(passed)
             self._arrived.add((stage, index))
         if not plan.forwards(stage):
             return None
-        if self.spec.bits and action is Action.REDUCE:
-            passed = self._encoded(own)
         return Outgoing(stage + 1, index, passed)
 
     def count_sent(self, nbytes: int) -> None:
@@ -164,16 +189,12 @@ class Operation(Guard):
         with self._condition:
             self.sent += nbytes
 
-    def keep(self, payload: memoryview) -> None:
-        """The successor will take these bytes from where they lie: let an encoded piece live as long as this."""
-        if self.spec.bits:
-            with self._condition:
-                self._kept.append(payload)
-
     def close(self) -> None:
         """See `Guard.close`."""
         super().close()
-        self._kept.clear()
+        # What is still on its way is of an operation that failed on all: it may become anything.
+        while self._lent:
+            self._pool.give(self._lent.pop())
 
     def restore(self) -> None:
         """After `close`: put back what the caller's array held."""
@@ -194,41 +215,48 @@ class Operation(Guard):
                 self._saved.append((start, stop))
 
     def _take_encoded(self, action: Action, source: np.ndarray, own: np.ndarray, data: memoryview) -> memoryview:
-        if self.spec.dtype == "f32" and action is not Action.STORE and self._op in (ReduceOp.SUM, ReduceOp.AVG):
-            quantise.decode_add(data, self.spec.bits, source, own)
-            return data if action is Action.REDUCE else self._finished(own)
-        if self.spec.dtype == "f32" and action is Action.STORE:
-            quantise.decode(data, self.spec.bits, own)
-            return data
-        wide = np.empty(len(own), np.float32)
-        quantise.decode(data, self.spec.bits, wide)
+        """Decode, combine and encode; return the encoding of what `own` is now."""
         if action is Action.STORE:
-            _store_wide(wide, self.spec.dtype, own)
+            if self.spec.dtype == "f32":
+                quantise.decode(data, self.spec.bits, own)
+            else:
+                _store_wide(self._decoded(data, len(own)), self.spec.dtype, own)
             return data
-        other = wide
+        finishes = action is Action.FINISH
+        if self.spec.dtype == "f32" and self._op in (ReduceOp.SUM, ReduceOp.AVG):
+            assert self._algorithm is not None
+            divisor = (self.plan.world if self._op is ReduceOp.AVG else 1) if finishes else None
+            encoded = self._memory(len(data)).data
+            quantise.add_encode(data, self.spec.bits, self._algorithm, source, own, encoded=encoded, divisor=divisor)
+            return encoded
+        other = self._decoded(data, len(own))
         if self.spec.dtype != "f32":
-            other = np.empty_like(own)
+            wide, other = other, np.empty_like(own)
             _store_wide(wide, self.spec.dtype, other)
         kernels.combine(self._op, self.spec.dtype, source, other, own)
-        if action is Action.REDUCE:
-            return data
-        return self._finished(own)
-
-    def _finished(self, own: np.ndarray) -> memoryview:
-        """Encode a chunk that is reduced."""
-        kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
+        if finishes:
+            kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
         encoded = self._encoded(own)
-        # The owner keeps what the others will decode, not what it knows better.
-        wide = own if self.spec.dtype == "f32" else np.empty(len(own), np.float32)
-        quantise.decode(encoded, self.spec.bits, wide)
-        if wide is not own:
-            _store_wide(wide, self.spec.dtype, own)
+        if finishes:  # the owner keeps what the others will decode, not what it knows better
+            _store_wide(self._decoded(encoded, len(own)), self.spec.dtype, own)
         return encoded
 
+    def _decoded(self, data: memoryview, count: int) -> np.ndarray:
+        wide = np.empty(count, np.float32)
+        quantise.decode(data, self.spec.bits, wide)
+        return wide
+
     def _encoded(self, values: np.ndarray) -> memoryview:
-        out = memoryview(bytearray(quantise.encoded_bytes(len(values), self.spec.bits)))
+        out = self._memory(quantise.encoded_bytes(len(values), self.spec.bits)).data
         self._encode(values, out)
         return out
+
+    def _memory(self, nbytes: int) -> np.ndarray:
+        """Return memory for an encoded piece, until `close`: the successor may take it from where it lies."""
+        array = self._pool.take(nbytes, _BYTES)
+        with self._condition:
+            self._lent.append(array)
+        return array
 
     def _encode(self, values: np.ndarray, out: memoryview) -> None:
         assert self._algorithm is not None

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import logging
 import os
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, Self
+
+import numpy as np
 
 from planetary.collectives import messages as m
 from planetary.collectives import peer_events as e
-from planetary.collectives import quantise
 from planetary.collectives.active_calls import ActiveCollective, ActiveSync, Job
 from planetary.collectives.buffers import BufferPool
 from planetary.collectives.control_stream import ControlStream
@@ -25,9 +22,9 @@ from planetary.collectives.data_plane import DataPlane
 from planetary.collectives.errors import AbortedError, PendingOperationsError, TooFewPeersError
 from planetary.collectives.frames import Introduction
 from planetary.collectives.links import Link, measure
-from planetary.collectives.operation import PIECE_BYTES, Operation, Outgoing, piece_elements
+from planetary.collectives.neighbours import STREAMS, Reach, machine_identity
+from planetary.collectives.operation import Operation, Outgoing, good_piece_bytes, piece_elements
 from planetary.collectives.peer_machine import PeerMachine
-from planetary.collectives.shared_memory import FOLDER
 from planetary.collectives.shared_state import digest, digest_algorithms
 from planetary.collectives.small_operations import is_small
 from planetary.collectives.sockets import SocketOptions, listen, parse_address, parse_advertised
@@ -41,7 +38,6 @@ log = logging.getLogger(__name__)
 _WATCH_S = 0.2
 _MASTER_AWAY_S = 0.02
 _KEEP_BYTES = 1 << 30
-_STREAMS = 2
 
 
 class PeerShell:
@@ -62,7 +58,7 @@ class PeerShell:
         stall_s: float = 30.0,
         master_grace_s: float = 0.0,
         min_world_size: int = 1,
-        piece_bytes: int = PIECE_BYTES,
+        piece_bytes: int | None = None,
         transport: Literal["auto", "tcp"] = "auto",
         sockets: SocketOptions | None = None,
     ) -> None:
@@ -83,7 +79,7 @@ class PeerShell:
             stall_s: an operation that makes no progress for as long fails.
             master_grace_s: how long a master that is gone is waited for.
             min_world_size: collectives in a smaller group raise `TooFewPeersError`.
-            piece_bytes: size of the pieces of the pipeline; equal on all peers.
+            piece_bytes: size of the pieces of the pipeline; equal on all peers. By default it depends on the tensor.
             transport: "auto" moves bulk data to a peer on the same machine through shared memory; "tcp" never does.
             sockets: options of the bulk connections.
         """
@@ -97,15 +93,21 @@ class PeerShell:
                 "connections and min_world_size must be 1 at least, peer_group a number of 32 bits, data_port of 16"
             )
         self._host, self._port = parse_address(master_address)
-        self._group, self._connections = peer_group, connections
+        self._group = peer_group
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._trust = Trust(token)
         self._data_host, self._wanted_port = data_host, data_port
         self._advertise, self._advertised_port = parse_advertised(advertise)
         self._timeout_s, self._stall_s, self._grace_s = timeout_s, stall_s, master_grace_s
-        self._min_world, self._piece_bytes = min_world_size, piece_bytes
-        self._shares_memory = transport == "auto" and FOLDER.is_dir()
+        self._min_world = min_world_size
         self._sockets = sockets or SocketOptions()
+        self._reach = Reach(
+            connections=connections,
+            direct=transport == "auto",
+            piece_bytes=piece_bytes,
+            sockets=self._sockets,
+            stall_s=stall_s,
+        )
         self._pool = BufferPool(_KEEP_BYTES)
         self._lock = threading.RLock()
         self._calls: dict[int, Work] = {}
@@ -194,8 +196,8 @@ class PeerShell:
     def _peer_id(self) -> str:
         return self._machine.peer if self._machine is not None else ""
 
-    def _piece(self, dtype: str) -> int:
-        return piece_elements(dtype, self._piece_bytes)
+    def _piece(self, flat: np.ndarray, dtype: str) -> int:
+        return piece_elements(dtype, self._reach.piece_bytes or good_piece_bytes(flat.nbytes))
 
     def _limit(self, timeout_s: float | None) -> float:
         return self._timeout_s if timeout_s is None else timeout_s
@@ -337,34 +339,11 @@ class PeerShell:
         if len(topology.ring) == 1:
             self._link = None
         elif before is None or before.to != following:
-            self._link = Link(
-                following,
-                Introduction("ring", self._peer_id, topology.key),
-                connections=self._connections or self._streams(topology, following),
-                options=self._socket_options(following),
-                tls=self._certificate is not None,
-                stall_s=self._stall_s,
-                slot_bytes=self._slot_bytes(following),
-                on_fault=self._link_fault,
-            )
+            introduction = Introduction("ring", self._peer_id, topology.key)
+            tls = self._certificate is not None
+            self._link = self._reach.link(topology, following, introduction, tls=tls, on_fault=self._link_fault)
         if before is not None and before is not self._link:
             before.close()
-
-    def _streams(self, topology: m.Topology, following: m.PeerInfo) -> int:
-        here = machine_identity()
-        peers = sum(info.machine == here for info in topology.ring)
-        threads = 2 * _STREAMS * peers  # one that sends and one that receives, for each
-        return 1 if following.machine == here and (os.cpu_count() or 1) < threads else _STREAMS
-
-    def _socket_options(self, following: m.PeerInfo) -> SocketOptions:
-        """Within a machine nothing is lost and nothing has to be paced, so what does neither is fastest."""
-        if self._sockets.congestion or following.machine != machine_identity():
-            return self._sockets
-        return dataclasses.replace(self._sockets, congestion="cubic")
-
-    def _slot_bytes(self, following: m.PeerInfo) -> int:
-        near = self._shares_memory and following.machine == machine_identity()
-        return max(self._piece_bytes, quantise.BLOCK * 8) if near else 0
 
     def _link_fault(self, peer: str, reason: str) -> None:
         """A connection to or from a neighbour broke: what runs over it fails."""
@@ -418,7 +397,7 @@ class PeerShell:
             listener,
             tls=self._certificate.context if self._certificate is not None else None,
             options=self._sockets,
-            connections_most=64 + 4 * (self._connections or _STREAMS),
+            connections_most=64 + 4 * (self._reach.connections or STREAMS),
             stall_s=self._stall_s,
             forward=self._forward,
             complete=self._complete,
@@ -534,10 +513,3 @@ class PeerShell:
             self._active.clear()
         for call, work in calls:
             self._finish(work, active.get(call), error, None)
-
-
-def machine_identity() -> str:
-    """Return what is equal for two peers on one machine, and differs between machines."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + socket.gethostname()
-    return f"{uuid.getnode():x}{socket.gethostname()}"

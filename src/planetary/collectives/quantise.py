@@ -62,6 +62,8 @@ def _warm_up(bits: int) -> None:
         encode(values, bits, QuantizationAlgorithm.MIN_MAX, data)
         decode(data, bits, values)
         decode_add(data, bits, values, values)
+        more = memoryview(bytearray(encoded_bytes(2, bits)))
+        add_encode(data, bits, QuantizationAlgorithm.MIN_MAX, values, values, encoded=more)
 
 
 def encoded_bytes(count: int, bits: int) -> int:
@@ -117,12 +119,45 @@ def decode_add(data: memoryview, bits: int, own: np.ndarray, out: np.ndarray) ->
         np.add(own, wide, out=out)
 
 
+def add_encode(
+    data: memoryview,
+    bits: int,
+    algorithm: QuantizationAlgorithm,
+    own: np.ndarray,
+    out: np.ndarray,
+    *,
+    encoded: memoryview,
+    divisor: int | None = None,
+) -> None:
+    """Out ← own + decoded, float32 [n] each, and encode that. `out` may be `own`.
+
+    With a `divisor` the sum is complete: it is divided, encoded, and becomes what the others will decode.
+    """
+    kernels = compiled()
+    if kernels is not None and algorithm is QuantizationAlgorithm.MIN_MAX:
+        blocks = -(-len(out) // BLOCK)
+        head = np.frombuffer(encoded[: blocks * _HEAD], np.float32).reshape(blocks, 2)
+        target = np.frombuffer(encoded[blocks * _HEAD :], "<u2" if bits == 16 else np.uint8)
+        codes = np.empty(len(out), np.uint8) if bits == 4 else target
+        received = _codes_compiled(kernels, data, bits, len(out))
+        how = (BLOCK, np.float32(2**bits - 1), np.float32(divisor or 1), divisor is not None)
+        kernels.add_encode(received, own, (out, out.view(np.int32)), how, (codes, head))
+        if bits == 4:
+            kernels.pack(codes, target)
+        return
+    decode_add(data, bits, own, out)
+    if divisor is not None and divisor != 1:
+        np.divide(out, np.float32(divisor), out=out)
+    encode(out, bits, algorithm, encoded)
+    if divisor is not None:
+        decode(encoded, bits, out)
+
+
 def _encode_compiled(kernels: ModuleType, values: np.ndarray, bits: int, head: np.ndarray, out: memoryview) -> None:
     top = np.float32(2**bits - 1)
-    kernels.min_max_heads(values, values.view(np.int32), BLOCK, top, head)
     target = np.frombuffer(out, "<u2" if bits == 16 else np.uint8)
     codes = np.empty(len(values), np.uint8) if bits == 4 else target
-    kernels.codes_of(values, head, BLOCK, top, codes)
+    kernels.encode(values, values.view(np.int32), BLOCK, top, (codes, head))
     if bits == 4:
         kernels.pack(codes, target)
 

@@ -100,6 +100,49 @@ def add(codes: np.ndarray, head: np.ndarray, block: int, own: np.ndarray, out: n
     for b in range(len(head)):
         low, step = head[b, 0], head[b, 1]
         part, into = codes[b * block : (b + 1) * block], out[b * block : (b + 1) * block]
-        mine = own[b * block : (b + 1) * block]
+        if own.ctypes.data != out.ctypes.data:  # with one array in the loop the compiler can vectorise it
+            into[:] = own[b * block : (b + 1) * block]
         for i in range(len(part)):
-            into[i] = mine[i] + (np.float32(part[i]) * step + low)
+            into[i] = into[i] + (np.float32(part[i]) * step + low)
+
+
+@njit(nogil=True, cache=True)
+def encode(
+    values: np.ndarray, keys: np.ndarray, block: int, top: np.float32, encoded: tuple[np.ndarray, np.ndarray]
+) -> None:
+    """Values float32 [n] and the same memory as int32 -> codes [n] and heads, block by block, while it is cached."""
+    codes, head = encoded
+    for b in range(len(head)):
+        part = slice(b * block, (b + 1) * block)
+        min_max_heads(values[part], keys[part], block, top, head[b : b + 1])
+        codes_of(values[part], head[b : b + 1], block, top, codes[part])
+
+
+@njit(nogil=True, cache=True)
+def add_encode(
+    received: tuple[np.ndarray, np.ndarray],
+    own: np.ndarray,
+    target: tuple[np.ndarray, np.ndarray],
+    how: tuple[int, np.float32, np.float32, bool],
+    encoded: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Block by block: own float32 [n] plus what `received` stands for -> `target`, and that -> `encoded`.
+
+    `received` and `encoded` are codes [n] and heads; `target` float32 [n] and the same memory as int32. `how`:
+    block, top, divisor, finish. With `finish` the sum is divided before, and becomes what its codes stand for after.
+    """
+    codes, head = received
+    new_codes, new_head = encoded
+    out, keys = target
+    block, top, divisor, finish = how
+    for b in range(len(head)):
+        part = slice(b * block, (b + 1) * block)
+        add(codes[part], head[b : b + 1], block, own[part], out[part])
+        if finish and divisor != np.float32(1):
+            into = out[part]
+            for i in range(len(into)):
+                into[i] = into[i] / divisor
+        min_max_heads(out[part], keys[part], block, top, new_head[b : b + 1])
+        codes_of(out[part], new_head[b : b + 1], block, top, new_codes[part])
+        if finish:
+            store(new_codes[part], new_head[b : b + 1], block, out[part])

@@ -1,0 +1,80 @@
+"""One connection of a link: frames stay whole, whoever sends them."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, cast
+
+import numpy as np
+
+from planetary.collectives.frames import Introduction, pack_header
+from planetary.collectives.lanes import Lane, Way
+from planetary.collectives.messages import PeerInfo
+from planetary.collectives.operation import Operation, Outgoing
+from planetary.collectives.options import Spec
+from planetary.collectives.ring_plan import plan
+from planetary.collectives.sockets import SocketOptions
+
+
+class FullSocket:
+    """Takes ten bytes of the first frame, and lets others come meanwhile."""
+
+    def __init__(self, meanwhile: Any, expected: int) -> None:
+        self.stream, self.full = bytearray(), threading.Event()
+        self._expected = expected
+        self._meanwhile = meanwhile
+        self._tries = 0
+
+    def try_write(self, *parts: memoryview) -> int:
+        self._tries += 1
+        if self._tries > 1:
+            return 0
+        self.stream += b"".join(parts)[:10]
+        others = threading.Thread(target=self._meanwhile)
+        others.start()
+        others.join(30)
+        return 10
+
+    def write(self, timeout_s: float, *parts: memoryview) -> None:
+        self.stream += b"".join(parts)
+        if len(self.stream) >= self._expected:
+            self.full.set()
+
+    def close(self) -> None:
+        pass
+
+
+def test_nothing_goes_between_the_parts_of_a_frame() -> None:
+    values = np.arange(50, dtype=np.float32)
+    spec = Spec(kind="all_reduce", dtype="f32", count=50, op="sum")
+    operation = Operation(spec, plan("all_reduce", 0, 2, count=50, piece=50), values, values, None)
+    to = PeerInfo("id", "name", "127.0.0.1", 1, "machine", "")
+    faults: list[str] = []
+    way = Way(
+        to=to,
+        introduction=Introduction("ring", "me", "key"),
+        options=SocketOptions(),
+        tls=False,
+        stall_s=5.0,
+        lends=False,
+        slot_bytes=0,
+        on_fault=lambda peer, reason: faults.append(reason),
+    )
+    lane = Lane(way, "test lane")
+
+    def put(index: int) -> None:
+        lane.given += 1
+        lane.put(7, operation, Outgoing(1, index, values[index : index + 10].view(np.uint8).data))
+
+    def meanwhile() -> None:
+        for index in (1, 2):
+            put(index)
+
+    frames = [pack_header(7, 1, index, 40) + values[index : index + 10].tobytes() for index in range(3)]
+    connection = FullSocket(meanwhile, len(b"".join(frames)))
+    lane._connection = cast("Any", connection)
+    put(0)
+    assert connection.full.wait(30), faults
+    lane.close()
+    assert bytes(connection.stream) == b"".join(frames)
+    assert operation.sent == 3 * 40

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import edge_cases
 import jax
 import pytest
 from sweep_cases import Case, cases
@@ -16,6 +17,13 @@ def chosen(group: str, dtype: str, every: int = 1) -> list[Case]:
 def test_gradients_of_the_table_equal_jax(group: str, every: int) -> None:
     members = [c for c in chosen(group, "float32", every) if not jax_can(c)]
     assert len(members) > 3
+    ratios = check_together(members)
+    assert {name: ratio for name, ratio in ratios.items() if not ratio <= 1} == {}
+
+
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.soak)])
+def test_gradients_at_ties_poles_and_infinities_equal_jax(dtype: str) -> None:
+    members = [c for c in edge_cases.cases(dtype) if not jax_can(c)]
     ratios = check_together(members)
     assert {name: ratio for name, ratio in ratios.items() if not ratio <= 1} == {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planetary.compiler import chlo, inline, ir, ops, prune, reverse, routines, rules
+from planetary.compiler import chlo, inline, ir, library_calls, ops, prune, reverse, routines, rules
 from planetary.compiler.ir import Module, Value
 from planetary.compiler.reverse import Forward
 from planetary.core.errors import CompileError, UserError
@@ -26,7 +26,7 @@ def load_for_differentiation(source: str | bytes) -> Module:
     module = ir.parse_module(source)
     ir.require_static_shapes(module)
     chlo.from_composites(module)
-    inline.inline_calls(module, keep_composites=rules.composite_names())
+    inline.inline_calls(module, rules.composite_names(), library_calls.composite_name)
     routines.recognise(module)
     return module
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from planetary.compiler import inline, ir, routines, rule_table, rules
+from planetary.compiler import inline, ir, library_calls, routines, rule_table, rules
 
 _TITLES = {
     "rule": "Operations with a rule",
@@ -42,7 +42,7 @@ def explain(source: str | bytes) -> list[OperationUse]:
     """
     with ir.new_context():
         module = ir.parse_module(source)
-        inline.inline_calls(module, keep_composites=rules.composite_names())
+        inline.inline_calls(module, rules.composite_names(), library_calls.composite_name)
         routines.recognise(module)
         counts: Counter[str] = Counter()
         main = ir.main_function(module)
@@ -83,6 +83,15 @@ def operations_page() -> str:
             found, why = _status(entry)
             if found == status:
                 lines.append(f"| `{name}` | {why} |")
+    lines += [
+        "",
+        "## Functions recognised in the operations that they are exported as",
+        "",
+        "JAX differentiates these as a whole, not by their arithmetic, which overflows or meets a tie on the way;",
+        "so does `differentiate` wherever it finds the same arithmetic.",
+        "",
+        *(f"- `{name}`" for name in sorted(rule_table.patterns())),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -30,7 +30,7 @@ from planetary.compiler.manifest import (
     manifest_from_json,
     override_roles,
 )
-from planetary.core.errors import CompileError, UserError
+from planetary.core.errors import CompileError, PlanetaryError, UserError
 from planetary.core.tensors import host_dtype
 
 MODEL_FILE, MANIFEST_FILE, INIT_FILE = "model.mlir", "manifest.json", "init.safetensors"
@@ -261,7 +261,12 @@ def _call(source: str, function: Callable[..., Any], options: dict[str, Any]) ->
         inspect.signature(function).bind(**options)
     except TypeError as error:
         raise UserError(f"{source} does not take the options {sorted(options)}: {error}") from error
-    return function(**options)
+    try:
+        return function(**options)
+    except PlanetaryError:
+        raise
+    except Exception as error:  # whatever the user's function raises
+        raise UserError(f"{source} failed: {type(error).__name__}: {error}") from error
 
 
 def _dotted(path: tuple[Any, ...]) -> str:

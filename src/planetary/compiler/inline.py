@@ -6,17 +6,31 @@ those that have a rule of their own. The size of the result is that of the execu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from planetary.compiler import ir
 from planetary.compiler.ir import Block, Operation, Value
 from planetary.core.errors import CompileError
 
+Recogniser: TypeAlias = Callable[[str, Block], "str | None"]
 
-def inline_calls(module: ir.Module, keep_composites: Collection[str] = ()) -> None:
+
+def _nothing_known(symbol: str, block: Block) -> None:
+    return None
+
+
+def inline_calls(
+    module: ir.Module, keep_composites: Collection[str] = (), recognise: Recogniser = _nothing_known
+) -> None:
     """Inline every call and every composite whose name is not in `keep_composites`, and drop unused
     functions.
+
+    Args:
+        module: changed in place.
+        keep_composites: names of composites that stay.
+        recognise: given a function's name and its flattened body, returns the name of the composite that a call of it
+            becomes, or None.
 
     Raises:
         CompileError: a function calls itself, or calls one that the module does not have.
@@ -25,19 +39,29 @@ def inline_calls(module: ir.Module, keep_composites: Collection[str] = ()) -> No
     for function in ir.functions(module).values():
         if function != main:
             ir.set_private(function)
-    inline_everywhere(module, keep_composites)
+    inline_everywhere(module, keep_composites, recognise)
 
 
-def inline_everywhere(module: ir.Module, keep_composites: Collection[str] = ()) -> None:
+def inline_everywhere(
+    module: ir.Module, keep_composites: Collection[str] = (), recognise: Recogniser = _nothing_known
+) -> None:
     """Like `inline_calls`, in a module with several public functions, all of which stay."""
     named = ir.functions(module)
-    done: set[str] = set()
+    done: dict[str, str | None] = {}
     for name in named:
-        _flatten(name, named, keep_composites, done, [])
+        _flatten(name, named, keep_composites, recognise, done, [])
     ir.run_passes(module, "symbol-dce")
 
 
-def _flatten(name: str, named: Mapping[str, Any], keep: Collection[str], done: set[str], open_calls: list[str]) -> None:
+def _flatten(  # noqa: PLR0917 - a recursion's state
+    name: str,
+    named: Mapping[str, Any],
+    keep: Collection[str],
+    recognise: Recogniser,
+    done: dict[str, str | None],
+    open_calls: list[str],
+) -> None:
+    """Flatten a function and those that it calls; `done` gets what each is recognised as."""
     if name in done:
         return
     if name in open_calls:
@@ -52,13 +76,23 @@ def _flatten(name: str, named: Mapping[str, Any], keep: Collection[str], done: s
                 f"cannot inline the call of @{callee} at {ir.location_text(call)}: there is no such"
                 " function in the module"
             )
-        _flatten(callee, named, keep, done, [*open_calls, name])
-        with ir.insert_before(call):
-            results = copy_block(ir.entry_block(named[callee]), list(call.operands))
+        _flatten(callee, named, keep, recognise, done, [*open_calls, name])
+        known = done[callee] if call.name == "func.call" else None
+        with ir.insert_before(call), ir.located(call):
+            if known is None:
+                results = copy_block(ir.entry_block(named[callee]), list(call.operands))
+            else:
+                results = composite(known, callee, list(call.operands), [r.type for r in call.results])
         for old, new in zip(call.results, results, strict=True):
             ir.replace_uses(old, new)
         call.erase()
-    done.add(name)
+    done[name] = recognise(name, ir.entry_block(function))
+
+
+def composite(name: str, decomposition: str, operands: Sequence[Value], results: Sequence[ir.Type]) -> list[Value]:
+    """Emit a composite without attributes whose decomposition is a function of the module."""
+    attributes = {"name": ir.string_attribute(name), "decomposition": ir.symbol_attribute(decomposition)}
+    return list(ir.emit("stablehlo.composite", operands, results, attributes).results)
 
 
 def copy_block(block: Block, arguments: Sequence[Value]) -> list[Value]:

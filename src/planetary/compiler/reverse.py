@@ -146,13 +146,17 @@ def pull_back(
         incoming = [gathered.by_value.pop(result, None) for result in results]
         if all(cotangent is None for cotangent in incoming):
             continue
-        inputs = [*op.operands, *ir.captured_values(op)]
+        if not _touches(op, active):
+            continue
+        whole = table.match_pattern(op)
+        inputs = [*op.operands, *ir.captured_values(op)] if whole is None else whole[0]
         needs = [value in active for value in inputs]
         if not any(needs):
             continue
         with ir.located(op):
             site = table.Site(op, inputs, results, needs, notes)
-            for value, needed, part in zip(inputs, needs, _contributions(site, incoming), strict=True):
+            parts = _contributions(site, incoming) if whole is None else whole[1](site, incoming)
+            for value, needed, part in zip(inputs, needs, parts, strict=True):
                 if needed:
                     gathered.add(value, part)
     forward.results[:] = [site_replacements(notes).get(value, value) for value in forward.results]

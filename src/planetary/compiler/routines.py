@@ -212,12 +212,12 @@ def _same(left: Operation, right: Operation, mapping: dict[Value, Value], free: 
             return False
         mapping[mine] = other
     return all(
-        _same_block(ir.region_block(left, i), ir.region_block(right, i), mapping, free)
-        for i in range(len(left.regions))
+        same_block(ir.region_block(left, i), ir.region_block(right, i), mapping, free) for i in range(len(left.regions))
     )
 
 
-def _same_block(left: Block, right: Block, mapping: dict[Value, Value], free: set[Value]) -> bool:
+def same_block(left: Block, right: Block, mapping: dict[Value, Value], free: set[Value]) -> bool:
+    """Whether two blocks hold equal operations in the same order under a growing mapping of their values."""
     mapping.update(zip(left.arguments, right.arguments, strict=False))
     mine, other = ir.operations(left), ir.operations(right)
     return len(mine) == len(other) and all(_same(a, b, mapping, free) for a, b in zip(mine, other, strict=True))
@@ -235,12 +235,8 @@ def _outline(  # noqa: PLR0917 - what was found, and where
     with ir.new_function(module, name, [value.type for value in values], public=False) as (arguments, finish):
         finish(inline.copy_block(template, arguments))
     with ir.insert_before(matched[-1]), ir.located(matched[-1]):
-        attributes = {
-            "name": ir.string_attribute(PREFIX + routine.name),
-            "decomposition": ir.symbol_attribute(name),
-        }
-        op = ir.emit("stablehlo.composite", values, [end.type for end in ends], attributes)
-    for end, result in zip(ends, op.results, strict=True):
+        results = inline.composite(PREFIX + routine.name, name, values, [end.type for end in ends])
+    for end, result in zip(ends, results, strict=True):
         i, j = position[end]
         ir.replace_uses(matched[i].results[j], result)
     for old in reversed(matched):

@@ -2,7 +2,8 @@
 
 A *rule* receives a `Site` (the operation in the forward graph, and which of its inputs want a gradient)
 and the cotangents of its results, emits the backward operations at the insertion point, and returns one
-contribution per input: a value of the input's type, None for zero, or an `InPlace`. An *inactive*
+contribution per input: a value of the input's type, None for zero, or an `InPlace`. A *pattern* lets a rule
+stand for several operations at once. An *inactive*
 operation has derivative zero everywhere it has one, or carries no numbers. An *unsupported* one raises
 when a gradient has to pass through it.
 """
@@ -80,7 +81,10 @@ class Entry:
     note: str = ""
 
 
+Pattern: TypeAlias = Callable[[Operation], "tuple[list[Value], Rule] | None"]
+
 _entries: dict[str, Entry] = {}
+_patterns: dict[str, list[tuple[str, Pattern]]] = {}
 
 
 def _enter(entry: Entry) -> None:
@@ -146,3 +150,34 @@ def unsupported(reason: str, *names: str) -> None:
     """Register operations through which no gradient can pass; the reason says what to do."""
     for name in names:
         _enter(Entry(name, unsupported=reason))
+
+
+def pattern(name: str, root: str) -> Callable[[Pattern], Pattern]:
+    """Register a way to see several operations as one function with a rule of its own.
+
+    Args:
+        name: the function.
+        root: the operation that makes its result. The decorated function gets such an operation and returns the
+            function's arguments and its rule, or None if the operation is something else. The rule's site has these
+            arguments as inputs; what lies between gets no cotangent from this result.
+    """
+
+    def register(find: Pattern) -> Pattern:
+        _patterns.setdefault(root, []).append((name, find))
+        return find
+
+    return register
+
+
+def patterns() -> list[str]:
+    """The names of all registered patterns, in order of registration by root."""
+    return [name for entries in _patterns.values() for name, _ in entries]
+
+
+def match_pattern(op: Operation) -> tuple[list[Value], Rule] | None:
+    """The arguments and the rule of the function whose result `op` makes, if a pattern knows it."""
+    for _, find in _patterns.get(op.name, ()):
+        found = find(op)
+        if found is not None:
+            return found
+    return None

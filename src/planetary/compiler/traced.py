@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from planetary.compiler import inline, ir
@@ -42,11 +43,62 @@ def emit_traced(function: Callable[..., Any], *values: Value) -> list[Value]:
     Returns:
         Its results, flattened.
     """
+    return _emit(_export(function, _specs(values)), values)
+
+
+def emit_pull_back(
+    function: Callable[..., Any], ct: Value, arguments: Sequence[Value], wanted: Sequence[bool]
+) -> list[Value | None]:
+    """Emit what JAX computes as the gradient of `function`.
+
+    Args:
+        function: takes JAX arrays and returns one.
+        ct: the cotangent of its result.
+        arguments: its arguments in the graph that is being built.
+        wanted: for every argument, whether its gradient is wanted.
+
+    Returns:
+        One gradient per argument, None where none is wanted.
+    """
+    values = [ct, *arguments]
+    found = _emit(_export_pull_back(function, tuple(wanted), _specs(values)), values)
+    return [found.pop(0) if is_wanted else None for is_wanted in wanted]
+
+
+_Spec = tuple[tuple[int, ...], str]
+
+
+def _specs(values: Sequence[Value]) -> tuple[_Spec, ...]:
+    return tuple((ir.shape_of(v), dtype_name(ir.element_of(v))) for v in values)
+
+
+def _export(function: Callable[..., Any], specs: Sequence[_Spec]) -> str:
     import jax
 
     with jax.enable_x64(True):
-        specs = [jax.ShapeDtypeStruct(ir.shape_of(v), jax.numpy.dtype(dtype_name(ir.element_of(v)))) for v in values]
-        text = jax.jit(function, keep_unused=True).lower(*specs).as_text()
+        arguments = [jax.ShapeDtypeStruct(shape, jax.numpy.dtype(dtype)) for shape, dtype in specs]
+        return jax.jit(function, keep_unused=True).lower(*arguments).as_text()
+
+
+@lru_cache(maxsize=256)
+def _export_pull_back(function: Callable[..., Any], wanted: tuple[bool, ...], specs: tuple[_Spec, ...]) -> str:
+    import jax
+
+    positions = [i for i, is_wanted in enumerate(wanted) if is_wanted]
+
+    def backward(ct: Any, *arguments: Any) -> Any:
+        def of_wanted(*inner: Any) -> Any:
+            full = list(arguments)
+            for position, value in zip(positions, inner, strict=True):
+                full[position] = value
+            return function(*full)
+
+        return jax.vjp(of_wanted, *(arguments[i] for i in positions))[1](ct)
+
+    return _export(backward, specs)
+
+
+def _emit(text: str, values: Sequence[Value]) -> list[Value]:
     module = ir.parse_module(text)
     inline.inline_calls(module)
     return inline.copy_block(ir.entry_block(ir.main_function(module)), values)

@@ -38,6 +38,7 @@ from planetary.compiler.ir.constants import (
     raw_attribute,
     resource_name,
     splat_attribute,
+    splat_of,
 )
 from planetary.compiler.ir.dialect_attributes import (
     compare_direction,
@@ -236,6 +237,7 @@ __all__ = [
     "shape_of",
     "shape_of_type",
     "splat_attribute",
+    "splat_of",
     "string_attribute",
     "symbol_attribute",
     "tensor",

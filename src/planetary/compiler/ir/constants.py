@@ -17,7 +17,8 @@ from planetary.compiler.ir.element_types import (
     shape_of_type,
     tensor,
 )
-from planetary.compiler.ir.handles import Attribute, Operation, Type
+from planetary.compiler.ir.graph import defining_op
+from planetary.compiler.ir.handles import Attribute, Operation, Type, Value
 
 
 def constant_value(op: Operation) -> np.ndarray | None:
@@ -37,6 +38,19 @@ def is_zero_splat(op: Operation) -> bool:
         return False
     number = value.get_splat_value()
     return getattr(number, "value", 1) == 0
+
+
+def splat_of(value: Value) -> str | None:
+    """The number, as MLIR prints it, that a constant repeats, however it is spread over a shape; None for others."""
+    op = defining_op(value)
+    while op is not None and op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
+        op = defining_op(op.operands[0])
+    if op is None or op.name != "stablehlo.constant":
+        return None
+    data = op.attributes["value"]
+    if not isinstance(data, mlir.DenseElementsAttr) or not data.is_splat:
+        return None
+    return str(mlir.DenseElementsAttr.get_splat(tensor((), data.type.element_type), data.get_splat_value()))
 
 
 def splat_attribute(kind: Type, value: float) -> Attribute:

@@ -79,10 +79,21 @@ def to_portable_artifact(module: Module, version: str | None = None) -> bytes:
         version: StableHLO version to write for; default: the oldest that is forward compatible for 12 weeks.
     """
     target = version or hlo.get_version_from_compatibility_requirement(hlo.StablehloCompatibilityRequirement.WEEK_12)
+    context: Any = mlir.Context.current
+    said: list[str] = []
+
+    def hear(diagnostic: Any) -> bool:
+        said.append(f"{diagnostic.message} at {diagnostic.location}")
+        return True  # not printed as well
+
+    listening = context.attach_diagnostic_handler(hear)
     try:
         return hlo.serialize_portable_artifact(module, target)
     except (ValueError, mlir.MLIRError) as error:
-        raise CompileError(f"cannot serialise the module as StableHLO {target}: {error}") from error
+        why = said[0][:400] if said else str(error)
+        raise CompileError(f"cannot store the model as portable StableHLO {target}: {why}") from error
+    finally:
+        listening.detach()
 
 
 def run_passes(module: Module, *names: str) -> None:

@@ -7,13 +7,12 @@ Any other composite is differentiated through its decomposition. To give one a r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from planetary.compiler import ir, ops, routines
+from planetary.compiler import ir, library_calls, ops, routines
 from planetary.compiler.ir import Value
 from planetary.compiler.markers import CUSTOM_VJP, STOP_GRADIENT
 from planetary.compiler.rule_table import Contribution, Site, inactive, rule_many
-from planetary.compiler.traced import emit_traced
+from planetary.compiler.traced import emit_pull_back
 from planetary.core.errors import UnsupportedOpError
 
 inactive("the author asked for no gradient", f"stablehlo.composite @{STOP_GRADIENT}")
@@ -32,30 +31,18 @@ def _custom_vjp(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     return [*parts, *([None] * results)]
 
 
+_LIBRARY = {known.name: known.load for known in (*routines.ROUTINES, *library_calls.CALLS)}
+
+
 @rule_many(
-    *(f"stablehlo.composite @{routines.PREFIX}{routine.name}" for routine in routines.ROUTINES),
+    *(f"stablehlo.composite @{routines.PREFIX}{name}" for name in _LIBRARY),
     note="a JAX library routine, recognised in the exported operations; the gradient is JAX's own",
 )
 def _library_routine(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
-    import jax
-
-    function = routines.find(ir.text(site.op, "name").removeprefix(routines.PREFIX)).load()
-    wanted = [i for i, needed in enumerate(site.needs) if needed]
+    function = _LIBRARY[ir.text(site.op, "name").removeprefix(routines.PREFIX)]()
     ct = cts[0]
     assert ct is not None
-
-    def backward(ct: Any, *arguments: Any) -> Any:
-        def of_wanted(*inner: Any) -> Any:
-            full = list(arguments)
-            for position, value in zip(wanted, inner, strict=True):
-                full[position] = value
-            return function(*full)
-
-        return jax.vjp(of_wanted, *(arguments[i] for i in wanted))[1](ct)
-
     try:
-        found = emit_traced(backward, ct, *site.inputs)
+        return emit_pull_back(function, ct, site.inputs, site.needs)
     except (NotImplementedError, ValueError) as error:
         raise UnsupportedOpError(ir.text(site.op, "name"), ir.location_text(site.op), f"JAX says: {error}") from error
-    by_position = dict(zip(wanted, found, strict=True))
-    return [by_position.get(i) for i in range(len(site.inputs))]

@@ -140,12 +140,11 @@ def _atan2(site: Site, ct: Value) -> Sequence[Contribution]:
 def _extremum(site: Site, ct: Value) -> Sequence[Contribution]:
     x, y = site.inputs
     tie = ops.compare(x, y, "EQ")
-    half = ops.scale(ct, 0.5)
-    zero = ops.zeros_like(ct)
+    half, one, zero = (ops.full_like(ct, share) for share in (0.5, 1, 0))
 
     def side(mine: Value) -> Value:
         won = ops.compare(mine, site.y, "EQ")
-        return ops.select(tie, half, ops.select(won, ct, zero))
+        return ops.multiply(ct, ops.select(won, ops.select(tie, half, one), zero))
 
     return [side(x) if site.needs[0] else None, side(y) if site.needs[1] else None]
 
@@ -204,8 +203,13 @@ def _clamp(site: Site, ct: Value) -> Sequence[Contribution]:
 
 @rule("stablehlo.select")
 def _select(site: Site, ct: Value) -> Sequence[Contribution]:
-    condition = site.inputs[0]
+    condition, x, y = site.inputs
     zero = ops.zeros_like(ct)
+    if x == y:
+        # JAX puts such a choice before each branch of a `cond` under `vmap`. Where the branch is not taken its
+        # cotangent is zero, but may have become 0 * inf = NaN on the way; JAX stops it here.
+        others = ops.select(ops.compare(ct, ct, "EQ"), ct, zero)
+        return [None, ops.select(condition, ct, others), None]
     return [
         None,
         ops.select(condition, ct, zero) if site.needs[1] else None,

@@ -13,7 +13,7 @@ from planetary.compiler.traced import emit_traced
 from planetary.core.errors import UnsupportedOpError
 
 
-def _names(routine: str, prefixes: str = "sdcz") -> list[str]:
+def names(routine: str, prefixes: str = "sdcz") -> list[str]:
     return [f"stablehlo.custom_call @lapack_{p}{routine}_ffi" for p in prefixes]
 
 
@@ -22,16 +22,16 @@ def _letter(site: Site, name: str) -> str:
     return chr(ir.dictionary(site.op, "mhlo.backend_config").get(name, 0))
 
 
-def _refuse(site: Site, why: str) -> UnsupportedOpError:
+def refusal(site: Site, why: str) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"stablehlo.custom_call @{ir.text(site.op, 'call_target_name')}", ir.location_text(site.op), why
     )
 
 
-@rule_many(*_names("potrf"))
+@rule_many(*names("potrf"))
 def _potrf(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     if _letter(site, "uplo") != "L":
-        raise _refuse(site, "only the lower Cholesky factor has a rule; use jnp.linalg.cholesky")
+        raise refusal(site, "only the lower Cholesky factor has a rule; use jnp.linalg.cholesky")
     ct = cts[0]
     assert ct is not None
     factor = _or_nan(site.y, site.results[1])
@@ -46,7 +46,7 @@ def _or_nan(x: Value, info: Value) -> Value:
     return ops.select(wide, x, ops.full_like(x, math.nan))
 
 
-@rule_many(*_names("trsm"))
+@rule_many(*names("trsm"))
 def _trsm(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     ct = cts[0]
     assert ct is not None
@@ -68,7 +68,7 @@ def _trsm(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
 # --- LU ---------------------------------------------------------------------------------------------------
 
 
-@rule_many(*_names("getrf"))
+@rule_many(*names("getrf"))
 def _getrf(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     """P A = L U: dL = L tril(M, -1), dU = triu(M) U with M = L^-1 P dA U^-1, both factors made square by
     ones.
@@ -142,73 +142,10 @@ def _row_order(pivots: Value, m: int):
     return matrix
 
 
-# --- QR ---------------------------------------------------------------------------------------------------
-
-
-@rule_many(*_names("orgqr", "sd"), *_names("ungqr", "cz"), note="together with the geqrf call that it belongs to")
-def _orgqr(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
-    source = ir.defining_op(site.x)
-    while source is not None and source.name in ("stablehlo.slice", "stablehlo.pad"):
-        source = ir.defining_op(source.operands[0])
-    if source is None or "geqrf" not in ir.text(source, "call_target_name"):
-        raise _refuse(site, "the product of Householder reflectors has a rule only as part of a QR factorisation")
-    # The reflectors are no function of A that one would differentiate; Q is. Its cotangent goes straight
-    # to the factorisation, whose rule runs later in this same pass.
-    site.notes[source.results[0]] = (site.y, cts[0])
-    return [ops.zeros(site.x.type), None]
-
-
-@rule_many(*_names("geqrf"), note="by the factors Q and R; of full Q only for square matrices, as in JAX")
-def _geqrf(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
-    packed, scales = site.results[0], site.results[1]
-    m, n = la.rows_and_columns(packed)
-    short = min(m, n)
-    lead = len(ir.shape_of(packed)) - 2
-    q, ct_q = site.notes.get(packed, (None, None))
-    if q is None:
-        q = _explicit_q(packed, scales, short)
-    if la.rows_and_columns(q)[1] != short:
-        raise _refuse(site, "the gradient of a complete QR of a tall matrix is not defined; use mode='reduced'")
-    r = la.triangle(ops.slice_dim(packed, lead, 0, short), "upper")
-    r_square = ops.slice_dim(r, lead + 1, 0, short)
-    ct_r = None
-    if cts[0] is not None:
-        ct_r = la.triangle(ops.slice_dim(cts[0], lead, 0, short), "upper")
-
-    def differential(dx: Value) -> list[Value]:
-        left = ops.slice_dim(dx, lead + 1, 0, short)
-        scaled = la.solve_triangular(r_square, left, left=False, lower=False)
-        inner = ops.matmul(la.adjoint(q), scaled)
-        below = la.triangle(inner, "lower", -1)
-        turn = ops.subtract(below, la.adjoint(below))
-        if ir.is_complex(dx):
-            ones = la.identity_like(inner)
-            part = ops.complex_(ops.full_like(ops.real(inner), 0), ops.imag(inner))
-            turn = ops.add(turn, ops.multiply(ones, part))
-        dq = ops.add(ops.matmul(q, ops.subtract(turn, inner)), scaled)
-        dr = ops.matmul(ops.subtract(inner, turn), r_square)
-        if n > m:
-            rest = ops.slice_dim(dx, lead + 1, m, n)
-            r_rest = ops.slice_dim(r, lead + 1, m, n)
-            d_rest = ops.matmul(la.adjoint(q), ops.subtract(rest, ops.matmul(dq, r_rest)))
-            dr = ops.concatenate([dr, d_rest], lead + 1)
-        return [dq, dr]
-
-    return [la.transposed(site.x, differential, [ct_q, ct_r])]
-
-
-def _explicit_q(packed: Value, scales: Value, short: int) -> Value:
-    import jax
-
-    lead = len(ir.shape_of(packed)) - 2
-    reflectors = ops.slice_dim(packed, lead + 1, 0, short)
-    return emit_traced(jax.lax.linalg.householder_product, reflectors, scales)[0]
-
-
 # --- eigenvalues and singular values ----------------------------------------------------------------------
 
 
-@rule_many(*_names("syevd", "sd"), *_names("heevd", "cz"), note="distinct eigenvalues, as in JAX")
+@rule_many(*names("syevd", "sd"), *names("heevd", "cz"), note="distinct eigenvalues, as in JAX")
 def _syevd(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     """A = V diag(w) V^H: dw = diag(V^H dA V), dV = V (F * V^H dA V) with F_ij = 1 / (w_j - w_i) off the
     diagonal.
@@ -226,13 +163,13 @@ def _syevd(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     return [la.transposed(site.x, differential, [cts[0], cts[1]])]
 
 
-@rule_many(*_names("gesdd"), note="thin factors; distinct singular values, as in JAX")
+@rule_many(*names("gesdd"), note="thin factors; distinct singular values, as in JAX")
 def _gesdd(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     a = site.x
     m, n = la.rows_and_columns(a)
     mode = _letter(site, "mode")
     if mode == "A" and m != n and (cts[2] is not None or cts[3] is not None):
-        raise _refuse(
+        raise refusal(
             site,
             "the full singular vectors of a matrix that is not square have no unique gradient; pass"
             " full_matrices=False",
@@ -294,13 +231,13 @@ def _outside(x: Value, basis: Value, basis_adjoint: Value, s: Value) -> Value:
     return ops.divide(rest, la.to_element(la.as_columns(s, ops.real(x)), x))
 
 
-@rule_many(*_names("geev"), note="eigenvalues only; the eigenvectors of a general matrix have no gradient in JAX")
+@rule_many(*names("geev"), note="eigenvalues only; the eigenvectors of a general matrix have no gradient in JAX")
 def _geev(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     """w_k = (V^-1 A V)_kk: the cotangent of A is V^-T diag(ct) V^T."""
     real_input = not ir.is_complex(site.x)
     values = 2 if real_input else 1
     if any(ct is not None for ct in cts[values:]):
-        raise _refuse(site, "the eigenvectors of a general matrix are defined only up to a factor; use jnp.linalg.eigh")
+        raise refusal(site, "the eigenvectors of a general matrix are defined only up to a factor; use jnp.linalg.eigh")
     if real_input:
         some = cts[0] if cts[0] is not None else cts[1]
         assert some is not None
@@ -325,7 +262,7 @@ def _geev(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
 # --- tridiagonal ------------------------------------------------------------------------------------------
 
 
-@rule_many(*_names("gtsv"))
+@rule_many(*names("gtsv"))
 def _gtsv(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     below, main, above, _ = site.inputs
     x, ct = site.results[3], cts[3]
@@ -355,10 +292,9 @@ def _moved(x: Value, dimension: int, by: int) -> Value:
 
 unsupported(
     "JAX defines no gradient of it; factor with eigh, svd or qr instead",
-    *_names("gees"),
-    *_names("gehrd"),
-    *_names("sytrd", "sd"),
-    *_names("hetrd", "cz"),
-    *_names("geqp3"),
-    *_names("gesvd"),
+    *names("gees"),
+    *names("gehrd"),
+    *names("sytrd", "sd"),
+    *names("hetrd", "cz"),
+    *names("gesvd"),
 )

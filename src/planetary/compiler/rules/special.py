@@ -31,15 +31,18 @@ factor_rule("chlo.sinh", lambda x, y: ops.unary("chlo.cosh", x))
 factor_rule("chlo.cosh", lambda x, y: ops.unary("chlo.sinh", x))
 factor_rule("chlo.asinh", lambda x, y: ops.rsqrt(ops.shift(ops.square(x), 1)))
 factor_rule("chlo.acosh", lambda x, y: ops.rsqrt(ops.shift(ops.square(x), -1)))
-factor_rule(
-    "chlo.atanh",
-    lambda x, y: ops.multiply(ops.reciprocal(ops.shift(x, 1)), ops.reciprocal(ops.subtract(ops.full_like(x, 1), x))),
-)
 factor_rule("chlo.erf", lambda x, y: ops.scale(_gaussian(x), 2 / math.sqrt(math.pi)))
 factor_rule("chlo.erfc", lambda x, y: ops.scale(_gaussian(x), -2 / math.sqrt(math.pi)))
 factor_rule("chlo.erf_inv", lambda x, y: ops.scale(ops.exponential(ops.square(y)), math.sqrt(math.pi) / 2))
 factor_rule("chlo.lgamma", lambda x, y: ops.unary("chlo.digamma", x))
 factor_rule("chlo.digamma", lambda x, y: ops.binary("chlo.polygamma", ops.full_like(x, 1), x))
+
+
+@rule("chlo.atanh")
+def _atanh(site: Site, ct: Value) -> Sequence[Contribution]:
+    one = ops.full_like(site.x, 1)
+    outer = ops.divide(ct, ops.subtract(one, site.x))
+    return [ops.multiply(ops.reciprocal(ops.add(one, site.x)), outer)]
 
 
 @rule("chlo.bessel_i1e", note="at arguments below the rounding unit the limit 1/2 is used, as in JAX")
@@ -48,11 +51,11 @@ def _bessel_i1e(site: Site, ct: Value) -> Sequence[Contribution]:
 
     x = site.x
     unit = ir.rounding_unit(ir.element_of(x))
-    is_tiny = ops.compare_number(ops.abs_(x), unit, "LE")
-    away = ops.select(is_tiny, ops.full_like(x, unit), x)
+    is_away = ops.compare_number(ops.abs_(x), unit, "GT")
+    away = ops.select(is_away, x, ops.full_like(x, unit))
     order_zero = emit_traced(jax.lax.bessel_i0e, away)[0]
     slope = ops.subtract(order_zero, ops.multiply(site.y, ops.add(ops.sign(away), ops.reciprocal(away))))
-    return [ops.multiply(ct, ops.select(is_tiny, ops.full_like(x, 0.5), slope))]
+    return [ops.multiply(ct, ops.select(is_away, slope, ops.full_like(x, 0.5)))]
 
 
 @rule("chlo.polygamma", note="by the argument only; by the order no closed form is known")

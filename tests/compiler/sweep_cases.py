@@ -406,6 +406,8 @@ def matrix_entries() -> Iterator[tuple[str, Any]]:
     yield "solve", lambda a: linalg.solve(a, a.T @ a)
     yield "lu", lambda a: jax.scipy.linalg.lu(a)[1:]
     yield "qr", linalg.qr
+    yield "qr_complete", lambda a: linalg.qr(a[:, :2], mode="complete")
+    yield "qr_pivoted", lambda a: lax.linalg.qr(a[:, :3], pivoting=True, full_matrices=False)
     yield "eigh_values", lambda a: linalg.eigh(spd(a))[0]
     yield "svd_values", lambda a: linalg.svd(a, compute_uv=False)
     yield "pinv", lambda a: linalg.pinv(a[:, :3])

@@ -48,8 +48,9 @@ def inline_everywhere(
     """Like `inline_calls`, in a module with several public functions, all of which stay."""
     named = ir.functions(module)
     done: dict[str, str | None] = {}
-    for name in named:
-        _flatten(name, named, keep_composites, recognise, done, [])
+    with ir.not_recording():
+        for name in named:
+            _flatten(name, named, keep_composites, recognise, done, [])
     ir.run_passes(module, "symbol-dce")
 
 

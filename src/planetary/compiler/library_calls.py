@@ -8,106 +8,120 @@ and the operations that JAX exports for the function, the call becomes a composi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache, partial
+from typing import Any, TypeAlias
 
 from planetary.compiler import inline, ir, routines
 from planetary.compiler.ir import Block, Type
 
+Function: TypeAlias = Callable[..., Any]
+
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A jitted JAX function of one array.
+    """A jitted JAX function with one result.
 
     Attributes:
         name: name of the composite after `routines.PREFIX`.
         symbol: name of the exported function.
-        load: returns the JAX function.
+        load: returns the JAX function for a result of a shape and dtype.
     """
 
     name: str
     symbol: str
-    load: Callable[[], Callable[..., Any]]
+    load: Callable[[tuple[int, ...], str], Function]
 
 
-def _nn(name: str) -> Callable[[], Callable[..., Any]]:
-    def load() -> Callable[..., Any]:
+def _plain(place: str, name: str) -> Callable[[tuple[int, ...], str], Function]:
+    def load(shape: tuple[int, ...], dtype: str) -> Function:
         import jax
 
-        return getattr(jax.nn, name)
+        return getattr({"nn": jax.nn, "numpy": jax.numpy, "linalg": jax.numpy.linalg}[place], name)
 
     return load
 
 
-def _numpy(name: str) -> Callable[[], Callable[..., Any]]:
-    def load() -> Callable[..., Any]:
-        import jax
+def _sampler(name: str) -> Callable[[tuple[int, ...], str], Function]:
+    """A sampler of `jax.random` as a function of the raw data of its key and its parameters."""
 
-        return getattr(jax.numpy, name)
-
-    return load
-
-
-def _linalg(name: str) -> Callable[[], Callable[..., Any]]:
-    def load() -> Callable[..., Any]:
-        import jax
-
-        return getattr(jax.numpy.linalg, name)
+    @cache
+    def load(shape: tuple[int, ...], dtype: str) -> Function:
+        return partial(_sample, name, shape, dtype)
 
     return load
+
+
+def _sample(name: str, shape: tuple[int, ...], dtype: str, key: Any, *parameters: Any) -> Any:
+    import jax
+
+    return getattr(jax.random, name)(jax.random.wrap_key_data(key), *parameters, shape=shape, dtype=dtype)
 
 
 CALLS = (
-    LibraryCall("relu", "relu", _nn("relu")),
-    LibraryCall("relu6", "relu6", _nn("relu6")),
-    LibraryCall("log1mexp", "log1mexp", _nn("log1mexp")),
-    LibraryCall("i0", "i0", _numpy("i0")),
-    LibraryCall("det", "det", _linalg("det")),
-    LibraryCall("pinv", "_pinv", _linalg("pinv")),
+    LibraryCall("relu", "relu", _plain("nn", "relu")),
+    LibraryCall("relu6", "relu6", _plain("nn", "relu6")),
+    LibraryCall("log1mexp", "log1mexp", _plain("nn", "log1mexp")),
+    LibraryCall("i0", "i0", _plain("numpy", "i0")),
+    LibraryCall("det", "det", _plain("linalg", "det")),
+    LibraryCall("pinv", "_pinv", _plain("linalg", "pinv")),
+    LibraryCall("random.gamma", "_gamma", _sampler("gamma")),
+    LibraryCall("random.loggamma", "_gamma", _sampler("loggamma")),
+    LibraryCall("random.truncated_normal", "_truncated_normal", _sampler("truncated_normal")),
 )
-_BY_SYMBOL = {call.symbol: call for call in CALLS}
+_SYMBOLS = {call.symbol for call in CALLS}
 
 
 def composite_name(symbol: str, block: Block) -> str | None:
     """The name of the composite that stands for a call of a function, given its flattened body; None for most."""
-    call = _BY_SYMBOL.get(re.sub(r"_\d+$", "", symbol))
-    if call is None or len(block.arguments) != 1:
+    plain = re.sub(r"_\d+$", "", symbol)
+    results = ir.terminator(block).operands
+    if plain not in _SYMBOLS or len(results) != 1 or not ir.is_differentiable_type(results[0].type):
         return None
-    kind = block.arguments[0].type
-    if not ir.is_differentiable_type(kind):
-        return None
-    for template in _templates(call, kind):
-        if routines.same_block(template, block, {}, set()):
-            return routines.PREFIX + call.name
+    kinds = [argument.type for argument in block.arguments]
+    for call in CALLS:
+        if call.symbol == plain:
+            for template in _templates(call, kinds, results[0].type):
+                if routines.same_block(template, block, {}, set()):
+                    return routines.PREFIX + call.name
     return None
 
 
-_texts: dict[tuple[str, str], list[str]] = {}
+_texts: dict[tuple[str, ...], list[str]] = {}
 
 
-def _templates(call: LibraryCall, kind: Type) -> Iterator[Block]:
+def _templates(call: LibraryCall, arguments: Sequence[Type], result: Type) -> Iterator[Block]:
     """What JAX exports for the function, called directly and under `vmap`, parsed into the current context."""
-    key = (call.name, str(kind))
+    key = (call.name, str(result), *map(str, arguments))
     if key not in _texts:
-        _texts[key] = list(dict.fromkeys(_exports(call, kind)))
+        _texts[key] = list(dict.fromkeys(_exports(call, arguments, result)))
     for text in _texts[key]:
         module = ir.parse_module(text)
         inline.inline_calls(module)
         yield ir.entry_block(ir.main_function(module))
 
 
-def _exports(call: LibraryCall, kind: Type) -> Iterator[str]:
+def _exports(call: LibraryCall, arguments: Sequence[Type], result: Type) -> Iterator[str]:
     import jax
 
     from planetary.compiler.traced import dtype_name
 
-    function = call.load()
+    try:
+        specs = [(ir.shape_of_type(kind), dtype_name(ir.element_of_type(kind))) for kind in (*arguments, result)]
+    except KeyError:
+        return  # a type that JAX has no name for
     for wide in (False, True):
+        if not wide and any(dtype in _ONLY_WIDE for _, dtype in specs):
+            continue
         with jax.enable_x64(wide):
+            given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs[:-1]]
+            function = call.load(*specs[-1])
             for form in (function, jax.vmap(function)):
                 try:
-                    spec = jax.ShapeDtypeStruct(ir.shape_of_type(kind), dtype_name(ir.element_of_type(kind)))
-                    yield jax.jit(form, keep_unused=True).lower(spec).as_text()
-                except (KeyError, TypeError, ValueError, NotImplementedError):
-                    continue  # JAX does not offer the function for this type
+                    yield jax.jit(form, keep_unused=True).lower(*given).as_text()
+                except (TypeError, ValueError, NotImplementedError):
+                    continue  # JAX does not offer the function for these types
+
+
+_ONLY_WIDE = {"int64", "uint64", "float64", "complex128"}  # where JAX has 64-bit types switched on

@@ -73,7 +73,8 @@ def active_values(tape: Sequence[Operation], sources: Sequence[Value]) -> set[Va
         entry = table.find(op)
         if entry is not None and entry.inactive is not None:
             continue
-        active.update(result for result in op.results if ir.is_differentiable_type(result.type))
+        changing = table.changing_results(op, active)
+        active.update(result for result in changing if ir.is_differentiable_type(result.type))
     return active
 
 

@@ -1,10 +1,10 @@
 """Recognise JAX library routines whose loops run until they converge.
 
-Incomplete gamma and beta functions, exponential integrals, hypergeometric functions and the gamma sampler are
-exported as loops with a run-time number of iterations, which reverse mode cannot enter; JAX differentiates them by
-formulas of their own that leave no trace. Here the exported operations are compared with what JAX exports for each
-such routine; where they are the same operation for operation, they become one composite with the routine's name, and
-its rule emits JAX's own gradient of the routine. A loop that matches none stays what it is.
+Incomplete gamma and beta functions, exponential integrals and hypergeometric functions are exported as loops with a
+run-time number of iterations, which reverse mode cannot enter; JAX differentiates them by formulas of their own that
+leave no trace. Here the exported operations are compared with what JAX exports for each such routine; where they are
+the same operation for operation, they become one composite with the routine's name, and its rule emits JAX's own
+gradient of the routine. A loop that matches none stays what it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Routine:
     Attributes:
         name: name of the composite after `PREFIX`.
         arguments: one letter each: `f` a float tensor, `s` the same or a scalar of that dtype, `i` an integer scalar
-            or tensor, `k` the raw data of a random key.
+            or tensor.
         sign: an operation that the routine contains; without it in sight the routine need not be traced.
         load: returns the function.
     """
@@ -56,27 +56,13 @@ def _lax(name: str) -> Callable[[], Callable[..., Any]]:
     return load
 
 
-def _sampler(name: str) -> Callable[[], Callable[..., Any]]:
-    def load() -> Callable[..., Any]:
-        import jax
-
-        def sample(key: Any, a: Any) -> Any:
-            return getattr(jax.random, name)(jax.random.wrap_key_data(key), a, dtype=a.dtype)
-
-        return sample
-
-    return load
-
-
-_LGAMMA, _SHIFT = "chlo.lgamma", "stablehlo.shift_right_logical"
+_LGAMMA = "chlo.lgamma"
 ROUTINES = (
     Routine("igamma", "ff", _LGAMMA, _lax("igamma")),
     Routine("igammac", "ff", _LGAMMA, _lax("igammac")),
     Routine("regularized_incomplete_beta", "fff", _LGAMMA, _lax("betainc")),
     Routine("expi", "f", _LGAMMA, _special("expi")),
     Routine("expn", "if", _LGAMMA, _special("expn")),
-    Routine("gamma", "kf", _SHIFT, _sampler("gamma")),
-    Routine("loggamma", "kf", _SHIFT, _sampler("loggamma")),
     Routine("hyp1f1", "ssf", _LGAMMA, _special("hyp1f1")),
     Routine("hyp2f1", "sssf", _LGAMMA, _special("hyp2f1")),
 )
@@ -159,7 +145,6 @@ def _template_texts(routine: Routine, kind: ir.Type) -> Iterator[str]:
         "f": [full],
         "s": [full, jax.ShapeDtypeStruct((), dtype)],
         "i": [jax.ShapeDtypeStruct(at, number) for at in ((), shape) for number in (np.int32, np.int64, dtype)],
-        "k": [jax.ShapeDtypeStruct((2,), np.uint32)],
     }
     seen: set[str] = set()
     for wide in (False, True):

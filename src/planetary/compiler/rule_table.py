@@ -10,7 +10,7 @@ when a gradient has to pass through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -83,7 +83,10 @@ class Entry:
 
 Pattern: TypeAlias = Callable[[Operation], "tuple[list[Value], Rule] | None"]
 
+Activity: TypeAlias = Callable[[Operation, Set[Value]], Sequence[Value]]
+
 _entries: dict[str, Entry] = {}
+_activities: dict[str, Activity] = {}
 _patterns: dict[str, list[tuple[str, Pattern]]] = {}
 
 
@@ -150,6 +153,25 @@ def unsupported(reason: str, *names: str) -> None:
     """Register operations through which no gradient can pass; the reason says what to do."""
     for name in names:
         _enter(Entry(name, unsupported=reason))
+
+
+def activity(*names: str) -> Callable[[Activity], Activity]:
+    """Register what says which results of an operation with regions change with the values in a set.
+
+    Without one, all of an operation's results count as changing with any of its inputs.
+    """
+
+    def register(function: Activity) -> Activity:
+        _activities.update((name, function) for name in names)
+        return function
+
+    return register
+
+
+def changing_results(op: Operation, values: Set[Value]) -> Sequence[Value]:
+    """The results of an operation that a change of `values`, some of which it uses, can reach."""
+    find = _activities.get(op.name)
+    return list(op.results) if find is None else find(op, values)
 
 
 def pattern(name: str, root: str) -> Callable[[Pattern], Pattern]:

@@ -84,7 +84,7 @@ from planetary.compiler.ir.element_types import (
     tensor,
     width_of,
 )
-from planetary.compiler.ir.emission import elementwise, emit, fill_region, recording
+from planetary.compiler.ir.emission import elementwise, emit, fill_region, not_recording, recording
 from planetary.compiler.ir.graph import (
     captured_values,
     clone,
@@ -211,6 +211,7 @@ __all__ = [
     "main_function",
     "new_context",
     "new_function",
+    "not_recording",
     "number",
     "operations",
     "owner_of_block",

@@ -26,6 +26,16 @@ def recording() -> Iterator[list[Operation]]:
         _recorders[-1].extend(tape)
 
 
+@contextmanager
+def not_recording() -> Iterator[None]:
+    """What is emitted inside the `with` is nobody's: for work on another module in the middle of a recording."""
+    _recorders.append([])
+    try:
+        yield
+    finally:
+        _recorders.pop()
+
+
 def record(op: Operation) -> Operation:
     """Tell the innermost `recording` of an operation."""
     if _recorders:

@@ -12,7 +12,7 @@ from planetary.compiler import ir, library_calls, ops, routines
 from planetary.compiler.ir import Value
 from planetary.compiler.markers import CUSTOM_VJP, STOP_GRADIENT
 from planetary.compiler.rule_table import Contribution, Site, inactive, rule_many
-from planetary.compiler.traced import emit_pull_back
+from planetary.compiler.traced import dtype_name, emit_pull_back
 from planetary.core.errors import UnsupportedOpError
 
 inactive("the author asked for no gradient", f"stablehlo.composite @{STOP_GRADIENT}")
@@ -31,15 +31,20 @@ def _custom_vjp(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     return [*parts, *([None] * results)]
 
 
-_LIBRARY = {known.name: known.load for known in (*routines.ROUTINES, *library_calls.CALLS)}
+_ROUTINES = {routine.name: routine for routine in routines.ROUTINES}
+_CALLS = {call.name: call for call in library_calls.CALLS}
 
 
 @rule_many(
-    *(f"stablehlo.composite @{routines.PREFIX}{name}" for name in _LIBRARY),
+    *(f"stablehlo.composite @{routines.PREFIX}{name}" for name in (*_ROUTINES, *_CALLS)),
     note="a JAX library routine, recognised in the exported operations; the gradient is JAX's own",
 )
 def _library_routine(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
-    function = _LIBRARY[ir.text(site.op, "name").removeprefix(routines.PREFIX)]()
+    name = ir.text(site.op, "name").removeprefix(routines.PREFIX)
+    if name in _ROUTINES:
+        function = _ROUTINES[name].load()
+    else:
+        function = _CALLS[name].load(ir.shape_of(site.y), dtype_name(ir.element_of(site.y)))
     ct = cts[0]
     assert ct is not None
     try:

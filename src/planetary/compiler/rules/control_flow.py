@@ -7,27 +7,59 @@ the number of iterations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from planetary.compiler import ir, ops, reverse, static_integers
 from planetary.compiler.ir import Block, Operation, Value
-from planetary.compiler.rule_table import Contribution, Site, rule_many
+from planetary.compiler.rule_table import Contribution, Site, activity, rule_many
 from planetary.core.errors import UnsupportedOpError
 
 
 @rule_many("stablehlo.while", note="the number of iterations must be known at compile time")
 def _while(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     count = static_integers.trip_count(site.op)
-    if count is None:
+    if count == 0:
+        return [*cts, *[None] * (len(site.inputs) - len(cts))]
+    backward = _LoopBackward(site, cts, count or 0)
+    if count is None and backward.is_needed:
         raise UnsupportedOpError(
             site.name,
             ir.location_text(site.op),
             "its number of iterations is not known at compile time; write it as lax.scan, or as lax.fori_loop with"
             " constant bounds",
         )
-    if count == 0:
-        return list(cts)
-    return _LoopBackward(site, cts, count).emit()
+    return backward.emit()
+
+
+def _varied(op: Operation, varied: set[int], captured: Sequence[Value]) -> tuple[set[int], set[Value]]:
+    """Which loop-carried values change with those in `varied` and with outside values, and all such in the body."""
+    body = ir.region_block(op, 1)
+    *tape, end = ir.operations(body)
+    varied = set(varied)
+    while True:
+        active = reverse.active_values(tape, [body.arguments[k] for k in sorted(varied)] + list(captured))
+        more = {k for k, value in enumerate(end.operands) if value in active} - varied
+        if not more:
+            return varied, active
+        varied |= more
+
+
+@activity("stablehlo.while")
+def _while_activity(op: Operation, active: Set[Value]) -> list[Value]:
+    captured = [value for value in ir.captured_values(op) if value in active]
+    varied, _ = _varied(op, {k for k, value in enumerate(op.operands) if value in active}, captured)
+    return [result for k, result in enumerate(op.results) if k in varied]
+
+
+@activity("stablehlo.if", "stablehlo.case")
+def _branch_activity(op: Operation, active: Set[Value]) -> list[Value]:
+    captured = [value for value in ir.captured_values(op) if value in active]
+    found: dict[int, None] = {}
+    for index in range(len(op.regions)):
+        *tape, end = ir.operations(ir.region_block(op, index))
+        inside = reverse.active_values(tape, captured)
+        found.update((k, None) for k, value in enumerate(end.operands) if value in inside)
+    return [op.results[k] for k in found]
 
 
 class _LoopBackward:
@@ -51,14 +83,7 @@ class _LoopBackward:
         """Find the loop-carried values that have a cotangent, and the outside values that gather one."""
         site, tape = self.site, ir.operations(self.body)[:-1]
         captured = [v for v, need in self._outside_inputs() if need]
-        varied = {k for k in range(len(self.carried)) if site.needs[k]}
-        while True:
-            sources = [self.arguments[k] for k in sorted(varied)] + captured
-            active = reverse.active_values(tape, sources)
-            more = {k for k, end in enumerate(self.ends) if end in active} - varied
-            if not more:
-                break
-            varied |= more
+        varied, active = _varied(site.op, {k for k in range(len(self.carried)) if site.needs[k]}, captured)
         useful = {k for k, ct in enumerate(self.cts) if ct is not None}
         while True:
             reached = reverse.reached_values(tape, active, [self.ends[k] for k in sorted(useful)])
@@ -86,12 +111,17 @@ class _LoopBackward:
         first = len(self.carried)
         return list(zip(self.site.inputs[first:], self.site.needs[first:], strict=True))
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any cotangent changes on its way back through the iterations."""
+        return bool(self.moving or self.gathering)
+
     def emit(self) -> Sequence[Contribution]:
         site = self.site
         parts: list[Contribution] = [None] * len(site.inputs)
         for k in self.constant:
             parts[k] = self.cts[k]
-        if not self.moving and not self.gathering:
+        if not self.is_needed:
             return parts
         saved = {k: self._placeholder(k) for k in range(len(self.carried)) if not self._is_computed(k)}
         starts = [self._ct_or_zero(k) for k in self.moving]

@@ -283,6 +283,10 @@ def shape_entries() -> Iterator[tuple[str, Any]]:
     )
 
 
+def normalised(x: Any, axis: int) -> tuple[Any, Any]:
+    return x / x.sum(axis, keepdims=True), x
+
+
 def real_entries() -> Iterator[tuple[str, Any]]:
     """Functions of one real [3, 4, 5] tensor without ties."""
     yield "reduce_max", lambda x: x.max((0, 2))
@@ -336,6 +340,10 @@ def real_entries() -> Iterator[tuple[str, Any]]:
     yield "norm_3", lambda x: linalg.norm(x, ord=3, axis=2)
     yield "normalize", lambda x: nn.standardize(x, axis=1)
     yield "softmax_where", lambda x: nn.softmax(x, axis=1, where=x > -1)
+    yield "softmax_dims", lambda x: (nn.softmax(x, axis=(0, 2)), nn.log_softmax(x, axis=1))
+    yield "logsumexp_all", lambda x: (nn.logsumexp(x), nn.logsumexp(x, axis=(0, 2), keepdims=True))
+    yield "softmax_by_hand", lambda x: normalised(jnp.exp(x - x.max(1, keepdims=True)), 1)
+    yield "not_a_softmax", lambda x: jnp.exp(x[0, :, :4]) / jnp.exp(x[0, :, :4]).sum(1)
     yield "one_hot", lambda x: nn.one_hot(x[0, 0].astype(int) + 2, 5).astype(x.dtype) * x[0, 0, 0]
     yield "dot_product_attention", lambda x: nn.dot_product_attention(x[None], x[None], x[None] * 2)
     yield "causal_attention", lambda x: nn.dot_product_attention(x[None], x[None], x[None], is_causal=True)

@@ -231,3 +231,9 @@ def test_a_recursive_function_is_a_compile_error() -> None:
     }"""
     with pytest.raises(CompileError, match="calls itself"):
         differentiate(text)
+
+
+def test_a_softmax_has_no_gradient_through_its_maximum() -> None:
+    for function in (jax.nn.softmax, jax.nn.log_softmax, jax.nn.logsumexp):
+        text = differentiate(lowered(function, numbers(2, 3)))
+        assert "stablehlo.compare" not in text, text

@@ -86,6 +86,24 @@ def test_such_a_loop_off_the_gradients_path_does_not_matter() -> None:
     check(function, jnp.float32(3.7))
 
 
+def test_such_a_loop_is_passed_by_values_that_it_hands_on_or_makes_anew() -> None:
+    def function(x: jax.Array) -> jax.Array:
+        state = (jnp.float32(1.0), x[0], x.sum())
+        count, kept, _ = lax.while_loop(lambda s: s[2] < 10, lambda s: (s[0] + 1, s[1], s[2] * 1.5 + 1), state)
+        return count * kept * x
+
+    check(function, numbers(3))
+
+
+def test_samplers_are_recognised_by_their_call() -> None:
+    def function(key: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
+        key = jax.random.wrap_key_data(key)
+        a = jnp.abs(x) + 0.5
+        return jax.random.gamma(key, a), jax.random.dirichlet(key, a), jax.random.truncated_normal(key, x, x + 1)
+
+    check(function, jnp.uint32([0, 7]), numbers(2, 3), wrt=[1])
+
+
 def test_a_library_routine_with_such_a_loop_is_recognised() -> None:
     check(jax.scipy.special.gammainc, jnp.float32([0.5, 2.0]), jnp.float32([1.5, 1.0]))
     with pytest.raises(UnsupportedOpError, match=r"regularized_incomplete_beta.*JAX says"):

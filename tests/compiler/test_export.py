@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -62,6 +63,7 @@ def test_a_function_in_a_file_is_found_and_its_mistakes_are_named(tmp_path: Path
         "    return loss, {'w': np.zeros((width, 1), np.float32)}, (np.zeros((2, width), np.float32),"
         " np.zeros((2, 1), np.float32))\n"
         "def empty(): return 3\n"
+        "def fails(): raise RuntimeError('no data')\n"
     )
     model = export_model(f"{file}:build", {"width": 5})
     assert model.manifest.of_role("param")[0].shape == (5, 1)
@@ -69,6 +71,7 @@ def test_a_function_in_a_file_is_found_and_its_mistakes_are_named(tmp_path: Path
         (f"{file}:bild", {}, "no function 'bild'.*build"),
         (f"{file}:build", {"depth": 1}, "depth"),
         (f"{file}:empty", {}, "must return"),
+        (f"{file}:fails", {}, "fails failed: RuntimeError: no data"),
         (f"{tmp_path}/gone.py:build", {}, "no file"),
         ("no.such.module:build", {}, "cannot import"),
         ("nothing", {}, "module:function"),
@@ -105,6 +108,8 @@ def test_a_loss_must_be_one_float_scalar() -> None:
     ]:
         with pytest.raises(CompileError, match=says):
             export_loss(loss, p, (x,))
+    with pytest.raises(CompileError, match=r"portable StableHLO.*custom_call"):
+        export_loss(lambda p, x: jax.pure_callback(np.sum, jax.ShapeDtypeStruct((), jnp.float32), p["w"]), p, (x,))
     with pytest.raises(UserError, match=r"'name' is str"):
         export_loss(lambda p, x: jnp.sum(x), {"name": "gpt"}, (x,))
 

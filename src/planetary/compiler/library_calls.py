@@ -7,6 +7,7 @@ and the operations that JAX exports for the function, the call becomes a composi
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -88,40 +89,52 @@ def composite_name(symbol: str, block: Block) -> str | None:
     return None
 
 
-_texts: dict[tuple[str, ...], list[str]] = {}
+_texts: dict[tuple[str, ...], tuple[list[str], Iterator[str]]] = {}  # those known, and more on demand
 
 
 def _templates(call: LibraryCall, arguments: Sequence[Type], result: Type) -> Iterator[Block]:
     """What JAX exports for the function, called directly and under `vmap`, parsed into the current context."""
     key = (call.name, str(result), *map(str, arguments))
     if key not in _texts:
-        _texts[key] = list(dict.fromkeys(_exports(call, arguments, result)))
-    for text in _texts[key]:
-        module = ir.parse_module(text)
+        _texts[key] = ([], _exports(call, _specs_of([*arguments, result])))
+    known, more = _texts[key]
+    for position in itertools.count():
+        if position == len(known):
+            known += itertools.islice(more, 1)
+        if position == len(known):
+            return
+        module = ir.parse_module(known[position])
         inline.inline_calls(module)
         yield ir.entry_block(ir.main_function(module))
 
 
-def _exports(call: LibraryCall, arguments: Sequence[Type], result: Type) -> Iterator[str]:
-    import jax
+_Spec: TypeAlias = tuple[tuple[int, ...], str]
+_ONLY_WIDE = {"int64", "uint64", "float64", "complex128"}  # where JAX has 64-bit types switched on
 
+
+def _specs_of(kinds: Sequence[Type]) -> list[_Spec]:
+    """Shapes and JAX dtypes; empty if JAX has no name for one of the types."""
     from planetary.compiler.traced import dtype_name
 
     try:
-        specs = [(ir.shape_of_type(kind), dtype_name(ir.element_of_type(kind))) for kind in (*arguments, result)]
+        return [(ir.shape_of_type(kind), dtype_name(ir.element_of_type(kind))) for kind in kinds]
     except KeyError:
-        return  # a type that JAX has no name for
+        return []
+
+
+def _exports(call: LibraryCall, specs: Sequence[_Spec]) -> Iterator[str]:
+    import jax
+
     for wide in (False, True):
-        if not wide and any(dtype in _ONLY_WIDE for _, dtype in specs):
+        if not specs or (not wide and any(dtype in _ONLY_WIDE for _, dtype in specs)):
             continue
-        with jax.enable_x64(wide):
-            given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs[:-1]]
-            function = call.load(*specs[-1])
-            for form in (function, jax.vmap(function)):
+        for is_batched in (False, True):
+            with jax.enable_x64(wide):
+                function = call.load(*specs[-1])
+                form = jax.vmap(function) if is_batched else function
                 try:
-                    yield jax.jit(form, keep_unused=True).lower(*given).as_text()
+                    given = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in specs[:-1]]
+                    text = jax.jit(form, keep_unused=True).lower(*given).as_text()
                 except (TypeError, ValueError, NotImplementedError):
                     continue  # JAX does not offer the function for these types
-
-
-_ONLY_WIDE = {"int64", "uint64", "float64", "complex128"}  # where JAX has 64-bit types switched on
+            yield text

@@ -50,7 +50,7 @@ def splat_of(value: Value) -> str | None:
     data = op.attributes["value"]
     if not isinstance(data, mlir.DenseElementsAttr) or not data.is_splat:
         return None
-    return str(mlir.DenseElementsAttr.get_splat(tensor((), data.type.element_type), data.get_splat_value()))
+    return str(mlir.DenseElementsAttr.get_splat(tensor((), element_of_type(data.type)), data.get_splat_value()))
 
 
 def splat_attribute(kind: Type, value: float) -> Attribute:

@@ -97,6 +97,7 @@ def test_parameters_depend_on_the_seed_alone_and_wrong_options_are_named(name: s
         ("llama", {"n_head": 4, "n_kv_head": 3}, "n_head must be a multiple of n_kv_head"),
         ("llama", {"n_embd": 12, "n_head": 4}, r"multiple of 2 \* n_head"),
         ("moe", {"n_expert": 2, "n_active": 3}, "n_active=3"),
+        ("latent_moe", {"n_expert": 2, "n_active": 3}, "n_active=3"),
         ("mamba2", {"head_size": 7}, "multiple of head_size"),
         ("vit", {"patch_size": 5}, "multiple of patch_size"),
         ("convnet", {"image_size": 6, "n_stage": 3}, r"2\^\(n_stage - 1\)"),
@@ -116,7 +117,11 @@ def test_unknown_names_are_answered_with_the_known_ones() -> None:
 
 
 @pytest.mark.compiles
-@pytest.mark.parametrize("name", [name for name in ZOO if name != "nanochat"])
+@pytest.mark.parametrize(
+    "name",
+    # A mixture compiles in CI with `moe`; the other one takes as long again.
+    [pytest.param(n, marks=[pytest.mark.soak] * (n == "latent_moe")) for n in ZOO if n != "nanochat"],
+)
 def test_the_compiled_training_step_is_the_references(name: str, tmp_path: Path) -> None:
     model = export_model(ZOO[name].source, ZOO[name].options("tiny"))
     step = build_train_step(model)

@@ -39,6 +39,7 @@ ZOO: dict[str, ZooModel] = {
     "nanochat": ZooModel("planetary.models.nanochat:build", "tokens"),
     "llama": ZooModel("planetary.models.llama:build", "tokens"),
     "moe": ZooModel("planetary.models.moe:build", "tokens"),
+    "latent_moe": ZooModel("planetary.models.latent_moe:build", "tokens"),
     "mamba2": ZooModel("planetary.models.mamba2:build", "tokens"),
     "vit": ZooModel("planetary.models.vit:build", "images"),
     "convnet": ZooModel("planetary.models.convnet:build", "images"),

@@ -115,6 +115,13 @@ def test_tiers_are_due_at_their_horizons_and_backbone_fragments_one_after_the_ot
     assert [f for step in range(9, 17) for tier, f in due[step] if tier is Tier.BACKBONE] == [1, 2, 3, 0]
     assert all(len([1 for tier, _ in found if tier is Tier.BACKBONE]) <= 1 for found in due.values())
     assert Cadence(refresh=5).refresh_due(10)
+    warm = Cadence(backbone=4, refresh=5, warm_start=8)
+    assert [warm.refresh_due(step) for step in (1, 8, 9, 10)] == [True, True, False, True]
+    assert [step for step in range(1, 17) for tier, _ in warm.due(step) if tier is Tier.BACKBONE] == [12, 16]
+    assert warm.of_step(8) == Cadence(1, 1, 1, 1)
+    assert warm.of_step(9) == Cadence(backbone=4, refresh=5)
+    with pytest.raises(UserError, match="multiple of the backbone's horizon 8, found 4"):
+        Cadence(warm_start=4)
     with pytest.raises(UserError, match="router ≤ latent ≤ backbone"):
         Cadence(router=4, latent=2)
     with pytest.raises(UserError, match="backbone_fragments"):

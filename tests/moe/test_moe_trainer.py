@@ -67,6 +67,22 @@ def test_tiers_are_merged_at_their_horizons_and_the_router_never_differs() -> No
     assert (states[3].surrogates.versions == 3).all()
 
 
+def test_a_warm_start_is_training_with_every_horizon_1_and_merges_start_from_its_end() -> None:
+    cadence = Cadence(backbone=2, refresh=3)
+    trainer, warm, reports = train(4, cadence=replace(cadence, warm_start=2))
+    _, together, _ = train(2, cadence=TOGETHER)
+    for name, value in model_of(together[-1]).items():
+        assert (model_of(warm[2])[name] == value).all(), name
+    assert [report.merged for report in reports] == [(), (), (), ((Tier.BACKBONE, 0),)]
+    start = warm[2].composers[0].dense
+    assert all((value == start[name]).all() for name, value in warm[2].syncer.start.items())
+    tokens = batch(9)[0][:2]
+    alike, apart = trainer.agreement(warm[2], tokens), trainer.agreement(warm[3], tokens)
+    assert (alike.overlap, alike.divergence) == (1.0, 0.0)  # one layer: experts do not reach its router
+    assert apart.overlap <= 1
+    assert 0 < apart.divergence < 1
+
+
 def test_a_step_leaves_the_state_before_it_as_it_was() -> None:
     trainer, states, _ = train(2, cadence=TOGETHER, sketches="all")
     again, _ = trainer.step(states[1], *batch(1))

@@ -21,6 +21,11 @@ from planetary.models.moe import chosen_experts
 _TERNARY_FLOOR = 1e-8
 
 
+def router_probabilities(weight: jax.Array, x: jax.Array) -> jax.Array:
+    """Return softmax over all experts in float32 [N, E] of tokens `x` [N, C], for `weight` [E, C]."""
+    return softmax(jnp.einsum("nc,ec->ne", x.astype(jnp.float32), weight.astype(jnp.float32)))
+
+
 def router_gates(weight: jax.Array, x: jax.Array, active: int, select: Selection) -> tuple[jax.Array, jax.Array]:
     """Return the gates [N, E] of tokens `x` [N, C] and the load-balancing loss (1 when all loads are equal).
 
@@ -33,7 +38,7 @@ def router_gates(weight: jax.Array, x: jax.Array, active: int, select: Selection
         select: "rank" compares all pairs of experts, [N, E, E] at once; "topk" sorts (`lax.top_k`). Neither compares a
             score with a threshold: see `chosen_experts`.
     """
-    probabilities = softmax(jnp.einsum("nc,ec->ne", x.astype(jnp.float32), weight.astype(jnp.float32)))
+    probabilities = router_probabilities(weight, x)
     if select == "rank":
         chosen = chosen_experts(stop_gradient(probabilities), active)
     else:

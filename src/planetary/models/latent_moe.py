@@ -23,6 +23,7 @@ from planetary.models.latent_experts import (
     mixture,
     mixture_in_slots,
     router_gates,
+    router_probabilities,
     slot_capacity,
     surrogate_bank,
     used_weights,
@@ -139,8 +140,8 @@ Mixture = Callable[[int, jax.Array, jax.Array], jax.Array]
 
 def forward(
     params: Params, tokens: jax.Array, config: LatentMoeConfig, mix: Mixture
-) -> tuple[jax.Array, jax.Array, list[tuple[jax.Array, jax.Array]]]:
-    """Return logits [B, T, V], the mean load-balancing loss, and each layer's (u [N, L], gates [N, E]).
+) -> tuple[jax.Array, jax.Array, list[tuple[jax.Array, jax.Array, jax.Array]]]:
+    """Return logits [B, T, V], the mean load-balancing loss, and each layer's u [N, L], gates and probabilities [N, E].
 
     Args:
         params: of everything but the routed experts (others are ignored).
@@ -158,7 +159,7 @@ def forward(
         u = flat @ layer["latent"]["down"]
         x = x + (mix(index, u, gates) @ layer["latent"]["up"]).reshape(x.shape)
         balances.append(balance)
-        seen.append((u, gates))
+        seen.append((u, gates, router_probabilities(layer["router"]["weight"], flat)))
     logits = linear(params["head"], rms_norm(params["norm"], x))
     return logits, jnp.mean(jnp.stack(balances)), seen
 
@@ -199,7 +200,8 @@ def composer_forward(
     config: LatentMoeConfig,
     detach: bool = True,
 ) -> tuple[jax.Array, ...]:
-    """Return (loss, cross-entropy, u and gates of every layer in turn) of the model as one composer executes it.
+    """Return the model as one composer executes it: loss, cross-entropy, u and gates of every layer in turn, and the
+    router's probabilities of every layer.
 
     The gates get their gradient through real experts and surrogates alike. Gradients never reach A and B; with
     `detach` they do not pass through the surrogates to u either (4.1).
@@ -228,8 +230,8 @@ def composer_forward(
     tokens, targets = batch
     found, balance, seen = forward(params, tokens, config, mix)
     entropy = cross_entropy(found, targets)
-    observed = [array for pair in seen for array in pair]
-    return entropy + config.balance * balance, entropy, *observed
+    observed = [array for u, gates, _ in seen for array in (u, gates)]
+    return entropy + config.balance * balance, entropy, *observed, *(probabilities for _, _, probabilities in seen)
 
 
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:

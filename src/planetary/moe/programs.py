@@ -1,13 +1,14 @@
 """The compiled functions of composers and expert workers, in StableHLO: forward, backward and optimizer in the graph.
 
-A composer's program has three functions over named tensors:
+A composer's program has four functions over named tensors:
 
 `gradients(dense..., experts..., held..., tokens, targets)` returns the loss, the cross-entropy, the gradients of the
 dense parameters and (under direct ownership) of the owned experts, and of each layer u, the gates and g_y: what a
 sketch is made of. Gradients and update are two functions because with a horizon of 1 the gradients are averaged
 between them.
 
-`update(dense..., state..., step, gradients...)` is one step of the optimizer; `evaluate` returns the cross-entropy.
+`update(dense..., state..., step, gradients...)` is one step of the optimizer; `evaluate` returns the cross-entropy, and
+`routing` each layer's router probabilities.
 
 An expert worker's program is about the experts of one layer: `gradients` and `proxy` of the Taylor proxy
 Σ ⟨g_e g_y, E_e(u)⟩ (13.5), and the same `update`. A composer that owns its experts directly uses that update too, so
@@ -28,6 +29,7 @@ import numpy as np
 from planetary.compiler import chlo, ir, normalise, ops, optimizers
 from planetary.compiler.differentiate import emit_backward, emit_forward, finish_module, load_for_differentiation
 from planetary.compiler.ir import Value
+from planetary.compiler.reverse import Forward
 from planetary.compiler.step_options import StepOptions, optimizer_of
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
@@ -104,25 +106,29 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
         for what, width in (("u", config.n_latent), ("gates", config.n_expert))
     ]
     probes = [TensorSpec(in_layer(i, "seen", "g_y"), "f32", (tokens, config.n_latent)) for i in layers]
+    routing = [TensorSpec(in_layer(i, "router", "probabilities"), "f32", (tokens, config.n_expert)) for i in layers]
     scalars = (TensorSpec("loss", "f32", ()), TensorSpec("cross_entropy", "f32", ()))
     trained = [*dense, *owned] if shape.train_experts else list(dense)
     arguments = (*dense, *owned, *kept, *data)
     first_probe = len(dense) + len(owned) + len(kept)
 
-    def emit(main: ir.Operation, values: Sequence[Value], *, backward: bool) -> list[Value]:
+    def forward(main: ir.Operation, values: Sequence[Value]) -> Forward:
         given = [*values[:first_probe], *(ops.zeros(_tensor(spec)) for spec in probes), *values[first_probe:]]
-        forward = emit_forward(main, given)
-        if not backward:
-            return [forward.results[1]]
+        return emit_forward(main, given)
+
+    def gradient(main: ir.Operation, values: Sequence[Value]) -> list[Value]:
+        made = forward(main, values)
         wrt = [*range(len(trained)), *range(first_probe, first_probe + len(probes))]
-        seeds = [ops.full_like(forward.results[0], 1), *(None for _ in range(1 + len(seen)))]
-        found = emit_backward(forward, seeds, wrt)
-        return [*forward.results[:2], *found[: len(trained)], *forward.results[2:], *found[len(trained) :]]
+        seeds = [ops.full_like(made.results[0], 1), *(None for _ in made.results[1:])]
+        found = emit_backward(made, seeds, wrt)
+        observed = made.results[2 : 2 + len(seen)]
+        return [*made.results[:2], *found[: len(trained)], *observed, *found[len(trained) :]]
 
     builder = _Builder(text, lookups=not config.capacity)
     gradients = [_gradient(spec) for spec in trained]
-    builder.add("gradients", arguments, (*scalars, *gradients, *seen, *probes), lambda m, v: emit(m, v, backward=True))
-    builder.add("evaluate", arguments, (scalars[1],), lambda m, v: emit(m, v, backward=False))
+    builder.add("gradients", arguments, (*scalars, *gradients, *seen, *probes), gradient)
+    builder.add("evaluate", arguments, (scalars[1],), lambda m, v: [forward(m, v).results[1]])
+    builder.add("routing", arguments, tuple(routing), lambda m, v: list(forward(m, v).results[2 + len(seen) :]))
     builder.add_update(dense, options)
     return builder.finish()
 

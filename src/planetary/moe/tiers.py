@@ -58,6 +58,15 @@ class Cadence(msgspec.Struct, frozen=True):
 
     The defaults are the report's recipe where it says (router every step, surrogates every 5) and this project's
     choice where it does not (the backbone's 8).
+
+    Attributes:
+        router: H_R, in steps.
+        latent: H_L.
+        backbone: H_B.
+        refresh: steps between two refreshes of the surrogates.
+        backbone_fragments: parts of the backbone that synchronise apart from each other.
+        warm_start: steps at the beginning, a multiple of H_B, in which everything synchronises and is refreshed after
+            every step: weights move fastest then, and what composers disagree about never heals entirely.
     """
 
     router: int = 1
@@ -65,6 +74,7 @@ class Cadence(msgspec.Struct, frozen=True):
     backbone: int = 8
     refresh: int = 5
     backbone_fragments: int = 1
+    warm_start: int = 0
 
     def __post_init__(self) -> None:
         """Raise `UserError` unless the horizons are in order."""
@@ -78,26 +88,39 @@ class Cadence(msgspec.Struct, frozen=True):
                 f"refresh must be at least 1 and backbone_fragments between 1 and the backbone's horizon "
                 f"{self.backbone}, found {self.refresh} and {self.backbone_fragments}"
             )
+        if self.warm_start < 0 or self.warm_start % self.backbone:
+            raise UserError(
+                f"warm_start must be a multiple of the backbone's horizon {self.backbone}, found {self.warm_start}"
+            )
+
+    def of_step(self, number: int) -> Cadence:
+        """Return the cadence of step `number` (1 is the first); during a warm start all horizons are 1."""
+        if number <= self.warm_start:
+            return Cadence(router=1, latent=1, backbone=1, refresh=1)
+        return msgspec.structs.replace(self, warm_start=0)
 
     def horizon(self, tier: Tier) -> int:
-        """Steps between two synchronisations of a tier's tensor."""
+        """Steps between two synchronisations of a tier's tensor, after the warm start."""
         return {Tier.ROUTER: self.router, Tier.LATENT: self.latent, Tier.BACKBONE: self.backbone}[tier]
 
     def due(self, steps_done: int) -> tuple[tuple[Tier, int], ...]:
         """Return the (tier, fragment) pairs to synchronise once `steps_done` steps are done; 1 is the first.
 
         Backbone fragment j of F is due j · H_B / F steps after fragment 0 would be, so transfers are spread out.
+        During a warm start nothing is due: with a horizon of 1 gradients are averaged instead.
         """
+        if steps_done <= self.warm_start:
+            return ()
         found = [(tier, 0) for tier in (Tier.ROUTER, Tier.LATENT) if steps_done % self.horizon(tier) == 0]
         for fragment in range(self.backbone_fragments):
             shift = fragment * self.backbone // self.backbone_fragments
-            if (steps_done - shift) % self.backbone == 0 and steps_done > shift:
+            if (steps_done - shift) % self.backbone == 0 and steps_done - self.warm_start > shift:
                 found.append((Tier.BACKBONE, fragment))
         return tuple(found)
 
     def refresh_due(self, steps_done: int) -> bool:
         """Whether owners refresh their surrogates now."""
-        return steps_done % self.refresh == 0
+        return steps_done <= self.warm_start or steps_done % self.refresh == 0
 
 
 def tier_fragments(specs: Sequence[TensorSpec], cadence: Cadence) -> dict[tuple[Tier, int], tuple[str, ...]]:

@@ -22,6 +22,7 @@ from planetary.moe.composer import ComposerSteps, install, mean_error, mean_loss
 from planetary.moe.execution import composer_runner, expert_runner
 from planetary.moe.initial import initial_training
 from planetary.moe.programs import dense_specs
+from planetary.moe.routing import RoutingAgreement, routing_agreement
 from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import GRADIENT, ComposerShape, Runner
 from planetary.moe.states import ComposerState, Surrogates, SyncerState, TrainingState, assembled
@@ -147,6 +148,14 @@ class MoeTrainer:
         nothing = replace(first, slots=np.full_like(first.slots, ownership.EMPTY))
         return mean_loss(self.composer, self.steps.arguments(nothing, state.surrogates), batches)
 
+    def agreement(self, state: TrainingState, tokens: np.ndarray) -> RoutingAgreement:
+        """Return how far the composers agree about routing the same tokens i32 [batch, T], over all layers at once."""
+        batch = {"tokens": tokens, "targets": tokens}
+        found = [
+            self.composer("routing", {**self.steps.arguments(c, state.surrogates), **batch}) for c in state.composers
+        ]
+        return routing_agreement([np.concatenate(list(layers.values())) for layers in found], self.config.n_active)
+
     def refresh(
         self, composers: Sequence[ComposerState], surrogates: Surrogates, done: int
     ) -> tuple[Surrogates, float]:
@@ -166,7 +175,7 @@ class MoeTrainer:
 
     def _update_dense(self, state: TrainingState, found: Sequence[Tensors]) -> list[ComposerState]:
         """Everyone takes an optimizer step; tiers with a horizon of 1 take it on the mean gradient."""
-        cadence = self.training.cadence
+        cadence = self.training.cadence.of_step(state.steps + 1)
         together = [
             GRADIENT + name for (tier, _), names in self._names.items() if cadence.horizon(tier) == 1 for name in names
         ]
@@ -204,9 +213,11 @@ class MoeTrainer:
         self, composers: list[ComposerState], syncer: SyncerState, done: int
     ) -> tuple[list[ComposerState], SyncerState, tuple[tuple[Tier, int], ...]]:
         cadence = self.training.cadence
-        due = tuple(key for key in cadence.due(done) if cadence.horizon(key[0]) > 1 and key in self._names)
         if len(composers) == 1:
             return composers, syncer, ()
+        if done <= cadence.warm_start:  # all are equal: the merges that follow start from here
+            return composers, replace(syncer, start=composers[0].dense), ()
+        due = tuple(key for key in cadence.due(done) if cadence.horizon(key[0]) > 1 and key in self._names)
         for key in due:
             names, horizon = self._names[key], cadence.horizon(key[0])
             published = [self.steps.published(c, names, horizon) for c in composers]

@@ -86,6 +86,7 @@ def main() -> None:
         for _ in range(args.repeats):
             for way in args.ways:
                 found[way].append(run(way, arguments, args.cache))
+                print(outer, way, found[way][-1], file=sys.stderr, flush=True)
         for way, runs in found.items():
             assert len({one.loss for one in runs}) == 1, "the same run ended with another loss"
             seconds = statistics.median(one.seconds for one in runs)

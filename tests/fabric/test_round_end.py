@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS
 
+from planetary.core.errors import LocalProtocolError
 from planetary.fabric.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
-from planetary.fabric.round_end import finished_by_checkpoint
-from planetary.fabric.state import replay
+from planetary.fabric.round_end import finished_by_checkpoint, unreported
+from planetary.fabric.state import apply, replay
 from planetary.testing.cluster import SimCluster, policy
 
 
-def journal_until_closed(round_: int) -> tuple[list[AnyRecord], RoundFinished]:
+def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[AnyRecord], RoundFinished]:
     """The journal of a calm run up to the closing of a round, and the round's real end."""
-    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=WORKERS), WORKERS)
+    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=WORKERS, ring=overlap, overlap=overlap), WORKERS)
     assert cluster.run(LIMIT_S)
     journal = cluster.disk.journal
     [closed] = [i for i, r in enumerate(journal) if isinstance(r, RoundClosed) and r.round == round_]
@@ -31,6 +33,45 @@ def test_the_checkpoint_ends_the_round_that_the_journal_leaves_open() -> None:
     assert late.seconds == journal[-1].t - start.t
     same = msgspec.structs.replace(late, t=finished.t, seconds=finished.seconds, compute_fraction=0.0)
     assert same == msgspec.structs.replace(finished, compute_fraction=0.0)
+
+
+def test_where_rounds_overlap_it_counts_from_the_end_of_the_one_before() -> None:
+    journal, finished = journal_until_closed(3, overlap=True)
+    state = replay(journal)
+    assert state.closing is not None
+    assert state.open is not None
+    assert (state.closing.round, state.open.round) == (3, 4)
+    late = finished_by_checkpoint(journal, state.closing, state.tokens_total, 3)
+    assert late is not None
+    [before] = [r for r in journal if isinstance(r, RoundFinished) and r.round == 2]
+    assert late.seconds == journal[-1].t - before.t
+    assert (late.tokens_total, late.loss) == (finished.tokens_total, finished.loss)
+
+
+def test_a_checkpoint_remembers_nothing_of_the_round_that_is_trained_meanwhile() -> None:
+    journal, _ = journal_until_closed(3, overlap=True)
+    state = replay(journal)
+    assert state.open is not None
+    under_way = sorted([*state.open.holders, *state.open.orphans, *(c.lease for c in state.open.contributions)])
+    assert under_way
+    mark = state.mark()
+    assert mark.round == 3
+    assert mark.ledger.held == []
+    assert mark.ledger.returned == under_way
+    assert state.ledger.trained >= mark.ledger.trained == 3 * WORKERS
+    with pytest.raises(LocalProtocolError, match="round 5 cannot start"):
+        apply(state, RoundStarted(round=5, version=2, workers=3))  # one reduction at a time
+    with pytest.raises(LocalProtocolError, match="round 2 is not under way"):
+        apply(state, RoundClosed(round=2, contributions=3, why=""))
+
+
+def test_lines_that_were_not_written_are_those_of_the_last_end_of_each_round() -> None:
+    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=WORKERS), WORKERS)
+    assert cluster.run(LIMIT_S)
+    lines = unreported(cluster.disk.journal, {1, 3}, 4, 4)
+    assert [line.round for line in lines] == [2, 4]
+    wrong = [msgspec.structs.replace(r, loss=0.5) for r in cluster.disk.journal if isinstance(r, RoundFinished)]
+    assert unreported([*wrong, *cluster.disk.journal], {1, 3}, 4, 4) == lines
 
 
 def test_a_round_without_its_checkpoint_is_not_finished() -> None:

@@ -118,6 +118,9 @@ def _equal(x: Value, y: Value, depth: int = _DEEPEST) -> bool:
         return True
     if depth == 0 or x.type != y.type:
         return False
+    number = ir.splat_of(x)
+    if number is not None:
+        return number == ir.splat_of(y)
     left, right = ir.defining_op(x), ir.defining_op(y)
     if left is None or right is None or not _same_kind(left, right):
         return False
@@ -130,16 +133,13 @@ def _same_kind(left: Operation, right: Operation) -> bool:
         and len(left.regions) == len(right.regions) == 0
         and len(left.results) == len(right.results) == 1
         and len(left.operands) == len(right.operands)
-        and ir.attributes_of(left) == ir.attributes_of(right)
+        and ir.same_attributes(left, right)
     )
 
 
 def is_number(value: Value, number: int) -> bool:
     """Whether a value is a constant that repeats one number."""
-    text = ir.splat_of(value)
-    if text is None or "0x" in text:
-        return False
-    return text.split("<", 1)[1].split(">", 1)[0] in (f"{number:.6e}", f"({number:.6e},0.000000e+00)")
+    return ir.splat_of(value) in (f"{number:.6e}", f"({number:.6e},0.000000e+00)")
 
 
 def power_of(value: Value, depth: int = _DEEPEST) -> tuple[Value, int]:

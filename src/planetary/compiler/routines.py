@@ -183,7 +183,7 @@ def _same(left: Operation, right: Operation, mapping: dict[Value, Value], free: 
     """Whether two operations are equal under a growing mapping from the left's values to the right's."""
     if left.name != right.name or len(left.operands) != len(right.operands) or len(left.results) != len(right.results):
         return False
-    if ir.attributes_of(left) != ir.attributes_of(right):
+    if not ir.same_attributes(left, right):
         return False
     for mine, other in zip(left.operands, right.operands, strict=True):
         if mine in free and mine not in mapping:

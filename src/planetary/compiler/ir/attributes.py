@@ -21,6 +21,14 @@ def attributes_of(op: Operation) -> dict[str, Attribute]:
     return {name: op.operation.attributes[name] for name in op.operation.attributes}
 
 
+def same_attributes(left: Operation, right: Operation) -> bool:
+    """Whether two operations of one name have equal attributes."""
+    try:
+        return attributes_of(left) == attributes_of(right)
+    except TypeError:  # the bindings have no attribute for complex numbers
+        return left.get_asm().partition(" = ")[2] == right.get_asm().partition(" = ")[2]
+
+
 def ints(op: Operation, name: str, default: Sequence[int] = ()) -> list[int]:
     """An integer-list attribute (dense array or dense elements); `default` where it is absent."""
     found = attribute(op, name)

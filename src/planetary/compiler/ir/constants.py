@@ -33,11 +33,10 @@ def constant_value(op: Operation) -> np.ndarray | None:
 
 def is_zero_splat(op: Operation) -> bool:
     """Whether a `stablehlo.constant` repeats the number zero."""
-    value = op.attributes["value"]
-    if not isinstance(value, mlir.DenseElementsAttr) or not value.is_splat:
-        return False
-    number = value.get_splat_value()
-    return getattr(number, "value", 1) == 0
+    return splat_of(op.results[0]) in _ZEROS
+
+
+_ZEROS = {"0", "false", "0.000000e+00", "-0.000000e+00", "(0.000000e+00,0.000000e+00)"}
 
 
 def splat_of(value: Value) -> str | None:
@@ -47,10 +46,14 @@ def splat_of(value: Value) -> str | None:
         op = defining_op(op.operands[0])
     if op is None or op.name != "stablehlo.constant":
         return None
-    data = op.attributes["value"]
+    try:
+        data = op.attributes["value"]
+    except TypeError:  # the bindings have no attribute for complex numbers
+        found = re.search(r"dense<(\([^()]*\))>", op.get_asm(large_elements_limit=8))
+        return None if found is None else found.group(1)
     if not isinstance(data, mlir.DenseElementsAttr) or not data.is_splat:
         return None
-    return str(mlir.DenseElementsAttr.get_splat(tensor((), element_of_type(data.type)), data.get_splat_value()))
+    return str(data).rpartition(" : ")[0].removeprefix("dense<").removesuffix(">")
 
 
 def splat_attribute(kind: Type, value: float) -> Attribute:

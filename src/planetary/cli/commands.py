@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     "invite": Command("planetary.cli.invite", "print a token that lets a machine join a run", "tools"),
     "export": Command("planetary.cli.export", "write a JAX model as StableHLO with its manifest", "tools"),
     "compile": Command("planetary.cli.compile", "compile and verify a model's training step for a target", "tools"),
+    "tune": Command("planetary.cli.tune", "find the compiler flags that run a training step fastest here", "tools"),
     "parity": Command("planetary.cli.parity", "train on two backends and measure how far they drift apart", "tools"),
     "artifact": Command("planetary.cli.artifact", "show, verify or clear away compiled steps", "tools"),
     "moe": Command("planetary.cli.moe", "the cost of a sparse mixture over composers; its ordinary model", "tools"),

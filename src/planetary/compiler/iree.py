@@ -8,12 +8,13 @@ import importlib.metadata
 import json
 import subprocess
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from planetary.compiler import ir, normalise
 from planetary.compiler.artifact_manifest import ArtifactCache, ArtifactManifest, read_manifest, write_manifest
+from planetary.compiler.flag_choice import flag_key, read_choice
 from planetary.compiler.targets import Target, compiler_flags
 from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
@@ -22,7 +23,7 @@ from planetary.core.errors import CompileError, TrustError
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
 """For a step that recomputes activations: IREE would otherwise start some of it as soon as its inputs are there."""
-_PIPELINE_VERSION = 3  # raise when `normalise.for_target` changes: part of the cache key
+_PIPELINE_VERSION = 4  # raise when `normalise.for_target` changes: part of the cache key
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def compiler_version() -> str:
     return importlib.metadata.version("iree-base-compiler")
 
 
-def artifact_key(stablehlo_digest: str, target: Target) -> str:
+def artifact_key(stablehlo_digest: str, target: Target, further_flags: Sequence[str] = ()) -> str:
     """Return the cache key of a target's artifact, as readable JSON."""
     key = {
         "stablehlo": stablehlo_digest,
@@ -57,16 +58,40 @@ def artifact_key(stablehlo_digest: str, target: Target) -> str:
         "backend": target.backend,
         "target": target.name,
         "features": target.features,
-        "flags": compiler_flags(target),
+        "flags": [*compiler_flags(target), *further_flags],
         "pipeline": _PIPELINE_VERSION,
     }
     return "vmfb " + json.dumps(key, sort_keys=True)
 
 
-def compile_artifact(train_step: TrainStep, target: Target, cache: ArtifactCache | None = None) -> Artifact:
+def choice_key(train_step: TrainStep, target: Target) -> str:
+    """Return the key under which the flags are kept that were chosen for a step and a target."""
+    return flag_key(
+        train_step.portable,
+        compiler=compiler_version(),
+        backend=target.backend,
+        target=target.name,
+        features=target.features,
+    )
+
+
+def compile_artifact(
+    train_step: TrainStep,
+    target: Target,
+    cache: ArtifactCache | None = None,
+    *,
+    further_flags: Sequence[str] | None = None,
+) -> Artifact:
     """Compile a training step for `target`, or return what the cache has.
 
     For the PJRT backends the artifact is the portable StableHLO itself: XLA compiles it where it runs.
+
+    Args:
+        train_step: what to compile.
+        target: what for.
+        cache: where compiled steps are kept.
+        further_flags: of IREE's compiler, beside the target's own. None: those that were chosen for this step and
+            target by measurement (`planetary tune`), if the cache knows a choice.
 
     Raises:
         UserError: the target is unknown.
@@ -77,14 +102,18 @@ def compile_artifact(train_step: TrainStep, target: Target, cache: ArtifactCache
         found = Artifact(train_step.portable, digest, f"stablehlo {digest}", target, cached=False)
         _keep(cache, found, train_step, [])
         return found
-    key = artifact_key(train_step.spec.stablehlo_digest, target)
+    if further_flags is None:
+        choice = None if cache is None else read_choice(cache, choice_key(train_step, target))
+        further_flags = () if choice is None else choice.flags.flags
+    flags = [*compiler_flags(target), *further_flags]
+    key = artifact_key(train_step.spec.stablehlo_digest, target, further_flags)
     digest = cache.resolve(key) if cache is not None else None
     if cache is not None and digest is not None:
         # A damaged entry was removed by the cache that found it so; it is only a copy of what is built below.
         with contextlib.suppress(TrustError):
             found = Artifact(cache.get(digest), digest, key, target, cached=True)
             if read_manifest(cache, digest) is None:
-                _keep(cache, found, train_step, compiler_flags(target))
+                _keep(cache, found, train_step, flags)
             return found
     label = ArtifactLabel(
         iree=compiler_version(),
@@ -98,7 +127,6 @@ def compile_artifact(train_step: TrainStep, target: Target, cache: ArtifactCache
         recomputes = ir.contains(module, "stablehlo.optimization_barrier")  # asked now: `for_target` adds barriers
         normalise.for_target(module, label, replaced_arguments(train_step.spec))
         text = ir.to_text(module)
-    flags = compiler_flags(target)
     if recomputes:
         flags = [*flags, _SAVE_MEMORY]
     vmfb = run_compiler(text, flags)

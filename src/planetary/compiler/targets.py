@@ -81,10 +81,8 @@ def parse_target(text: str, here: str) -> Target:
 def compiler_flags(target: Target) -> list[str]:
     """Return the flags of `iree-compile` for `target`, or raise `UserError` for an unknown one.
 
-    Measured on the default model (3.3 million parameters, two cores): tuning for the host's CPU is what
-    matters. Data tiling (`--iree-dispatch-creation-data-tiling`) compiles four to ten times longer, runs no
-    faster once lookups are matmuls, and with the larger stack allocations that it needs the module crashed
-    worker threads.
+    Measured on the default model (3.3 million parameters, two cores): tuning for the host's CPU is what matters.
+    Further flags help on some machines and shapes and crash on others; `planetary tune` finds them by measurement.
     """
     make = _FLAGS.get(target.backend)
     if make is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.product_order import order_products
 from planetary.core.artifact_label import ArtifactLabel
 
 
@@ -43,6 +44,7 @@ def rewrite_for_iree(module: ir.Module) -> None:
     negate_to_subtract(module)
     split_long_reductions(module)
     keep_apart_broadcasts(module)
+    order_products(module)
 
 
 def lookups_to_matmuls(module: ir.Module) -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +37,22 @@ Event = dict[str, Any]
 class KillableRun:
     """One `planetary train` process, followed through its journal."""
 
-    def __init__(self, folder: Path, cache: Path, *arguments: str, resume: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cache: Path,
+        *arguments: str,
+        resume: bool = False,
+        example: str = "stdlib.toml",
+        overrides: Sequence[str] = TINY,
+    ) -> None:
         self.folder = folder
         command = [sys.executable, "-m", "planetary.cli.main", "train"]
         if resume:
             command += [f"--resume={folder}"]
         else:
-            command += [str(ROOT / "examples" / "stdlib.toml"), f"--run-dir={folder}"]
-            command += [f"--set={override}" for override in TINY]
+            command += [str(ROOT / "examples" / example), f"--run-dir={folder}"]
+            command += [f"--set={override}" for override in overrides]
         already = (folder / "events.jsonl").exists()
         self._tail = JsonLinesTail(folder / "events.jsonl", dict[str, Any])
         self.events: list[Event] = self._tail.poll() if already else []
@@ -57,9 +65,9 @@ class KillableRun:
             text=True,
         )
 
-    def wait_for(self, wanted: Callable[[Event], bool]) -> Event:
+    def wait_for(self, wanted: Callable[[Event], bool], within_s: float = EVENT_LIMIT_S) -> Event:
         """Return the next event that `wanted` accepts; fails when the run ends or nothing comes in time."""
-        deadline = time.monotonic() + EVENT_LIMIT_S
+        deadline = time.monotonic() + within_s
         while True:
             ended = self.process.poll() is not None
             self.events += self._tail.poll()
@@ -69,7 +77,7 @@ class KillableRun:
                 if wanted(event):
                     return event
             assert not ended, f"the run ended with {self.process.returncode}: {self.process.communicate()}"
-            assert time.monotonic() < deadline, f"nothing for {EVENT_LIMIT_S} s; last events {self.events[-5:]}"
+            assert time.monotonic() < deadline, f"nothing for {within_s} s; last events {self.events[-5:]}"
             _pause()
 
     def wait_for_event(self, name: str, **fields: object) -> Event:

@@ -23,8 +23,8 @@ def outcome(
         @classmethod
         async def start(cls, command: Sequence[str], **options: Any) -> Fake:
             for answer in answers:
-                given = compiling._Answer(None, answer) if isinstance(answer, str) else compiling._Answer(answer)
-                compiling._answer(Path(command[-1]), given)
+                given = compiling.Answer(None, answer) if isinstance(answer, str) else compiling.Answer(answer)
+                compiling.give_answer(Path(command[-1]), given)
             Path(options["log"]).write_text("Segmentation fault\n")
             return cls()
 

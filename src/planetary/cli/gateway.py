@@ -11,12 +11,19 @@ from planetary.cli.errors import EXIT_OK
 from planetary.cli.option_values import port
 
 if TYPE_CHECKING:
+    import ssl
+
     from planetary.core.config import Config
     from planetary.core.errors import PlanetaryError
     from planetary.fabric.gateway import Gateway
     from planetary.fabric.preparation import Prepared
     from planetary.fabric.records import EndKind
+    from planetary.fabric.run_host import GatewayOptions
     from planetary.fabric.status import RunStatus
+    from planetary.moe.mixture_gateway import MixtureGateway
+    from planetary.moe.mixture_preparation import PreparedMixture
+    from planetary.net.authority import Authority
+    from planetary.net.handshake import TokenCheck
 
 DEFAULT_PORT = 8080
 
@@ -91,7 +98,7 @@ async def _run(args: argparse.Namespace, config: Config, folder: Path) -> int:
     from planetary.cli.option_values import default_state_folder
     from planetary.core.clock import SystemClock
     from planetary.fabric.child import end_with_parent, on_stop_signals
-    from planetary.fabric.gateway import Gateway, GatewayOptions
+    from planetary.fabric.run_host import GatewayOptions
     from planetary.monitor.dashboard import Dashboard
     from planetary.net.authority import Authority
     from planetary.net.handshake import TokenCheck
@@ -115,7 +122,7 @@ async def _run(args: argparse.Namespace, config: Config, folder: Path) -> int:
         resume=args.resume is not None,
         resume_from=args.checkpoint,
     )
-    gateway = Gateway(config, options, tls, tokens, authority=authority)
+    gateway = _make(config, options, tls, tokens, authority)
     await gateway.start()
 
     last: list[RunStatus] = []
@@ -158,6 +165,26 @@ async def _run(args: argparse.Namespace, config: Config, folder: Path) -> int:
     return EXIT_OK
 
 
+def _make(
+    config: Config,
+    options: GatewayOptions,
+    tls: ssl.SSLContext | None,
+    tokens: TokenCheck | None,
+    authority: Authority | None,
+) -> Gateway | MixtureGateway:
+    if config.moe.composers:
+        from planetary.moe.mixture_gateway import MixtureGateway
+
+        if options.resume_from is not None:
+            from planetary.core.errors import UserError
+
+            raise UserError("a mixture over composers goes on from its payloads, not from a checkpoint")
+        return MixtureGateway(config, options, tls, tokens)
+    from planetary.fabric.gateway import Gateway
+
+    return Gateway(config, options, tls, tokens, authority=authority)
+
+
 def failure_of(kind: EndKind, reason: str, folder: Path) -> PlanetaryError:
     """Return the error that a run which did not finish ends with; its class decides the exit code."""
     from planetary.core import errors
@@ -192,7 +219,7 @@ def with_report(folder: Path) -> None:
         write_picture(folder, history)
 
 
-def _write_facts(gateway: Gateway, prepared: Prepared) -> None:
+def _write_facts(gateway: Gateway | MixtureGateway, prepared: Prepared | PreparedMixture) -> None:
     from planetary.core.config import config_hash
     from planetary.data.bigram import bigram_baseline
     from planetary.monitor.run_folder import collect_facts, write_facts
@@ -201,7 +228,7 @@ def _write_facts(gateway: Gateway, prepared: Prepared) -> None:
     bigram = bigram_baseline(prepared.data, prepared.data.eval_chunks(config))
     facts = collect_facts(
         run=config.run.name,
-        params=prepared.step.spec.param_count,
+        params=prepared.param_count,
         inner_steps=config.train.inner_steps,
         config_hash=config_hash(config),
         seed=config.run.seed,

@@ -70,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
         config, folder = resumed_run(args.resume, overrides)
     else:
         config, folder = new_run(args.config, overrides, args.run_dir)
+    if args.baseline and config.moe.composers:
+        raise UserError(
+            "train: --baseline trains the tokens of a run in rounds on one worker; for a mixture, train another run "
+            "with --set moe.composers=1 --set fabric.workers=1 and its batch size times the composers"
+        )
     options = LocalRunOptions(
         folder=folder,
         cache=cache_folder(args.cache),

@@ -29,6 +29,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def _role(*arguments: Any) -> Any:
+    """Make the role in a mixture, whose code an ordinary run does not need."""
+    from planetary.moe.composer_role import ComposerRole
+
+    return ComposerRole(*arguments)
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     import asyncio
@@ -63,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     async def work() -> int:
-        end = await WorkerShell(options).run()
+        end = await WorkerShell(options, _role).run()
         if not end.ok:
             raise (end.error or PlanetaryError)(end.reason)
         return EXIT_OK

@@ -115,13 +115,7 @@ def compile_artifact(
             if read_manifest(cache, digest) is None:
                 _keep(cache, found, train_step, flags)
             return found
-    label = ArtifactLabel(
-        iree=compiler_version(),
-        backend=target.backend,
-        target=target.name,
-        features=target.features,
-        stablehlo=train_step.spec.stablehlo_digest,
-    )
+    label = _label(target, train_step.spec.stablehlo_digest)
     with ir.new_context():
         module = ir.parse_module(train_step.portable)
         recomputes = ir.contains(module, "stablehlo.optimization_barrier")  # asked now: `for_target` adds barriers
@@ -135,6 +129,45 @@ def compile_artifact(
     if cache is not None:
         cache.link(key, found.digest)
     return found
+
+
+def _label(target: Target, stablehlo_digest: str) -> ArtifactLabel:
+    return ArtifactLabel(
+        iree=compiler_version(),
+        backend=target.backend,
+        target=target.name,
+        features=target.features,
+        stablehlo=stablehlo_digest,
+    )
+
+
+def compile_program(portable: bytes, target: Target, cache: ArtifactCache) -> Artifact:
+    """Compile all functions of a module for `target` into one labelled artifact, or return what the cache has.
+
+    For programs of several functions that are called one by one, from host arrays to host arrays; a training step is
+    compiled by `compile_artifact`. The PJRT backends take the module as it is.
+
+    Raises:
+        UserError: the target is unknown.
+        CompileError: IREE refuses the module; the text has its first complaint.
+    """
+    digest = cache.put(portable)
+    if target.is_pjrt:
+        return Artifact(portable, digest, f"stablehlo {digest}", target, cached=False)
+    key = artifact_key(digest, target)
+    known = cache.resolve(key)
+    if known is not None:
+        with contextlib.suppress(TrustError):  # a damaged entry was removed by the cache; it is made again
+            return Artifact(cache.get(known), known, key, target, cached=True)
+    with ir.new_context():
+        module = ir.parse_module(portable)
+        normalise.rewrite_for_iree(module)
+        normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest))
+        text = ir.to_text(module)
+    vmfb = run_compiler(text, compiler_flags(target))
+    made = cache.put(vmfb)
+    cache.link(key, made)
+    return Artifact(vmfb, made, key, target, cached=False)
 
 
 def _keep(cache: ArtifactCache | None, artifact: Artifact, train_step: TrainStep, flags: list[str]) -> None:

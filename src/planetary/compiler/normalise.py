@@ -35,8 +35,13 @@ def for_target(module: ir.Module, label: ArtifactLabel, replaced: Sequence[int])
     rewrite_for_iree(module)
     train = ir.functions(module)["train_step"]
     mark_in_place(train, replaced)
+    bake_label(train, label)
+
+
+def bake_label(function: ir.Operation, label: ArtifactLabel) -> None:
+    """Put a label into a function as reflection text, where `core.artifact_label` finds it."""
     text = label.encode().replace("\\", "\\5C").replace('"', "\\22")
-    train.operation.attributes["iree.reflection"] = ir.parse_attribute(f'{{planetary = "{text}"}}')
+    function.operation.attributes["iree.reflection"] = ir.parse_attribute(f'{{planetary = "{text}"}}')
 
 
 def rewrite_for_iree(module: ir.Module) -> None:

@@ -24,6 +24,7 @@ from planetary.core.config_schema import (
     EvalConfig,
     FabricConfig,
     ModelConfig,
+    MoeConfig,
     OptimizerConfig,
     OuterConfig,
     RunConfig,
@@ -44,6 +45,7 @@ __all__ = [
     "EvalConfig",
     "FabricConfig",
     "ModelConfig",
+    "MoeConfig",
     "OptimizerConfig",
     "OuterConfig",
     "RunConfig",
@@ -244,5 +246,8 @@ def config_hash(config: Config) -> str:
         kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
         if config.sync.overlap != "none":
             kept["sync"]["overlap"] = config.sync.overlap
+    if config.moe.composers:
+        kept["moe"] = {key: value for key, value in values["moe"].items() if key not in {"store", "expert_workers"}}
+        kept["moe"]["offload"] = config.moe.expert_workers > 0
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -140,6 +140,30 @@ class SyncConfig(msgspec.Struct, frozen=True):
     port: Port = 0  # "ring": that the gateway leads the ring on; 0: any
 
 
+class MoeConfig(msgspec.Struct, frozen=True):
+    """`[moe]`: a sparse mixture trained over composers, each of which owns some of the experts."""
+
+    composers: Index = 0  # C; 0: an ordinary run. `train.batch_size` is then one composer's
+    expert_workers: Index = 0  # that do the experts' optimizer work from sketches; 0: composers do it themselves
+    ownership: Literal["round-robin", "hashed"] = "round-robin"  # which experts a composer owns
+    rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
+    detach: bool = True  # stop the gradient at the surrogates' input
+    router_every: Count = 2  # steps between two merges of the routers
+    latent_every: Count = 2  # of the latent projections
+    backbone_every: Count = 8  # of everything else that is no expert
+    backbone_fragments: Count = 1  # parts of the backbone that are merged at different steps
+    refresh_every: Count = 5  # steps between two fits of an owner's surrogates, and between two copies of its state
+    radial: bool = True  # merge lengths and directions apart; false: plain weighted means
+    sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
+    precision: Literal["f32", "4bit"] = "4bit"  # of sketches
+    window: Count = 2  # versions that an expert update may lag behind
+    # "free": nobody waits, merges and surrogates are taken when they are there; "lockstep": everybody waits for
+    # everybody, which equals a training in one process bit for bit
+    pace: Literal["free", "lockstep"] = "free"
+    quorum: Count = 1  # publications that suffice to merge a fragment once the grace time is over
+    store: str = ""  # folder or fsspec URL of the payloads; empty: `payloads` in the run's folder
+
+
 class CheckpointConfig(msgspec.Struct, frozen=True):
     """`[checkpoint]`: when the state is written, and how much of it is kept."""
 
@@ -165,6 +189,7 @@ class Config(msgspec.Struct, frozen=True):
     outer: OuterConfig = OuterConfig()
     fabric: FabricConfig = FabricConfig()
     sync: SyncConfig = SyncConfig()
+    moe: MoeConfig = MoeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
 

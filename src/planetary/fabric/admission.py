@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from planetary.fabric.policy import ControllerPolicy
+from planetary.fabric.policy import FabricPolicy
 from planetary.runtime.backends import is_pjrt
 from planetary.wire.messages import Hello, Refused
 
 
-def refuse(
-    hello: Hello, policy: ControllerPolicy, banned: Mapping[str, str], nodes: Mapping[str, str]
-) -> Refused | None:
+def refuse(hello: Hello, policy: FabricPolicy, banned: Mapping[str, str], nodes: Mapping[str, str]) -> Refused | None:
     """Return why `hello` is refused, or None.
 
     Args:

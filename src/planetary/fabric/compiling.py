@@ -63,7 +63,9 @@ class _Request(msgspec.Struct, frozen=True):
     cache: str
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True):
+    """What the child process leaves: the artifact, or why there is none."""
+
     published: Published | None
     error: str = ""
 
@@ -90,33 +92,47 @@ async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarg
         CompileError: it cannot be compiled, computes something else than the reference, crashes, takes longer than
             `TIME_LIMIT_S`, or the worker's "host" is another CPU than this machine's.
     """
+    check_target(target)
+    with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
+        folder = Path(name)
+        await asyncio.to_thread(_write_request, folder, prepared, target, cache)
+        return await answer_of_child("planetary.fabric.compiling", folder)
+
+
+def check_target(target: CompileTarget) -> None:
+    """Raise `CompileError` for a "host" that is not this machine."""
     if target.backend == "cpu" and target.name == "host" and target.features != host_features():
         raise CompileError(
             f"the worker's CPU ({target.features}) is not the gateway's ({host_features()}), so the step cannot be "
             f"tuned for it here: start that node with --target baseline (or x86-64-v3 on {architecture()})"
         )
-    with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
-        folder = Path(name)
-        await asyncio.to_thread(_write_request, folder, prepared, target, cache)
-        command = [sys.executable, "-m", "planetary.fabric.compiling", str(folder)]
-        child = await Child.start(command, log=folder / "output.txt", environment={"TF_CPP_MIN_LOG_LEVEL": "1"})
-        try:
-            async with asyncio.timeout(TIME_LIMIT_S):
-                code = await child.wait()
-        except TimeoutError:
-            if not (folder / "answer.json").is_file():  # else it was refused, and the search for the cause took long
-                raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
-            code = -signal.SIGKILL
-        finally:
-            child.kill()
-        try:
-            answer = msgspec.json.decode((folder / "answer.json").read_bytes(), type=_Answer)
-        except FileNotFoundError:
-            output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
-            raise CompileError(
-                f"the process that compiles and verifies the training step {describe_exit(code)}; its last words: "
-                f"{output[-1] if output else 'none'}"
-            ) from None
+
+
+async def answer_of_child(module: str, folder: Path) -> Published:
+    """Run a module of this package as a process on a folder with a request; it calls `give_answer`.
+
+    Raises:
+        CompileError: as `compile_apart`.
+    """
+    command = [sys.executable, "-m", module, str(folder)]
+    child = await Child.start(command, log=folder / "output.txt", environment={"TF_CPP_MIN_LOG_LEVEL": "1"})
+    try:
+        async with asyncio.timeout(TIME_LIMIT_S):
+            code = await child.wait()
+    except TimeoutError:
+        if not (folder / "answer.json").is_file():  # else it was refused, and the search for the cause took long
+            raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
+        code = -signal.SIGKILL
+    finally:
+        child.kill()
+    try:
+        answer = msgspec.json.decode((folder / "answer.json").read_bytes(), type=Answer)
+    except FileNotFoundError:
+        output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
+        raise CompileError(
+            f"the process that compiles and verifies the training step {describe_exit(code)}; its last words: "
+            f"{output[-1] if output else 'none'}"
+        ) from None
     if answer.published is None:
         raise CompileError(answer.error)
     return answer.published
@@ -194,17 +210,17 @@ def _serve(folder: Path) -> None:
             params=_load(folder / "params.npz", request.spec.params),
             buffers=_load(folder / "buffers.npz", request.spec.buffers),
             cache=Path(request.cache),
-            on_refusal=lambda text: _answer(folder, _Answer(None, text)),
+            on_refusal=lambda text: give_answer(folder, Answer(None, text)),
         )
-        answer = _Answer(published)
+        answer = Answer(published)
     except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
         text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
-        answer = _Answer(None, text)
-    _answer(folder, answer)
+        answer = Answer(None, text)
+    give_answer(folder, answer)
 
 
-def _answer(folder: Path, answer: _Answer) -> None:
-    """Give an answer in one piece; a later one replaces it."""
+def give_answer(folder: Path, answer: Answer) -> None:
+    """Leave the answer in one piece; a later one replaces it."""
     (folder / "answer.new").write_bytes(msgspec.json.encode(answer))
     (folder / "answer.new").rename(folder / "answer.json")
 

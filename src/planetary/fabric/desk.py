@@ -1,18 +1,41 @@
-"""What the controller's parts share: the state, the live connections, and the instructions of the current event."""
+"""What a controller's parts share: the state, the live connections, and the instructions of the current event."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from planetary.core.errors import LocalProtocolError
 from planetary.fabric.events import Append, Instruction, ParametersOf, Payload, Send
-from planetary.fabric.policy import ControllerPolicy
+from planetary.fabric.policy import ControllerPolicy, FabricPolicy
 from planetary.fabric.records import AnyRecord
 from planetary.fabric.sessions import SupervisorSession, WorkerSession
 from planetary.fabric.state import ControllerState, OpenRound, apply
 from planetary.wire import messages as m
 
 
+class Lobby(Protocol):
+    """What `Membership` needs to know of a desk, whatever is trained."""
+
+    workers: dict[int, WorkerSession]
+    supervisors: dict[int, SupervisorSession]
+    out: list[Instruction]
+
+    @property
+    def policy(self) -> FabricPolicy:
+        """The constants."""
+        ...
+
+    def append(self, record: AnyRecord) -> None:
+        """Apply a record to the state and put it in the journal."""
+        ...
+
+    def send(self, session: int, message: m.Message, payload: Payload | None = None) -> None:
+        """Send a message on a connection."""
+        ...
+
+
 class Desk:
-    """One per controller. Holds no decisions."""
+    """One per controller of rounds. Holds no decisions."""
 
     def __init__(self, policy: ControllerPolicy, state: ControllerState) -> None:
         """`state` is changed only through `append`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 
 from planetary.core.errors import PlanetaryError
-from planetary.fabric.records import AnyRecord, EndKind, Mark
+from planetary.fabric.records import EndKind, Mark, Record
 from planetary.fabric.status import RoundMetrics
 from planetary.wire.messages import Message
 
@@ -45,6 +45,7 @@ class Received(Event, frozen=True):
     message: Message
     defect: str = ""
     attachment: int = 0
+    payload: str = ""  # its name, of a message whose tensors are in the payload store by now
 
 
 class Closed(Event, frozen=True):
@@ -180,7 +181,7 @@ class OuterStateOf(Payload, frozen=True):
 class Append(Instruction, frozen=True):
     """Append a record to the journal, before any later instruction is carried out."""
 
-    record: AnyRecord
+    record: Record
 
 
 class Compile(Instruction, frozen=True):

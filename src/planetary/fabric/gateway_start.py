@@ -28,7 +28,7 @@ from planetary.fabric.status import RoundMetrics
 from planetary.wire.messages import RingJob
 
 if TYPE_CHECKING:
-    from planetary.fabric.gateway import GatewayOptions
+    from planetary.fabric.run_host import GatewayOptions
 
 
 FIRST_STEP_S = 900.0

@@ -1,32 +1,28 @@
-"""What the gateway does beside its event loop: compiling, outer steps, checkpoints. Each ends with an event."""
+"""What the gateway does beside its event loop in a run in rounds: outer steps, checkpoints. Each ends with an event."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.core.config import Config, config_hash
-from planetary.core.errors import NumericsError, PlanetaryError, ResourceError
+from planetary.core.errors import NumericsError, ResourceError
 from planetary.fabric import events as e
-from planetary.fabric.compiling import CompileTarget, compile_apart
+from planetary.fabric.background import Background
 from planetary.fabric.gateway_start import Start
 from planetary.fabric.preparation import Prepared
 from planetary.fabric.run_files import CHECKPOINTS
 
 if TYPE_CHECKING:
-    from planetary.fabric.gateway import GatewayOptions
-
-log = logging.getLogger(__name__)
+    from planetary.fabric.run_host import GatewayOptions
 
 
 class GatewayWork:
-    """One per run. Its methods are called on the event loop."""
+    """One per run in rounds. Its methods are called on the event loop."""
 
     def __init__(
         self,
@@ -34,20 +30,16 @@ class GatewayWork:
         options: GatewayOptions,
         prepared: Prepared,
         start: Start,
-        post: Callable[[e.Event], None],
+        background: Background,
     ) -> None:
-        """`post` takes the events."""
+        """`background` runs it and takes the events."""
         self._config, self._options = config, options
-        self._prepared, self._start, self._post = prepared, start, post
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def compile(self, instruction: e.Compile) -> None:
-        """Begin; `Compiled` or `CompileFailed` is posted."""
-        self.add(self._compile(instruction), name="compile")
+        self._prepared, self._start = prepared, start
+        self._background = background
 
     def take_outer_step(self, instruction: e.TakeOuterStep) -> None:
         """Begin; `OuterStepDone` or `OuterStepFailed` is posted."""
-        self.add(self._take_outer_step(instruction))
+        self._background.add(self._take_outer_step(instruction))
 
     def write_checkpoint(self, instruction: e.WriteCheckpoint) -> None:
         """Begin, with the parameters that are here now; `CheckpointDone` or `CheckpointLost` is posted."""
@@ -62,40 +54,7 @@ class GatewayWork:
             controller=msgspec.Raw(msgspec.json.encode(mark)),
             random_state={"seed": self._config.run.seed},
         )
-        self.add(self._write(Checkpoint(info, state.params, state.velocity)))
-
-    def add(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
-        """Begin something else that `finish` is to wait for."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def finish(self) -> None:
-        """Wait for what is under way, except that a compiler is killed with its process."""
-        for task in list(self._tasks):
-            if task.get_name() == "compile":
-                task.cancel()
-        if self._tasks:
-            await asyncio.wait(set(self._tasks))
-
-    async def _compile(self, instruction: e.Compile) -> None:
-        backend, target, features = instruction.backend, instruction.target, instruction.features
-        began = time.monotonic()
-        try:
-            published = await compile_apart(
-                self._prepared, CompileTarget(backend, target, features), self._options.cache
-            )
-        except PlanetaryError as error:
-            self._post(e.CompileFailed(backend, target, features, str(error)))
-            return
-        except Exception as error:
-            log.exception("compiling for %s:%s failed", backend, target)
-            self._post(e.CompileFailed(backend, target, features, f"{type(error).__name__}: {error}"))
-            return
-        seconds = time.monotonic() - began
-        self._post(
-            e.Compiled(backend, target, features, published.digest, published.nbytes, seconds, published.verified)
-        )
+        self._background.add(self._write(Checkpoint(info, state.params, state.velocity)))
 
     async def _take_outer_step(self, instruction: e.TakeOuterStep) -> None:
         outer = self._config.outer
@@ -108,9 +67,9 @@ class GatewayWork:
                 outer.momentum,
             )
         except NumericsError as error:
-            self._post(e.OuterStepFailed(instruction.round, str(error)))
+            self._background.post(e.OuterStepFailed(instruction.round, str(error)))
             return
-        self._post(e.OuterStepDone(instruction.round))
+        self._background.post(e.OuterStepDone(instruction.round))
 
     async def _write(self, checkpoint: Checkpoint) -> None:
         round_, began = checkpoint.info.round, time.monotonic()
@@ -119,6 +78,6 @@ class GatewayWork:
                 write_checkpoint, self._options.folder / CHECKPOINTS, checkpoint, keep=self._config.checkpoint.keep
             )
         except ResourceError as error:
-            self._post(e.CheckpointLost(round_, str(error)))
+            self._background.post(e.CheckpointLost(round_, str(error)))
             return
-        self._post(e.CheckpointDone(round_, path.name, time.monotonic() - began))
+        self._background.post(e.CheckpointDone(round_, path.name, time.monotonic() - began))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planetary.fabric.admission import refuse
-from planetary.fabric.desk import Desk
+from planetary.fabric.desk import Lobby
 from planetary.fabric.events import BlobOf, Close, Compile, Compiled, CompileFailed
 from planetary.fabric.records import ArtifactPublished, EndKind, WorkerJoined, WorkerLost
 from planetary.fabric.sessions import Phase, SupervisorSession, WorkerSession
@@ -15,7 +15,7 @@ Target = tuple[str, str, str]  # backend, target, features: what a compiled modu
 class Membership:
     """Admits, equips, loses and bans workers."""
 
-    def __init__(self, desk: Desk, now: float) -> None:
+    def __init__(self, desk: Lobby, now: float) -> None:
         """Start at monotonic time `now`, with nobody connected."""
         self._desk = desk
         self._artifacts: dict[Target, str] = {}  # digest; "" while it is being compiled
@@ -92,8 +92,8 @@ class Membership:
             self.ban(worker, reason, "compile")
 
     def fetch(self, worker: WorkerSession, message: m.FetchBlob) -> None:
-        """Send the artifact or the buffers of the job; other blobs are nobody's business."""
-        if message.digest in (worker.artifact, self._desk.policy.buffers):
+        """Send a blob that the worker's job needs."""
+        if self._desk.policy.may_fetch(message.digest, worker.artifact):
             self._desk.send(worker.session, m.BlobData(digest=message.digest), BlobOf(message.digest))
 
     def ready(self, worker: WorkerSession, now: float) -> None:
@@ -180,20 +180,9 @@ class Membership:
         return "waiting for a worker to connect"
 
     def _offer_job(self, worker: WorkerSession, digest: str) -> None:
-        policy = self._desk.policy
         worker.phase = Phase.LOADING
         worker.artifact = digest
-        self._desk.send(
-            worker.session,
-            m.Job(
-                run=policy.run,
-                artifact=digest,
-                buffers=policy.buffers,
-                spec=policy.spec,
-                inner_state=policy.inner_state,
-                ring=None if policy.ring is None else policy.ring.job,
-            ),
-        )
+        self._desk.send(worker.session, self._desk.policy.job(digest))
 
     def _nodes(self) -> dict[str, str]:
         return {s.worker: s.node for s in [*self._desk.workers.values(), *self._desk.supervisors.values()]}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from planetary.fabric import records as r
-from planetary.fabric.records import AnyRecord
+from planetary.fabric.records import Record
 
 
-def news_of(record: AnyRecord) -> str:
+def news_of(record: Record) -> str:
     """Say a record in a sentence, or "" when nobody is waiting to hear it."""
     match record:
         case r.ArtifactPublished():

@@ -9,7 +9,7 @@ import msgspec
 
 from planetary.core.step import StepSpec
 from planetary.diloco.rounds import RoundPolicy
-from planetary.wire.messages import RingJob, Slice
+from planetary.wire.messages import Job, Message, RingJob, Slice
 
 
 class EvalChunk(msgspec.Struct, frozen=True):
@@ -27,10 +27,28 @@ class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     most_attempts: int = 8  # reductions that may fail in a row, without anybody being lost, before the run fails
 
 
-class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """The controller's constants for one run."""
+class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What every kind of run has: who may take part and what they are given."""
 
     run: str
+    abandon_after_s: float  # the run fails when no worker was connected for this long; 0: never
+    max_strikes: int = 3  # consecutive failed tasks after which a worker is not used any more
+    heartbeat_s: float
+    silent_after_s: float
+    iree_version: str  # of the compiler
+
+    def job(self, artifact: str) -> Message:
+        """Return what a worker is told to run once its artifact exists."""
+        raise NotImplementedError
+
+    def may_fetch(self, digest: str, artifact: str) -> bool:
+        """Whether a worker with this artifact is sent a blob; other blobs are nobody's business."""
+        return digest == artifact
+
+
+class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
+    """The controller's constants for one run of rounds."""
+
     rounds: int
     config_hash: str
 
@@ -40,8 +58,6 @@ class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     first_step_s: float  # a task without any progress for this long is stuck, before step times are known
     stall_steps: float = 20.0  # a task without progress for this many observed step times is stuck ...
     stall_floor_s: float = 20.0  # ... but not before this
-    abandon_after_s: float  # the run fails when no worker was connected for this long; 0: never
-    max_strikes: int = 3  # consecutive failed tasks after which a worker is not used any more
 
     inner_steps: int
     inner_state: Literal["persist", "reset"]
@@ -54,9 +70,6 @@ class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every: int
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
     ring: RingPolicy | None = None  # None: the star, through the gateway
-    heartbeat_s: float
-    silent_after_s: float
-    iree_version: str  # of the compiler
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any
 
@@ -64,6 +77,21 @@ class ControllerPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def overlap(self) -> bool:
         """Whether a round is trained while the one before it is reduced."""
         return self.ring is not None and self.ring.job.overlap
+
+    def job(self, artifact: str) -> Message:
+        """See `FabricPolicy`."""
+        return Job(
+            run=self.run,
+            artifact=artifact,
+            buffers=self.buffers,
+            spec=self.spec,
+            inner_state=self.inner_state,
+            ring=None if self.ring is None else self.ring.job,
+        )
+
+    def may_fetch(self, digest: str, artifact: str) -> bool:
+        """See `FabricPolicy`."""
+        return digest in (artifact, self.buffers)
 
     def eval_due(self, version: int) -> bool:
         """Whether the parameters of `version` are evaluated."""

@@ -38,6 +38,11 @@ class Prepared:
     buffer_values: Mapping[str, np.ndarray]
     buffers: str
 
+    @property
+    def param_count(self) -> int:
+        """Number of trained scalars."""
+        return self.step.spec.param_count
+
 
 def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Prepared:
     """Prepare data, model and training step; `stage` is told what is being done.
@@ -59,7 +64,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
     if config.model.weights:
         model = _with_weights(model, config.model)
     stage("differentiating it and adding the optimizer")
-    step = build_train_step(model, _step_options(config))
+    step = build_train_step(model, step_options(config))
     _check_batch(config, step, data.vocab_size)
     buffers = model.initial("buffer")
     blob = pack(step.spec, buffers)
@@ -67,8 +72,8 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
     return Prepared(data, step, model.initial("param"), buffers, store.put(blob) if blob else "")
 
 
-def _step_options(config: Config) -> StepOptions:
-    """What the configuration says about the training step."""
+def step_options(config: Config) -> StepOptions:
+    """Return what the configuration says about the training step."""
     from planetary.compiler.train_step import StepOptions
 
     optimizer, train = config.optimizer, config.train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from planetary.fabric.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
+from planetary.fabric.records import Record, RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.state import OpenRound
 from planetary.fabric.status import RoundMetrics
 
@@ -29,7 +29,7 @@ def finished_record(opened: OpenRound, tokens_before: int, seconds: float, *, du
 
 
 def finished_by_checkpoint(
-    records: Sequence[AnyRecord], opened: OpenRound | None, tokens_before: int, round_: int
+    records: Sequence[Record], opened: OpenRound | None, tokens_before: int, round_: int
 ) -> RoundFinished | None:
     """Return the end of the round whose checkpoint is the journal's last deed, though the journal does not know it.
 
@@ -49,7 +49,7 @@ def finished_by_checkpoint(
     return finished_record(opened, tokens_before, ends[-1] - began_at(records, round_), durable=True)
 
 
-def began_at(records: Sequence[AnyRecord], round_: int) -> float:
+def began_at(records: Sequence[Record], round_: int) -> float:
     """Return the Unix time, in seconds, from which a round counts: its start or the end of the one before it.
 
     Whichever is later: so no second counts twice where rounds overlap.
@@ -63,7 +63,7 @@ def began_at(records: Sequence[AnyRecord], round_: int) -> float:
     return times[-1]
 
 
-def unreported(records: Sequence[AnyRecord], told: Collection[int], until: int, inner_steps: int) -> list[RoundMetrics]:
+def unreported(records: Sequence[Record], told: Collection[int], until: int, inner_steps: int) -> list[RoundMetrics]:
     """Return the metrics of finished rounds up to `until` that are not among those `told`, in order.
 
     A gateway that dies while a round is evaluated leaves its line unwritten.

@@ -13,7 +13,6 @@ import msgspec
 from planetary.core.errors import LocalProtocolError
 from planetary.data.slices import LeaseLedger
 from planetary.fabric.records import (
-    AnyRecord,
     ArtifactPublished,
     CheckpointFailed,
     CheckpointWritten,
@@ -26,6 +25,7 @@ from planetary.fabric.records import (
     LeaseReturned,
     LeaseStarted,
     Mark,
+    Record,
     ReduceRetried,
     RolledBack,
     RoundClosed,
@@ -145,7 +145,7 @@ class ControllerState(msgspec.Struct):
         raise LocalProtocolError(f"round {round_} is not under way after round {self.round}")
 
 
-def apply(state: ControllerState, record: AnyRecord) -> None:
+def apply(state: ControllerState, record: Record) -> None:
     """Change `state` as `record` says.
 
     Raises:
@@ -212,7 +212,7 @@ def apply(state: ControllerState, record: AnyRecord) -> None:
             pass  # facts for people; no decision depends on them
 
 
-def replay(records: Iterable[AnyRecord]) -> ControllerState:
+def replay(records: Iterable[Record]) -> ControllerState:
     """Return the state after `records`; see `apply`."""
     state = ControllerState()
     for record in records:

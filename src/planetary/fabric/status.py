@@ -39,6 +39,26 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     lost_count: int = 0  # how often it was lost in this run
 
 
+class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture over composers: one shard in one round."""
+
+    loss: float | None  # mean cross-entropy of its composer's steps, nats per token
+    surrogate_error: float | None  # mean relative error of its surrogates when they were last fitted
+    surrogate_step: int  # after which they were
+    surrogate_age: float | None  # steps since the others' surrogates that its composer uses were fitted, mean
+
+
+class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture over composers: one round."""
+
+    shards: tuple[ShardMetrics, ...]
+    refused: dict[str, int]  # what did not count, by reason: "stale", "fenced", "regression", "unusable"
+    merges: dict[str, int]  # by tier
+    merge_s: dict[str, float]  # mean seconds from a merge's first publication to its result, by tier
+    sketch_bytes: int = 0  # that composers sent for expert workers
+    updates: dict[str, int] = {}  # of experts by expert workers: "accepted", "stale", and reasons of refusals
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as the gateway sees it."""
 
@@ -61,6 +81,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float | None = None
     workers: tuple[WorkerStatus, ...] = ()  # by name
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
+    mixture: MixtureMetrics | None = None  # of a mixture over composers: the last reported round's
 
 
 class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,3 +100,4 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float  # tokens / seconds
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
+    mixture: MixtureMetrics | None = None  # of a mixture over composers

@@ -6,10 +6,12 @@ It needs numpy and the runtime only; no framework and no compiler.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -34,6 +36,7 @@ from planetary.runtime.host import target_features
 from planetary.version import __version__
 from planetary.wire import messages as m
 from planetary.wire.inbox import Received
+from planetary.wire.mixture_messages import MixtureMessage
 
 log = logging.getLogger(__name__)
 
@@ -56,11 +59,39 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     give_up_s: float  # end when the gateway was out of reach for this long; 0: never
 
 
+class Role(Protocol):
+    """What a worker is in a mixture. It lives longer than a connection; all methods return at once."""
+
+    def connected(self) -> None:
+        """The gateway can be spoken to."""
+        ...
+
+    def disconnected(self) -> None:
+        """What is sent from now on is lost."""
+        ...
+
+    def received(self, message: m.Message, payload: memoryview) -> None:
+        """Take a message, with its payload where it has one."""
+        ...
+
+    def close(self) -> None:
+        """End; may wait for the step under way."""
+        ...
+
+
+SendPayload = Callable[[m.Message, bytes | None], None]
+RoleFactory = Callable[[m.MixtureJob, Path, WorkerOptions, SendPayload], Role]
+"""Makes the role of a job from its artifact's file; sends from any thread."""
+
+
 class WorkerShell:
     """Carries out what the machine asks for."""
 
-    def __init__(self, options: WorkerOptions) -> None:
+    def __init__(self, options: WorkerOptions, make_role: RoleFactory | None = None) -> None:
+        """`make_role`: for workers that may take part in mixtures."""
         self._options = options
+        self._make_role = make_role
+        self._role: Role | None = None
         self._store = BlobStore(options.cache)
         self._compute: Compute | None = None
         self._job: m.Job | None = None
@@ -92,6 +123,7 @@ class WorkerShell:
 
     async def run(self) -> e.Exit:
         """Work until the gateway says that the run is over, a stop signal comes, or nothing can be done."""
+        self._loop = asyncio.get_running_loop()
         on_stop_signals(lambda reason: self._shell.post(e.StopRequested(reason)))
         end = await self._shell.run()
         log.info("worker %s ends: %s", self._options.name, end.reason)
@@ -100,6 +132,8 @@ class WorkerShell:
         await self._dialler.close(end.reason)
         if self._compute is not None:
             self._compute.close()
+        if self._role is not None:
+            await asyncio.to_thread(self._role.close)
         return end
 
     def _carry_out(self, instruction: e.Instruction) -> e.Exit | None:
@@ -131,6 +165,10 @@ class WorkerShell:
             case w.LeaveRing():
                 if self._ring is not None:
                     self._ring.leave()
+            case w.RoleConnected() if self._role is not None:
+                self._role.connected()
+            case w.RoleDisconnected() if self._role is not None:
+                self._role.disconnected()
             case w.StartTraining():
                 self._require_compute().train(instruction.task, self._tokens.pop(instruction.task.task, None))
             case w.StartEvaluating():
@@ -162,6 +200,8 @@ class WorkerShell:
             expected = next((p for p in state_specs(self._job.spec.params) if p.name == spec.name), None)
         elif isinstance(message, m.BlobData) and spec.name == "blob" and spec.nbytes <= MAX_BLOB_BYTES:
             expected = TensorSpec("blob", "ui8", spec.shape)
+        elif isinstance(message, MixtureMessage) and spec.name == "payload" and spec.nbytes <= MAX_BLOB_BYTES:
+            expected = TensorSpec("payload", "ui8", (spec.size,))
         elif isinstance(message, m.TrainTask | m.EvalTask) and spec.name == "tokens":
             expected = TensorSpec("tokens", message.slice.dtype, (message.slice.count,))
         if expected is None or expected.shape != spec.shape or host_dtype(expected.dtype) != host_dtype(spec.dtype):
@@ -173,6 +213,10 @@ class WorkerShell:
 
     def _received(self, session: int, received: Received) -> None:
         message, tensors, defect = received.message, received.tensors, ""
+        if isinstance(message, MixtureMessage) and not isinstance(message, m.MixtureJob):
+            if self._role is not None:
+                self._role.received(message, tensors["payload"].data if tensors else memoryview(b""))
+            return
         match message:
             case m.Job():
                 self._job = message
@@ -206,7 +250,7 @@ class WorkerShell:
 
     # --- the job ----------------------------------------------------------------------------------------------
 
-    def _load(self, job: m.Job) -> None:
+    def _load(self, job: m.Job | m.MixtureJob) -> None:
         """In a thread. Whatever happens, the machine is told: the gateway waits for this worker."""
         try:
             self._shell.post(self._load_or_miss(job))
@@ -216,8 +260,9 @@ class WorkerShell:
             log.exception("loading the job failed")
             self._shell.post(w.JobBroke(f"loading the job failed: {type(error).__name__}: {error}", PlanetaryError))
 
-    def _load_or_miss(self, job: m.Job) -> e.Event:
-        for digest in filter(None, (job.artifact, job.buffers)):
+    def _load_or_miss(self, job: m.Job | m.MixtureJob) -> e.Event:
+        buffers = job.buffers if isinstance(job, m.Job) else ""
+        for digest in filter(None, (job.artifact, buffers)):
             if not self._store.has(digest):
                 return w.BlobMissing(digest)
             try:
@@ -225,6 +270,8 @@ class WorkerShell:
             except (TrustError, UserError) as error:  # it was removed, so it can be fetched again
                 log.warning("%s", error)
                 return w.BlobMissing(digest)
+        if isinstance(job, m.MixtureJob):
+            return self._load_role(job)
         if self._compute is not None:
             self._compute.close()
             self._compute = None
@@ -253,6 +300,19 @@ class WorkerShell:
             self._ring = RingPeer(self._options.name, address.host, address.token, job, self._shell.post)
         rounds = states.rounds()
         return w.JobLoaded(job.artifact, rounds[0] if rounds else 0)
+
+    def _load_role(self, job: m.MixtureJob) -> e.Event:
+        if self._make_role is None:
+            raise UserError("the gateway trains a mixture over composers, and this process knows no role in one")
+        if self._role is not None:
+            self._role.close()
+        self._role = self._make_role(job, self._store.path(job.artifact), self._options, self._send_from_thread)
+        return w.JobLoaded(job.artifact, 0)
+
+    def _send_from_thread(self, message: m.Message, payload: bytes | None) -> None:
+        source = None if payload is None else lambda: {"payload": np.frombuffer(payload, np.uint8)}
+        with contextlib.suppress(RuntimeError):  # the loop may have ended with the process
+            self._loop.call_soon_threadsafe(self._dialler.send, message, source)
 
 
 def pack(spec: StepSpec, buffers: Mapping[str, np.ndarray]) -> bytes:

@@ -6,13 +6,21 @@ from typing import Literal
 
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.events import Event, Instruction
-from planetary.wire.messages import EvalTask, Job, Reduce, TrainTask
+from planetary.wire.messages import EvalTask, Job, MixtureJob, Reduce, TrainTask
 
 
 class LoadJob(Instruction, frozen=True):
     """Load the job's artifact and buffers from the cache; answer with `JobLoaded`, `BlobMissing` or `JobBroke`."""
 
-    job: Job
+    job: Job | MixtureJob
+
+
+class RoleConnected(Instruction, frozen=True):
+    """Mixture: tell the worker's role that the gateway can be spoken to."""
+
+
+class RoleDisconnected(Instruction, frozen=True):
+    """Mixture: tell the worker's role that the gateway is out of reach; it goes on with what it has."""
 
 
 class JobLoaded(Event, frozen=True):

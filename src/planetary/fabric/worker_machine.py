@@ -41,6 +41,8 @@ from planetary.fabric.worker_events import (
     LoadJob,
     ReduceBroke,
     ReduceSucceeded,
+    RoleConnected,
+    RoleDisconnected,
     StartEvaluating,
     StartReduce,
     StartTraining,
@@ -80,7 +82,7 @@ class WorkerMachine:
         self._disconnected_at: float | None = None
         self._attempt = 0
         self._dial_at: float | None = None
-        self._job: m.Job | None = None
+        self._job: m.Job | m.MixtureJob | None = None
         self._loaded = ""  # digest of the artifact on the device
         self._opt_state_round = 0
         self._queue: deque[m.Parameters | _Task] = deque()
@@ -180,6 +182,8 @@ class WorkerMachine:
         if self.in_ring:
             self._reducing = None
             self._out.append(LeaveRing())
+        if isinstance(self._job, m.MixtureJob):
+            self._out.append(RoleDisconnected())
         if self._running is not None and not self._stopping:
             self._stopping = True
             self._out.append(StopTask(self._running.task))
@@ -200,7 +204,7 @@ class WorkerMachine:
     def _received(self, event: Received, now: float) -> None:
         message = event.message
         match message:
-            case m.Job():
+            case m.Job() | m.MixtureJob():
                 self._job = message
                 if self._loaded == message.artifact:
                     self._report_ready()
@@ -230,7 +234,11 @@ class WorkerMachine:
                 self._exit(None if message.ok else TrustError, message.reason)
 
     def _report_ready(self) -> None:
-        if self._job is not None and self._loaded == self._job.artifact:
+        if self._job is None or self._loaded != self._job.artifact:
+            return
+        if isinstance(self._job, m.MixtureJob):
+            self._out.append(RoleConnected())
+        else:
             self._send(
                 m.Ready(
                     artifact=self._loaded,
@@ -303,7 +311,7 @@ class WorkerMachine:
     @property
     def in_ring(self) -> bool:
         """Whether the job's workers reduce among themselves."""
-        return self._job is not None and self._job.ring is not None
+        return isinstance(self._job, m.Job) and self._job.ring is not None
 
     def _is_reduced(self, attempt: int) -> bool:
         return self._reducing is not None and self._reducing.attempt == attempt

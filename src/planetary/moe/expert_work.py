@@ -120,8 +120,17 @@ def accept_slots(
     weights = {name: value.copy() for name, value in improved.weights.items()}
     moments = {name: value.copy() for name, value in improved.moments.items()}
     verdicts = []
+
+    def put_back(slot: int) -> None:
+        for name, value in old_weights.items():
+            weights[name][slot] = value[slot]
+        for name, value in old_moments.items():
+            if value.ndim:
+                moments[name][slot] = value[slot]
+
     for slot, expert in enumerate(slots):
         if expert == ownership.EMPTY:
+            put_back(slot)  # whatever came for it
             continue
         state = ExpertState(layer, int(expert), owner, 0, {n: v[slot] for n, v in old_weights.items()}, {})
         update = Update(
@@ -137,11 +146,7 @@ def accept_slots(
         verdict = judge(state, update, policy)
         verdicts.append(verdict)
         if not verdict.accepted:
-            for name, value in old_weights.items():
-                weights[name][slot] = value[slot]
-            for name, value in old_moments.items():
-                if value.ndim:
-                    moments[name][slot] = value[slot]
+            put_back(slot)
     return weights, moments, verdicts
 
 

@@ -88,6 +88,12 @@ def zeros_for(specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
     return {spec.name: spec.zeros() for spec in specs}
 
 
+def parameter_specs(program: Program) -> tuple[TensorSpec, ...]:
+    """Return the parameters that a program's `update` moves, in the order of its arguments."""
+    arguments = signature(program, "update").arguments
+    return arguments[: sum(spec.name.startswith(GRADIENT) for spec in arguments)]
+
+
 def state_specs(program: Program) -> tuple[TensorSpec, ...]:
     """Return the optimizer state of a program: what `update` takes between the parameters and the step."""
     spec = signature(program, "update")

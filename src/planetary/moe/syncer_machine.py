@@ -11,7 +11,7 @@ both be right: what is signed with the older epoch does not count.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -88,10 +88,20 @@ class SyncerMachine:
     """See the file's docstring. Times are monotonic seconds."""
 
     def __init__(self, policy: SyncPolicy) -> None:
+        """With no versions yet and nobody connected."""
         self.policy = policy
         self._connected: dict[str, None] = {}  # in the order of joining
         self._shards = [_Shard() for _ in range(policy.shards)]
         self._fragments = {(tier, i): _Fragment() for tier, n in policy.fragments.items() for i in range(n)}
+
+    def go_on(self, versions: Mapping[tuple[Tier, int], int], shards: Sequence[tuple[str, int]], now: float) -> None:
+        """Continue from a journal: each fragment's version, and each shard's last owner ("": none) and epoch."""
+        for key, version in versions.items():
+            self._fragments[key].version = version
+        for shard, (owner, epoch) in zip(self._shards, shards, strict=True):
+            shard.epoch = epoch
+            if owner:
+                shard.owner, shard.kept_until = owner, now + self.policy.grace_s
 
     # --- what can be asked ----------------------------------------------------------------------------------
 

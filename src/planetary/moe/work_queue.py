@@ -9,8 +9,9 @@ The queue has no clock: every call says what time it is.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
@@ -83,7 +84,7 @@ class WorkQueue:
         self._attempts = attempts
         self._path = str(path)
         try:
-            self._db = sqlite3.connect(self._path, timeout=busy_s, isolation_level=None)
+            self._db = sqlite3.connect(self._path, timeout=busy_s, isolation_level=None, check_same_thread=False)
             # A commit survives a power cut, and readers do not block the writer.
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
@@ -117,16 +118,22 @@ class WorkQueue:
                 added += done.rowcount
         return added
 
-    def lease(self, worker: str, *, now: float, lease_s: float, limit: int = 1) -> list[Lease]:
-        """Return up to `limit` pieces of work for `worker`: the oldest that is ready or whose lease ran out."""
+    def lease(
+        self, worker: str, *, now: float, lease_s: float, limit: int = 1, busy: Collection[tuple[int, int]] = ()
+    ) -> list[Lease]:
+        """Return up to `limit` pieces of work for `worker`: the oldest that is ready or whose lease ran out.
+
+        `busy`: owners and layers whose experts somebody improves already; two updates of the same version would not
+        both count.
+        """
         leases = []
         with self._writing("lease work"):
             self._expire(now)
             rows = self._db.execute(
                 "SELECT key, layer, owner, step, payloads, lease FROM work WHERE state = 'ready' "
-                "ORDER BY step, owner, layer LIMIT ?",
-                (limit,),
-            ).fetchall()
+                "ORDER BY step, owner, layer"
+            )
+            rows = list(islice((row for row in rows if (row[2], row[1]) not in busy), limit))
             for key, layer, owner, step, payloads, number in rows:
                 self._db.execute(
                     "UPDATE work SET state = 'leased', holder = ?, lease = ?, until = ?, attempts = attempts + 1 "

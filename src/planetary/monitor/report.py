@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -66,6 +67,17 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     each: tuple[Recovery, ...]
 
 
+class Mixture(msgspec.Struct, frozen=True, kw_only=True):
+    """A mixture over composers, summed over all rounds unless said otherwise."""
+
+    shard_losses: tuple[float | None, ...]  # training loss of each shard's composer in the last round
+    surrogate_error: float | None  # mean relative error in the last round
+    merges: dict[str, int]  # by tier
+    refused: dict[str, int]  # what composers sent and did not count, by reason
+    updates: dict[str, int]  # of experts by expert workers: "accepted", "stale" and reasons of refusals
+    sketch_bytes: int
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The whole report."""
 
@@ -75,6 +87,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     speed: Speed
     traffic: Traffic
     faults: Faults
+    mixture: Mixture | None
     setup: RunFacts | None
 
 
@@ -89,6 +102,7 @@ def build_report(history: RunHistory) -> Report:
         speed=_speed(history.events, history.metrics),
         traffic=_traffic(history.metrics, params),
         faults=_faults(history.events),
+        mixture=_mixture(history.metrics),
         setup=facts,
     )
 
@@ -173,6 +187,25 @@ def _traffic(metrics: Sequence[RoundMetrics], params: int | None) -> Traffic:
         per_round_and_worker=each,
         dense_float32=dense,
         ratio_to_dense=each / dense if each is not None and dense else None,
+    )
+
+
+def _mixture(metrics: Sequence[RoundMetrics]) -> Mixture | None:
+    known = [line.mixture for line in metrics if line.mixture is not None]
+    if not known:
+        return None
+
+    def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+        return dict(sum((Counter(one) for one in counts), Counter()))
+
+    errors = [shard.surrogate_error for shard in known[-1].shards if shard.surrogate_error is not None]
+    return Mixture(
+        shard_losses=tuple(shard.loss for shard in known[-1].shards),
+        surrogate_error=sum(errors) / len(errors) if errors else None,
+        merges=total(one.merges for one in known),
+        refused=total(one.refused for one in known),
+        updates=total(one.updates for one in known),
+        sketch_bytes=sum(one.sketch_bytes for one in known),
     )
 
 

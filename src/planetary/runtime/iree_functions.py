@@ -19,14 +19,16 @@ class IreeFunctions:
     Args:
         module: bytes of a VMFB for this machine.
         backend: what it was compiled for, e.g. `"cpu"`.
+        threads: of a CPU device; None: all usable cores.
+        device_id: which device of the backend.
 
     Raises:
         ResourceError: the device cannot be opened or the module not be loaded.
     """
 
-    def __init__(self, module: bytes, *, backend: str) -> None:
+    def __init__(self, module: bytes, *, backend: str, threads: int | None = None, device_id: int = 0) -> None:
         self._backend = backend
-        self._device = open_device(backend, 0, None)
+        self._device = open_device(backend, device_id, threads)
         usage = iree.BufferUsage.DEFAULT
         self._usage = int(usage | iree.BufferUsage.MAPPING) if backend == "cpu" else int(usage)
         try:

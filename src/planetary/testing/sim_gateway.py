@@ -12,8 +12,8 @@ from planetary.fabric import events as e
 from planetary.fabric.controller import Controller
 from planetary.fabric.policy import ControllerPolicy
 from planetary.fabric.records import (
-    AnyRecord,
     Mark,
+    Record,
     RunResumed,
     RunStarted,
 )
@@ -36,7 +36,7 @@ class SimDisk:
 
     def __init__(self) -> None:
         """Empty."""
-        self.journal: list[AnyRecord] = []
+        self.journal: list[Record] = []
         self.checkpoints: dict[int, tuple[Mark, np.ndarray, np.ndarray]] = {}
         self.metrics: dict[int, RoundMetrics] = {}
         self.full = 0  # how many of the next checkpoints find no space

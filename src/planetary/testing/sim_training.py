@@ -11,10 +11,10 @@ from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, outer_step
 from planetary.diloco.ring import Held, outer_step_of_sum, share
 from planetary.fabric.records import (
-    AnyRecord,
     DeltaAccepted,
     DeltaWithdrawn,
     LeaseAssigned,
+    Record,
     RolledBack,
     RoundClosed,
     RoundFinished,
@@ -56,7 +56,7 @@ def delayed_outer(theta: np.ndarray, velocity: np.ndarray, parts: list[Held]) ->
     return after.params["w"], after.velocity["w"]
 
 
-def replay_parameters(journal: Iterable[AnyRecord], steps: int, *, overlap: bool = False) -> np.ndarray:
+def replay_parameters(journal: Iterable[Record], steps: int, *, overlap: bool = False) -> np.ndarray:
     """Compute the final parameters from the journal alone, following resumes back to their checkpoints."""
     theta = {0: np.linspace(-1, 1, 8, dtype=np.float32)}
     velocity = {0: np.zeros(8, np.float32)}
@@ -92,6 +92,6 @@ def replay_parameters(journal: Iterable[AnyRecord], steps: int, *, overlap: bool
     return theta[round_]
 
 
-def encode_story(journal: Iterable[AnyRecord]) -> bytes:
+def encode_story(journal: Iterable[Record]) -> bytes:
     """The journal as bytes, for comparing two runs."""
     return b"\n".join(msgspec.json.encode(record) for record in journal)

@@ -13,15 +13,27 @@ from typing import Literal
 import msgspec
 
 from planetary.core.step import StepSpec
+from planetary.wire.message import Message
+from planetary.wire.mixture_messages import (
+    EvaluateMixture,
+    ExpertsImproved,
+    FragmentMerged,
+    ImproveExperts,
+    KeepShard,
+    MixtureJob,
+    MixtureReady,
+    OfferSketches,
+    OwnShard,
+    PublishFragment,
+    PublishSurrogates,
+    StandBy,
+    StepTaken,
+    SurrogatesReady,
+    UseExperts,
+)
 
 PROTOCOL_VERSION = 3
 """Raised whenever a message changes in a way that an older peer would misread."""
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of all control messages."""
-
-    id: int = 0  # stamped by the connection that sends it
 
 
 # --- session ---------------------------------------------------------------------------------------------------
@@ -309,4 +321,19 @@ AnyMessage = (
     | TrainResult
     | EvalResult
     | TaskFailed
+    | MixtureJob
+    | MixtureReady
+    | OwnShard
+    | StandBy
+    | PublishFragment
+    | FragmentMerged
+    | PublishSurrogates
+    | SurrogatesReady
+    | KeepShard
+    | StepTaken
+    | EvaluateMixture
+    | OfferSketches
+    | ImproveExperts
+    | ExpertsImproved
+    | UseExperts
 )

@@ -123,6 +123,7 @@ from planetary.compiler.ir.modules import (
 )
 from planetary.compiler.ir.symbols import (
     argument_types,
+    copy_function,
     entry_block,
     erase_function,
     functions,
@@ -157,6 +158,7 @@ __all__ = [
     "contains",
     "conv_dimensions",
     "conv_numbers",
+    "copy_function",
     "defining_op",
     "dictionary",
     "dictionary_attribute",

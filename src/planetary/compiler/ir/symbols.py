@@ -50,6 +50,12 @@ def erase_function(function: Any) -> None:
     function.operation.erase()
 
 
+def copy_function(function: Any, module: Module, name: str) -> None:
+    """Put a copy of a function at the end of another module of the same context, under a name."""
+    copy = function.operation.clone(mlir.InsertionPoint(module.body))
+    copy.attributes["sym_name"] = mlir.StringAttr.get(name)
+
+
 def entry_block(function: Any) -> Block:
     """The block that holds a function's operations."""
     return function.operation.regions[0].blocks[0]

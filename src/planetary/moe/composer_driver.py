@@ -1,0 +1,342 @@
+"""A composer that executes what its machine says, one boundary and one step at a time; it reads no socket.
+
+Messages are left in an inbox from any thread and looked at between two steps only, so that nothing that happens on the
+network can hold a step up. What takes long and is not the step itself (fitting, packing) goes to a background thread.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.store import digest_of
+from planetary.core.errors import NumericsError, PlanetaryError
+from planetary.core.tensors import Tensors
+from planetary.data.reader import batches, read_slice
+from planetary.moe import composer_machine as c
+from planetary.moe.composer import ComposerSteps, LayerFit, mean_error, mean_loss, owned_by
+from planetary.moe.composer_machine import ComposerMachine, Key
+from planetary.moe.expert_payloads import experts_from, improved_bytes, work_from
+from planetary.moe.expert_work import improve
+from planetary.moe.ownership import owned_slots
+from planetary.moe.part import Part
+from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
+from planetary.moe.plan import MixturePlan
+from planetary.moe.shard_payload import empty_bank, fits_bytes, install_payload, model_from, shard_bytes, shard_from
+from planetary.moe.signature import Runner, parameter_specs
+from planetary.moe.states import ComposerState, Surrogates
+from planetary.moe.tiers import Tier, tier_fragments
+from planetary.wire import messages as m
+
+Send = Callable[[m.Message, bytes | None], None]
+"""Queue a message, with a payload where it has one. Called from the thread that calls `turn`."""
+
+REPORT_EVERY_S = 0.2
+
+
+class _Fitted(msgspec.Struct, frozen=True):
+    step: int
+    fits: list[LayerFit]
+
+
+_News = tuple[m.Message, bytes] | bool | _Fitted | PlanetaryError
+
+
+class ComposerDriver:
+    """See the module.
+
+    Args:
+        plan: of the mixture.
+        run: the mixture's program.
+        send: to the gateway.
+        background: for what need not be done before the next step; None: do it at once.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        plan: MixturePlan,
+        run: Runner,
+        send: Send,
+        background: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan, self._send, self._background, self._clock = plan, send, background, clock
+        composer = Part(run, "composer")
+        self._whole = Part(run, "whole")
+        self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, Part(run, "expert"))
+        self._names = tier_fragments(parameter_specs(composer.program), plan.training.cadence)
+        self.machine = ComposerMachine(plan, list(self._names))
+        self.state: ComposerState | None = None
+        self.bank: Surrogates | None = empty_bank(plan) if plan.has_surrogates else None
+        self.on_news: Callable[[], None] = lambda: None  # called from whichever thread leaves something in the inbox
+        self._inbox: deque[_News] = deque()
+        self._early: list[tuple[m.SurrogatesReady, bytes]] = []
+        self._arrived: dict[Key, bytes] = {}
+        self._published: dict[Key, Mapping[str, np.ndarray]] = {}
+        self._fitting = False
+        self._losses: list[float] = []  # since the end of a round was last saved
+        self._compute_s = 0.0
+        self._saved_round = 0
+        self._reported_at = -math.inf
+
+    # --- from any thread --------------------------------------------------------------------------------------
+
+    def receive(self, message: m.Message, payload: bytes = b"") -> None:
+        """Leave a message for the next boundary."""
+        self._leave((message, payload))
+
+    def connection(self, connected: bool) -> None:
+        """Say that the connection to the gateway was made or lost."""
+        self._leave(connected)
+
+    def claims(self) -> m.MixtureReady:
+        """Return what to tell a gateway: which shard's state is here."""
+        machine = self.machine
+        return m.MixtureReady(artifact="", shard=machine.shard, epoch=machine.epoch, step=machine.done)
+
+    def _leave(self, news: _News) -> None:
+        self._inbox.append(news)
+        self.on_news()
+
+    # --- in the compute thread --------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Do what a boundary asks for, and take a step if there is one to take; return whether there was.
+
+        Raises:
+            NumericsError: the loss, or what is fitted or merged, is not finite.
+            TrustError: surrogates are damaged, or not their sender's.
+        """
+        early, self._early = self._early, []
+        for message, payload in early:
+            self._install(message, payload)
+        while self._inbox:
+            self._take(self._inbox.popleft())
+        stepped = False
+        for action in self.machine.boundary():
+            match action:
+                case c.Adopt():
+                    self._adopt(action)
+                case c.Publish():
+                    self._publish(action)
+                case c.Fit():
+                    self._fit()
+                case c.Keep():
+                    self._keep()
+                case c.Step():
+                    self._step()
+                    stepped = True
+        return stepped
+
+    def _take(self, news: _News) -> None:
+        if isinstance(news, PlanetaryError):
+            raise news
+        if isinstance(news, bool):
+            self.machine.connection(news)
+            return
+        if isinstance(news, _Fitted):
+            self._fitted(news)
+            return
+        message, payload = news
+        match message:
+            case m.OwnShard():
+                self._own(message, payload)
+            case m.StandBy():
+                self.machine.stands_by()
+                self.state = None
+            case m.FragmentMerged():
+                key = (Tier(message.tier), message.fragment)
+                if key in self._names and self.machine.merged(key, message.version, message.shards):
+                    self._arrived[key] = payload
+            case m.SurrogatesReady() if self.bank is not None:
+                self._install(message, payload)
+            case m.UseExperts():
+                self._use_experts(message, payload)
+            case m.ImproveExperts():
+                self._improve(message, payload)
+            case m.EvaluateMixture():
+                self._evaluate(message, payload)
+            case _:
+                pass
+
+    def _own(self, message: m.OwnShard, payload: bytes) -> None:
+        if not message.payload:
+            self.machine.owns(message.shard, message.epoch, message.step, None)
+            return
+        self.state, step, held = shard_from(payload, self.plan)
+        self.machine.owns(message.shard, message.epoch, step, held)
+        self._published.clear()
+        self._losses, self._compute_s = [], 0.0
+
+    def _install(self, message: m.SurrogatesReady, payload: bytes) -> None:
+        assert self.bank is not None
+        if self.plan.pace == "lockstep" and message.step > self.machine.done:
+            self._early.append((message, payload))  # what is fitted after a step is for the next one
+            return
+        self.bank = install_payload(self.bank, payload, self.plan)
+        self.machine.surrogates(message.shard, message.step)
+
+    def _step(self) -> None:
+        assert self.state is not None
+        began = self._clock()
+        step = self.machine.done
+        tokens, targets = self._batch(step)
+        found = self.steps.gradients(self.state, self.bank, tokens, targets)
+        loss = float(found["cross_entropy"])
+        if not math.isfinite(loss):
+            raise NumericsError(
+                f"the loss of shard {self.machine.shard} became {loss} at step {step + 1}; a lower "
+                "optimizer.learning_rate or optimizer.clip_norm may help"
+            )
+        state = self.steps.update_dense(self.state, step, found)
+        if self.plan.offloads:
+            self._offer_sketches(step, found)
+        else:
+            state = self.steps.update_experts(state, step, found)
+        self.state = self.steps.remember(state, found)
+        self.machine.stepped()
+        seconds = self._clock() - began
+        self._losses.append(loss)
+        self._compute_s += seconds
+        if began - self._reported_at >= REPORT_EVERY_S or self.machine.done == self.plan.steps:
+            self._reported_at = began
+            self._tell(m.StepTaken, loss=loss, seconds=seconds, surrogate_age=self._age())
+
+    def _offer_sketches(self, step: int, found: Tensors) -> None:
+        wanted = [layer for layer in range(self.plan.model.n_layer) if self.machine.may_offer(layer)]
+        if not wanted:
+            return
+        sketches = self.steps.sketches(step, self.machine.shard, found)
+        for layer in wanted:
+            self.machine.offered(layer)
+            version = self.machine.expert_versions[layer]
+            payload = sketch_bytes(sketches[layer])
+            self._tell(m.OfferSketches, "sketch", payload, step=step, layer=layer, version=version)
+
+    def _use_experts(self, message: m.UseExperts, payload: bytes) -> None:
+        if self.state is None or message.shard != self.machine.shard:
+            return
+        if not self.machine.improved(message.layer, message.version, message.step):
+            return
+        experts, moments = list(self.state.experts), list(self.state.expert_moments)
+        experts[message.layer], moments[message.layer] = experts_from(payload)
+        self.state = msgspec.structs.replace(self.state, experts=tuple(experts), expert_moments=tuple(moments))
+
+    def _improve(self, message: m.ImproveExperts, payload: bytes) -> None:
+        weights, moments, sketches = work_from(payload)
+        training = self.plan.training
+        improved = improve(
+            self.steps.expert,
+            weights,
+            moments,
+            sketches,
+            step=message.step,
+            slots=owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer],
+            experts=self.plan.model.n_expert,
+            inner_steps=training.inner_steps,
+            trust=training.trust,
+            proxies=training.acceptance is not None,
+        )
+        self._tell(m.ExpertsImproved, "improved", improved_bytes(improved), task=message.task)
+
+    def _batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and targets i32 [batch, T] of this shard's part of a step."""
+        whole, parts = self.plan.order.locate(step), self.plan.training.composers
+        count = whole.count // parts
+        mine = msgspec.structs.replace(whole, offset=whole.offset + self.machine.shard * count, count=count)
+        return next(batches(read_slice(mine), self.plan.model.batch_size, self.plan.model.sequence_length))
+
+    def _age(self) -> float:
+        others = [v for n, v in enumerate(self.machine.versions) if n != self.machine.shard]
+        return self.machine.done - float(np.mean(others)) if self.bank is not None and others else 0.0
+
+    def _adopt(self, action: c.Adopt) -> None:
+        assert self.state is not None
+        merged = fragment_from(self._arrived.pop(action.key))
+        dense = dict(self.state.dense)
+        published = self._published.pop(action.key, None)
+        for name in self._names[action.key]:
+            new = merged[name].copy()
+            if action.carry and published is not None:
+                new += dense[name] - published[name]
+            dense[name] = new
+        self.state = msgspec.structs.replace(self.state, dense=dense)
+
+    def _publish(self, action: c.Publish) -> None:
+        assert self.state is not None
+        one = self.steps.published(self.state, self._names[action.key], action.steps)
+        self._published[action.key] = one.tensors
+        tier, fragment = action.key
+        self._tell(
+            m.PublishFragment,
+            "fragment",
+            fragment_bytes(one.tensors),
+            tier=tier.value,
+            fragment=fragment,
+            base=action.base,
+            tokens=one.tokens,
+            steps=one.steps,
+        )
+
+    def _fit(self) -> None:
+        assert self.state is not None
+        assert self.bank is not None
+        state, bank, step = self.state, self.bank, self.machine.done
+        if self._background is None:
+            self._fitted(_Fitted(step, self.steps.fit(state, bank)))
+        elif not self._fitting:  # one at a time: the next refresh comes
+            self._fitting = True
+
+            def fit() -> None:
+                try:
+                    self._leave(_Fitted(step, self.steps.fit(state, bank)))
+                except PlanetaryError as error:
+                    self._leave(error)
+
+            self._background.submit(fit)
+
+    def _fitted(self, found: _Fitted) -> None:
+        self._fitting = False
+        if self.bank is None or self.machine.shard < 0:
+            return
+        payload = fits_bytes(found.fits, self.machine.shard, found.step)
+        self.bank = install_payload(self.bank, payload, self.plan)
+        self.machine.surrogates(self.machine.shard, found.step)
+        error = mean_error(found.fits) if any(fit.errors.size for fit in found.fits) else None
+        self._tell(m.PublishSurrogates, "surrogate", payload, step=found.step, error=error)
+
+    def _keep(self) -> None:
+        assert self.state is not None
+        round_ = self.machine.done // self.plan.steps_per_round
+        payload = shard_bytes(self.state, self.machine.done, self.machine.held)
+        loss = float(np.mean(self._losses)) if self._losses else None
+        self._tell(m.KeepShard, "shard", payload, loss=loss, compute_s=self._compute_s)
+        if round_ > self._saved_round:
+            self._saved_round, self._losses, self._compute_s = round_, [], 0.0
+
+    def _evaluate(self, message: m.EvaluateMixture, payload: bytes) -> None:
+        model, plan = model_from(payload), self.plan
+        every = np.tile(np.arange(plan.model.n_expert, dtype=np.int32), (plan.model.n_layer, 1))
+        arguments = {**model, **owned_by(every, plan.model)}
+        held_out = [
+            next(batches(read_slice(piece), plan.model.batch_size, plan.model.sequence_length))
+            for piece in plan.held_out
+        ]
+        loss = mean_loss(self._whole, arguments, held_out)
+        if not math.isfinite(loss):
+            raise NumericsError(f"the held-out loss of the model after round {message.version} is {loss}")
+        self._send(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)), None)
+
+    def _tell(self, kind: type[m.Message], what: str = "", payload: bytes | None = None, **fields: object) -> None:
+        known = {"shard": self.machine.shard, "epoch": self.machine.epoch, "step": self.machine.done}
+        fields = {name: known[name] for name in known if name in kind.__struct_fields__} | fields
+        if payload is not None:
+            fields["payload"] = f"{what}/{digest_of(payload)}"
+        self._send(kind(**fields), payload)  # type: ignore[arg-type]

@@ -1,0 +1,234 @@
+"""When a composer publishes, adopts, refreshes and saves, as a pure machine: it sees numbers and never a tensor.
+
+Between two steps its driver (`moe.composer_role`) tells it what has arrived and asks what to do. Under the pace "free"
+the answer is never to wait. Under "lockstep" a merge that is due is waited for, and so are surrogates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from planetary.moe.plan import MixturePlan
+from planetary.moe.tiers import Tier
+
+Key = tuple[Tier, int]
+
+FORGET_STEPS = 20
+"""Work on sketches that are older is not worth doing (12.10)."""
+
+
+class Held(msgspec.Struct):
+    """What a composer knows of one fragment.
+
+    Attributes:
+        base: the version that its parameters are trained from.
+        since: the step after which they were exactly that version, or what they carried over on top of it.
+        published: the step after which they were last published from this base; None: not yet.
+        again: whether that publication may have been lost with its connection.
+    """
+
+    base: int = 0
+    since: int = 0
+    published: int | None = None
+    again: bool = False
+
+
+class Publish(msgspec.Struct, frozen=True):
+    """Publish a fragment as it is now, trained for `steps` steps from version `base`."""
+
+    key: Key
+    base: int
+    steps: int
+
+
+class Adopt(msgspec.Struct, frozen=True):
+    """Take a merged version of a fragment; `carry`: with the progress that was made since it was published."""
+
+    key: Key
+    version: int
+    carry: bool
+
+
+class Fit(msgspec.Struct, frozen=True):
+    """Fit the surrogates of the owned experts and publish them."""
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """Save the shard's state with the gateway."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """Take a step; then tell `stepped`."""
+
+
+Action = Publish | Adopt | Fit | Keep | Step
+
+
+class ComposerMachine:
+    """See the module."""
+
+    def __init__(self, plan: MixturePlan, fragments: Sequence[Key]) -> None:
+        """Without a shard yet."""
+        self.plan = plan
+        self.held = {key: Held() for key in fragments}
+        self.shard, self.epoch, self.done = -1, 0, 0
+        self.versions = [-1] * plan.training.composers  # step of each shard's surrogates; -1: none are here
+        self.connected = False
+        layers = plan.model.n_layer if plan.offloads else 0
+        self.expert_versions, self.expert_steps = [0] * layers, [-1] * layers  # of the experts that are here
+        self._offered = [0] * layers  # sketches that expert workers have not answered yet
+        self._offered_at = [0] * layers  # step after which the last one was sent
+        self._merged: dict[Key, tuple[int, bool]] = {}  # arrived and not adopted: version, whether mine is in it
+        self._fit_at = self._kept_at = 0
+        self._looked_at = -1  # the step whose publications, fit and saving have been decided
+        self._keep_soon = False
+
+    # --- what happened ----------------------------------------------------------------------------------------
+
+    def owns(self, shard: int, epoch: int, step: int, held: dict[Key, Held] | None) -> None:
+        """Compose a shard from `step` on; `held` comes with its saved state, None: go on with what is here."""
+        self.shard, self.epoch = shard, epoch
+        if held is not None:
+            self.done, self._looked_at = step, step
+            self.held = {key: held.get(key, Held()) for key in self.held}
+            self._fit_at = self._kept_at = step
+            self.expert_versions = [-1] * len(self.expert_versions)  # the gateway sends the newest
+            self.expert_steps = [step - 1] * len(self.expert_steps)
+
+    def stands_by(self) -> None:
+        """Compose nothing."""
+        self.shard = -1
+
+    def connection(self, connected: bool) -> None:
+        """The connection was made or lost; what was under way on it may never have arrived."""
+        self.connected = connected
+        if not connected:
+            self._offered = [0] * len(self._offered)
+            for held in self.held.values():
+                held.again = held.published is not None
+        self._keep_soon = self._keep_soon or connected
+
+    def merged(self, key: Key, version: int, shards: Sequence[int]) -> bool:
+        """A merged version has arrived; return whether it is newer than what is here.
+
+        The version that is here already means that nothing of this composer's is being merged.
+        """
+        held = self.held[key]
+        if version == held.base and held.published is not None:
+            held.again = True
+        if version <= max(held.base, self._merged.get(key, (0, False))[0]):
+            return False
+        self._merged[key] = version, self.shard in shards
+        return True
+
+    def surrogates(self, shard: int, step: int) -> None:
+        """A shard's surrogates, fitted after `step` steps, are in the bank."""
+        self.versions[shard] = max(step, self.versions[shard])
+
+    def stepped(self) -> None:
+        """A step was taken."""
+        self.done += 1
+
+    def may_offer(self, layer: int) -> bool:
+        """Whether to make a sketch of a layer in the step under way: not while too many were not used yet."""
+        if not self.connected:
+            return False
+        if self.plan.pace == "lockstep" or self.done - self._offered_at[layer] >= FORGET_STEPS:
+            return True  # what has had no answer for so long is forgotten by the gateway, too
+        return self._offered[layer] < max(1, self.plan.window)
+
+    def offered(self, layer: int) -> None:
+        """A sketch of a layer was sent."""
+        if self.done - self._offered_at[layer] >= FORGET_STEPS:
+            self._offered[layer] = 0
+        self._offered[layer] += 1
+        self._offered_at[layer] = self.done
+
+    def improved(self, layer: int, version: int, step: int) -> bool:
+        """Experts of a layer have arrived; return whether they are newer than what is here."""
+        self._offered[layer] = max(0, self._offered[layer] - 1)
+        self.expert_steps[layer] = max(step, self.expert_steps[layer])
+        newer = version > self.expert_versions[layer]
+        self.expert_versions[layer] = max(version, self.expert_versions[layer])
+        return newer
+
+    # --- what to do -------------------------------------------------------------------------------------------
+
+    @property
+    def composes(self) -> bool:
+        """Whether it has all that a step needs."""
+        return self.shard >= 0 and (not self.plan.has_surrogates or -1 not in self.versions)
+
+    def boundary(self) -> list[Action]:
+        """Return what to do now, in order; the last is `Step` unless there is something to wait for."""
+        if self.shard < 0:
+            return []
+        found: list[Action] = []
+        if self.plan.pace == "free":
+            found += self._adopt()
+        if self.waits_for_experts:
+            return found
+        if self._looked_at < self.done:
+            found += self._due()
+            self._looked_at = self.done
+        if self.plan.pace == "lockstep":
+            found += self._adopt()
+        if self._keep_soon and not self.waits_for() and self.connected and self.composes:
+            self._keep_soon = False
+            found.append(Keep())
+        if self.composes and self.done < self.plan.steps and not self.waits_for():
+            found.append(Step())
+        return found
+
+    @property
+    def waits_for_experts(self) -> bool:
+        """Whether a composer in lock step waits for expert workers' answers to its last step."""
+        return self.plan.pace == "lockstep" and any(step < self.done - 1 for step in self.expert_steps)
+
+    def waits_for(self) -> str:
+        """Say what a composer in lock step waits for; "" for nothing."""
+        if self.plan.pace == "free":
+            return ""
+        if self.waits_for_experts:
+            return "expert workers"
+        cadence = self.plan.training.cadence
+        for key, held in self.held.items():
+            if held.published == self.done and key not in self._merged:
+                return f"the merge of {key[0]} fragment {key[1]}"
+        if self.plan.has_surrogates and self.done and cadence.refresh_due(self.done):
+            late = [n for n, step in enumerate(self.versions) if step < self.done]
+            if late:
+                return f"the surrogates of shard {late[0]}"
+        return ""
+
+    def _due(self) -> list[Action]:
+        found: list[Action] = []
+        cadence, plan = self.plan.training.cadence, self.plan
+        if plan.has_surrogates and cadence.refresh_due(self.done) and self.done > self._fit_at:
+            self._fit_at = self.done
+            found.append(Fit())
+        if self.connected and plan.training.composers > 1:
+            for key in cadence.due(self.done):
+                held = self.held.get(key)
+                if held is None or self.done <= held.since or key in self._merged:
+                    continue
+                if held.published is None or held.again:
+                    held.published, held.again = self.done, False
+                    found.append(Publish(key, held.base, self.done - held.since))
+        ends_round = self.done % plan.steps_per_round == 0 or self.done == plan.steps
+        if (cadence.refresh_due(self.done) or ends_round) and self.done > self._kept_at:
+            self._kept_at, self._keep_soon = self.done, True
+        return found
+
+    def _adopt(self) -> list[Action]:
+        found: list[Action] = []
+        for key, (version, counted) in list(self._merged.items()):
+            held = self.held[key]
+            carry = counted and version == held.base + 1 and held.published is not None
+            since = held.published if carry and held.published is not None else self.done
+            found.append(Adopt(key, version, carry and since < self.done))
+            self.held[key] = Held(version, since)
+            del self._merged[key]
+        return found

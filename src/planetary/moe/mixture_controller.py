@@ -1,0 +1,354 @@
+"""The controller of a mixture over composers, as a pure machine: membership of the fabric, and the syncer.
+
+It decides; `moe.mixture_gateway` carries out. What lasts is `moe.records.MixtureState`, changed only through journal
+records. Composers never wait for it: they take steps, and it learns of them.
+
+A round is a number of steps of every shard. It is finished when every shard's state after them is in the payload store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planetary.fabric import events as e
+from planetary.fabric.membership import Membership
+from planetary.fabric.records import (
+    EndKind,
+    RunFinished,
+    Stalled,
+    TaskAborted,
+)
+from planetary.fabric.sessions import WorkerSession
+from planetary.moe.mixture_desk import MixtureDesk
+from planetary.moe.mixture_events import (
+    CollectPayloads,
+    ExpertsJudged,
+    FragmentMade,
+    MixturePolicy,
+    ModelAssembled,
+    WorkLeased,
+)
+from planetary.moe.mixture_rounds import Composing, Rounds
+from planetary.moe.mixture_syncing import Syncing
+from planetary.moe.offload import Offload
+from planetary.moe.records import (
+    MixtureState,
+    ShardKept,
+    SurrogatesRefreshed,
+)
+from planetary.moe.syncer_messages import (
+    Joined,
+    Lost,
+)
+from planetary.moe.syncer_messages import Tick as SyncTick
+from planetary.moe.tiers import Tier
+from planetary.wire import messages as m
+
+COLLECT_EVERY_S = 30.0
+
+
+class MixtureController:
+    """See the module. Times are monotonic seconds."""
+
+    def __init__(self, policy: MixturePolicy, state: MixtureState, now: float) -> None:
+        """Go on from `state`."""
+        self.policy, self.state = policy, state
+        self.desk = MixtureDesk(policy, state)
+        self.membership = Membership(self.desk, now)
+        self.composing: dict[int, Composing] = {}  # by session
+        self.stall = ""
+        self.rounds = Rounds(self.desk, self.composing)
+        self.offload = Offload(self.desk, self.rounds.updates)
+        self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
+        self._standby: list[int] = []  # sessions
+        self._stalled_at, self._stall_reported = now, False
+        self._collect_at = now + COLLECT_EVERY_S
+
+    # --- the machine's interface ------------------------------------------------------------------------------
+
+    def handle(self, event: e.Event, now: float) -> Sequence[e.Instruction]:
+        """See `core.machine.Machine.handle`."""
+        self.desk.out = []
+        if self.state.ended is None:
+            self._dispatch(event, now)
+        if self.state.ended is None:
+            self._go_on(now)
+        return self.desk.out
+
+    def next_deadline(self) -> float | None:
+        """See `core.machine.Machine.next_deadline`."""
+        if self.state.ended is not None:
+            return None
+        deserted = self._desertion_deadline()
+        times = [self.syncing.machine.next_deadline(), self._collect_at, deserted]
+        times += [self._stuck_at(one) for one in self.composing.values()]
+        if self.stall and not self._stall_reported:
+            times.append(self._stalled_at + self.policy.grace_s)
+        return min(t for t in times if t is not None)
+
+    def owner_of(self, shard: int) -> Composing | None:
+        """Return the live composer of a shard."""
+        return next((one for one in self.composing.values() if one.shard == shard), None)
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def _dispatch(self, event: e.Event, now: float) -> None:
+        match event:
+            case e.Received():
+                self._received(event, now)
+            case e.Closed():
+                self.desk.supervisors.pop(event.session, None)
+                if event.session in self.desk.workers:
+                    self._lose(self.desk.workers[event.session], event.reason, now)
+            case e.SendFailed() if event.session in self.desk.workers:
+                self._lose(self.desk.workers[event.session], event.reason, now)
+            case e.Compiled():
+                self.membership.compiled(event)
+            case e.CompileFailed():
+                self.membership.compile_failed(event)
+                for worker in [w for w in self.desk.workers.values() if w.worker in self.membership.banned]:
+                    self._lose(worker, event.reason, now)
+            case FragmentMade():
+                self.syncing.made(event, now)
+            case ModelAssembled():
+                failed = self.rounds.assembled(event)
+                if failed:
+                    self._end("resource", failed)
+            case WorkLeased():
+                self.offload.leased(event)
+            case ExpertsJudged():
+                place = self.offload.judged(event)
+                owner = None if place is None else self.owner_of(place[0])
+                if place is not None and owner is not None:
+                    self.offload.send_experts(owner.session, *place)
+            case e.StopRequested():
+                self._end("stopped", event.reason)
+            case _:
+                pass
+
+    def _received(self, event: e.Received, now: float) -> None:
+        session, message = event.session, event.message
+        if isinstance(message, m.Hello):
+            for replaced in self.membership.hello(session, message):
+                self._lose(replaced, "replaced by a newer connection of the same worker", now)
+        elif session in self.desk.supervisors:
+            ended = self.membership.supervisor_says(self.desk.supervisors[session], message)
+            if ended is not None and isinstance(message, m.WorkerExited):
+                self._lose(ended, message.reason, now)
+        elif session in self.desk.workers:
+            self._from_worker(self.desk.workers[session], event, now)
+
+    def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        message = event.message
+        match message:
+            case m.FetchBlob():
+                self.membership.fetch(worker, message)
+            case m.MixtureReady():
+                self._ready(worker, message, now)
+            case m.PublishFragment() | m.PublishSurrogates() | m.KeepShard() | m.StepTaken():
+                self._from_composer(worker, event, now)
+            case m.OfferSketches():
+                self._from_composer(worker, event, now)
+            case m.ExpertsImproved() if self.policy.plan.offloads:
+                self.offload.improved(worker, message, event.attachment)
+            case m.EvalResult():
+                self.rounds.evaluated(worker, message)
+            case m.TaskFailed():
+                self._failed(worker, message, now)
+            case m.Goodbye():
+                self._lose(worker, message.reason, now)
+            case _:
+                pass
+
+    def _ready(self, worker: WorkerSession, message: m.MixtureReady, now: float) -> None:
+        if worker.ready:
+            return
+        self.membership.ready(worker, now)
+        if message.shard >= 0:
+            self.syncing.claims[worker.worker] = (message.shard, message.epoch, message.step)
+        else:
+            self.syncing.claims.pop(worker.worker, None)
+        self._standby.append(worker.session)
+
+    def _from_composer(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        message = event.message
+        composing = self.composing.get(worker.session)
+        assert isinstance(
+            message, m.PublishFragment | m.PublishSurrogates | m.KeepShard | m.StepTaken | m.OfferSketches
+        )
+        if composing is None or (message.shard, message.epoch) != (composing.shard, composing.epoch):
+            self.syncing.refuse(
+                "fenced", f"{worker.worker} speaks for shard {message.shard} under epoch {message.epoch}, which is over"
+            )
+            return
+        if event.defect:
+            self.syncing.refuse("unusable", f"{type(message).__name__} of {worker.worker}: {event.defect}")
+            if isinstance(message, m.PublishFragment) and self._knows(message):
+                self.syncing.send_fragment(worker.session, Tier(message.tier), message.fragment)  # it may try again
+            return
+        match message:
+            case m.StepTaken():
+                composing.step, composing.progress_at = message.step, now
+                composing.loss, composing.step_s = message.loss, message.seconds
+                composing.surrogate_age = message.surrogate_age
+                self.membership.succeeded(worker)
+            case m.PublishFragment():
+                self.syncing.published(worker.worker, message, event.payload, now)
+            case m.OfferSketches():
+                if self.policy.plan.offloads and not self.offload.offered(message, event.payload):
+                    self.offload.send_experts(worker.session, message.shard, message.layer)
+            case m.PublishSurrogates():
+                self.desk.append(
+                    SurrogatesRefreshed(
+                        shard=message.shard,
+                        epoch=message.epoch,
+                        step=message.step,
+                        error=message.error,
+                        payload=event.payload,
+                    )
+                )
+                for other in self.composing.values():
+                    if other.shard != message.shard:
+                        self.syncing.send_surrogates(other.session, message.shard)
+            case m.KeepShard():
+                if message.step < self.state.shards[message.shard].step:
+                    self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")
+                    return
+                self.desk.append(
+                    ShardKept(
+                        shard=message.shard,
+                        epoch=message.epoch,
+                        step=message.step,
+                        payload=event.payload,
+                        loss=message.loss,
+                        compute_s=message.compute_s,
+                    )
+                )
+
+    def _knows(self, message: m.PublishFragment) -> bool:
+        return (Tier(message.tier), message.fragment) in self.state.fragments
+
+    def _failed(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+        self.desk.append(
+            TaskAborted(
+                round=self.state.round + 1,
+                task=failure.task,
+                worker=worker.worker,
+                pid=worker.pid,
+                node=worker.node,
+                kind=failure.kind,
+                step=failure.step,
+                reason=failure.reason,
+            )
+        )
+        kind: EndKind = "peer" if failure.kind == "internal" else failure.kind
+        if self.membership.failed(worker, f"worker {worker.worker}: {failure.reason}", kind):
+            self._lose(worker, self.membership.banned[worker.worker], now)
+        else:
+            self.membership.restart(worker, failure.reason)
+            self._lose(worker, failure.reason, now)
+
+    # --- who comes and goes ------------------------------------------------------------------------------------------
+
+    def _lose(self, worker: WorkerSession, reason: str, now: float) -> None:
+        self.membership.remove(worker, reason, now)
+        self.offload.lost(worker.session)
+        self._standby = [session for session in self._standby if session != worker.session]
+        self.rounds.lost(worker.session)
+        if self.composing.pop(worker.session, None) is None:
+            return
+        self.syncing.tell(Lost(worker.worker), now)
+        if self.policy.plan.pace == "lockstep":
+            self._end("peer", f"composer {worker.worker} was lost ({reason}), and in lock step nobody can go on")
+
+    # --- what follows -----------------------------------------------------------------------------------------
+
+    def _go_on(self, now: float) -> None:
+        self.syncing.tell(SyncTick(), now)
+        self._staff(now)
+        self.rounds.finish(now)
+        self.rounds.hand_out(self._standby)
+        self.offload.hand_out([self.desk.workers[session] for session in self._standby])
+        for one in list(self.composing.values()):
+            if now >= self._stuck_at(one):
+                self._restart(one, now)
+        if now >= self._collect_at:
+            self._collect_at = now + COLLECT_EVERY_S
+            keep = self.state.needed() | self.rounds.payloads()
+            self.desk.out.append(CollectPayloads(frozenset(keep)))
+        self._look_for_stalls(now)
+        self._check_end(now)
+
+    def _staff(self, now: float) -> None:
+        """Let those who wait compose: the ones that come back first, then others while there are shards for them."""
+        for session in list(self._standby):
+            worker = self.desk.workers[session]
+            owners = self.syncing.machine.owners()
+            comes_back = worker.worker in owners
+            reserved = sum(owner is not None for owner in owners)
+            if comes_back or reserved < len(owners):
+                self._standby.remove(session)
+                claim = self.syncing.claims.get(worker.worker)
+                joined = Joined(worker.worker, None if claim is None else claim[0])
+                self.syncing.tell(joined, now)
+            elif self.syncing.claims.pop(worker.worker, None) is not None:
+                self.desk.send(session, m.StandBy(reason="its shard belongs to another composer by now"))
+
+    def _restart(self, one: Composing, now: float) -> None:
+        reason = f"it took no step for {now - one.progress_at:.0f} s"
+        worker = self.desk.workers[one.session]
+        self.membership.restart(worker, reason)
+        self._lose(worker, reason, now)
+
+    def _stuck_at(self, one: Composing) -> float:
+        idle = one.step >= self.policy.plan.steps or self.rounds.evaluates(one.session)
+        waits = idle or self.policy.plan.pace == "lockstep"
+        if waits:
+            return float("inf")
+        return one.progress_at + max(self.policy.stuck_after_s, 20 * one.step_s)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _look_for_stalls(self, now: float) -> None:
+        missing = [n for n in range(self.policy.composers) if self.owner_of(n) is None]
+        self.stall = ""
+        if missing:
+            waited = self.membership.whom_we_wait_for()
+            self.stall = f"nobody composes shard {', '.join(map(str, missing))}: {waited}"
+        if not self.stall:
+            self._stalled_at, self._stall_reported = now, False
+        elif not self._stall_reported and now >= self._stalled_at + self.policy.grace_s:
+            self._stall_reported = True
+            self.desk.append(Stalled(round=self.state.round + 1, why=self.stall))
+
+    def _check_end(self, now: float) -> None:
+        deserted = self._desertion_deadline()
+        if self.state.round >= self.policy.rounds and not self.rounds.under_way:
+            self._end("done", f"all {self.policy.rounds} rounds are done")
+        elif deserted is not None and now >= deserted:
+            self._end("deserted", f"no worker was connected for {self.policy.abandon_after_s:.0f} s")
+        elif self.membership.hopeless or self._too_few():
+            kind, failure = self.membership.last_failure
+            self._end(kind, f"too few usable workers are left for the composers; the last failure: {failure}")
+
+    def _too_few(self) -> bool:
+        """Whether banned workers leave a shard that nobody will ever compose."""
+        if not self.membership.banned:
+            return False
+        names = {w.worker for w in self.desk.workers.values()}
+        names |= {s.worker for s in self.desk.supervisors.values() if s.restart_expected}
+        return len(names - set(self.membership.banned)) < self.policy.composers
+
+    def _desertion_deadline(self) -> float | None:
+        since = self.membership.deserted_at
+        if since is None or self.policy.abandon_after_s <= 0:
+            return None
+        return since + self.policy.abandon_after_s
+
+    def _end(self, kind: EndKind, reason: str) -> None:
+        ok = kind == "done"
+        self.desk.append(RunFinished(round=self.state.round, ok=ok, reason=reason, kind=kind))
+        for session in [*self.desk.workers, *self.desk.supervisors]:
+            self.desk.send(session, m.Shutdown(reason=reason))
+        self.rounds.report_all()
+        self.desk.out.append(e.Finish(ok, reason, kind))

@@ -1,0 +1,171 @@
+"""What the mixture's controller is told and asks for, beside what the fabric's machines know."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.step import FunctionSpec
+from planetary.fabric.events import Event, Instruction, Payload
+from planetary.fabric.policy import FabricPolicy
+from planetary.moe.plan import MixturePlan
+from planetary.moe.syncer_messages import SyncPolicy
+from planetary.moe.tiers import Tier
+from planetary.moe.work_queue import Lease, Work
+from planetary.wire.messages import MixtureJob
+
+
+class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
+    """The constants of one run."""
+
+    plan: MixturePlan
+    functions: dict[str, FunctionSpec]
+    rounds: int
+    config_hash: str
+    sync: SyncPolicy
+    expert_workers: int
+    eval_every: int
+    checkpoint_every: int
+    lease_s: float  # how long an expert worker may take before somebody else gets its work
+    stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
+    grace_s: float  # a stall is told after this
+
+    def job(self, artifact: str) -> MixtureJob:
+        """See `FabricPolicy`."""
+        return MixtureJob(
+            run=self.run,
+            artifact=artifact,
+            functions=self.functions,
+            plan=msgspec.json.encode(self.plan).decode(),
+        )
+
+    @property
+    def composers(self) -> int:
+        """How many there are when all are."""
+        return self.sync.shards
+
+    def eval_due(self, round_: int) -> bool:
+        """Whether the assembled model of a round is evaluated."""
+        return bool(self.plan.held_out) and (round_ == self.rounds or round_ % self.eval_every == 0)
+
+    def checkpoint_due(self, round_: int) -> bool:
+        """Whether the assembled model of a round is written as a checkpoint."""
+        return round_ == self.rounds or round_ % self.checkpoint_every == 0
+
+
+class StoredPayload(Payload, frozen=True):
+    """A payload in the store, as one tensor of bytes "payload"."""
+
+    name: str
+
+
+class Published(msgspec.Struct, frozen=True):
+    """One shard's part of a merge."""
+
+    shard: int
+    payload: str
+    tokens: int
+    steps: int
+
+
+class MakeFragment(Instruction, frozen=True):
+    """Merge publications into a new version of a fragment; answer with `FragmentMade`."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    before: str  # payload of the version before
+    velocity: str  # payload of its outer velocity; "" for none
+    published: tuple[Published, ...]
+    why: str
+
+
+class FragmentMade(Event, frozen=True):
+    """A merge is in the payload store; `failed` says why it is not."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    shards: tuple[int, ...]
+    payload: str = ""
+    velocity: str = ""
+    why: str = ""
+    failed: str = ""
+
+
+class AssembleModel(Instruction, frozen=True):
+    """Put the model of a finished round together from all shards' states; answer with `ModelAssembled`."""
+
+    round: int
+    shards: tuple[str, ...]  # payloads, by shard
+    checkpoint: bool  # also write it as a checkpoint of the run folder
+
+
+class ModelAssembled(Event, frozen=True):
+    """The model of a round is in the payload store; `failed` says why it is not."""
+
+    round: int
+    payload: str = ""
+    checkpoint: str = ""  # name of the checkpoint's folder
+    seconds: float = 0.0
+    failed: str = ""
+
+
+class QueueWork(Instruction, frozen=True):
+    """Add work to the durable queue."""
+
+    work: Work
+
+
+class LeaseWork(Instruction, frozen=True):
+    """Find work for an idle worker; answer with `WorkLeased`."""
+
+    session: int
+    worker: str
+    busy: frozenset[tuple[int, int]]  # shards and layers that somebody improves
+
+
+class WorkLeased(Event, frozen=True):
+    """What was found for a worker; None: nothing is there to do."""
+
+    session: int
+    lease: Lease | None
+
+
+class EndWork(Instruction, frozen=True):
+    """A lease is over: with a result, or ("") given up so that somebody else may try."""
+
+    lease: Lease
+    result: str
+
+
+class WorkOf(Payload, frozen=True):
+    """What an expert worker needs for a lease: the experts in this payload, and the work's sketches."""
+
+    lease: Lease
+    experts: str
+
+
+class JudgeExperts(Instruction, frozen=True):
+    """Judge an expert worker's result against the experts that it improved; answer with `ExpertsJudged`."""
+
+    task: int
+    shard: int
+    layer: int
+    before: str  # payload of the experts
+    attachment: int  # of the message that brought the result
+
+
+class ExpertsJudged(Event, frozen=True):
+    """What counts of a result is in the payload store; `failed` says why none of it can be judged."""
+
+    task: int
+    payload: str = ""
+    accepted: int = 0  # experts
+    refused: dict[str, int] = msgspec.field(default_factory=dict)  # experts, by reason
+    failed: str = ""
+
+
+class CollectPayloads(Instruction, frozen=True):
+    """Remove what is old and not among these names."""
+
+    keep: frozenset[str]

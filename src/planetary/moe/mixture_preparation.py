@@ -1,0 +1,132 @@
+"""Everything between a configuration and a mixture that composers can join: data, plan, program, initial values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from planetary.artifacts.payload_store import PayloadStore
+from planetary.core.config import Config
+from planetary.core.errors import UserError
+from planetary.core.tensors import TensorSpec
+from planetary.data.prepare import PreparedData, prepare
+from planetary.data.slices import SliceOrder
+from planetary.fabric.preparation import step_options
+from planetary.moe.composer import LayerFit
+from planetary.moe.composer_machine import Held
+from planetary.moe.expert_payloads import experts_bytes
+from planetary.moe.initial import initial_training
+from planetary.moe.mixture_program import mixture_program
+from planetary.moe.part import part_of
+from planetary.moe.payloads import fragment_bytes
+from planetary.moe.plan import MixturePlan, model_of, owners_of, training_of
+from planetary.moe.records import FragmentStart, MixtureStarted
+from planetary.moe.shard_payload import fits_bytes, shard_bytes
+from planetary.moe.signature import Program, parameter_specs
+from planetary.moe.states import TrainingState
+from planetary.moe.tiers import tier_fragments
+
+
+@dataclass(frozen=True)
+class PreparedMixture:
+    """What a mixture's run is made of.
+
+    Attributes:
+        data: the prepared token files.
+        plan: what every participant is told.
+        program: all their functions in StableHLO.
+    """
+
+    data: PreparedData
+    plan: MixturePlan
+    program: Program
+
+    @property
+    def dense(self) -> tuple[TensorSpec, ...]:
+        """The parameters that are no routed experts."""
+        return parameter_specs(part_of(self.program, "composer"))
+
+    @property
+    def model(self) -> tuple[TensorSpec, ...]:
+        """The parameters of the ordinary model with all experts."""
+        arguments = self.program.functions["whole_evaluate"].arguments
+        return tuple(s for s in arguments if s.dtype == "f32" and ".surrogates." not in s.name)
+
+    @property
+    def param_count(self) -> int:
+        """Number of trained scalars of the ordinary model."""
+        return sum(spec.size for spec in self.model)
+
+    def initial(self) -> TrainingState:
+        """Return all participants' values before the first step."""
+        composer, expert = part_of(self.program, "composer"), part_of(self.program, "expert")
+        return initial_training(self.plan.model, self.plan.training, self.plan.owner_map, composer, expert)
+
+
+def plan_of(config: Config, data: PreparedData) -> MixturePlan:
+    """Return the plan that a configuration makes. Raises `UserError` where its parts do not fit together."""
+    model = model_of(config)
+    if data.vocab_size > model.vocab_size:
+        raise UserError(
+            f"the tokenizer has {data.vocab_size} tokens but the model was given model.options.vocab_size = "
+            f"{model.vocab_size}"
+        )
+    per_step = config.moe.composers * config.tokens_per_batch
+    return MixturePlan(
+        model=model,
+        training=training_of(config, model, step_options(config)),
+        owners=owners_of(config, model),
+        order=SliceOrder(data.train, per_step, data.block_tokens, config.run.seed),
+        held_out=tuple(piece for piece, _ in data.eval_chunks(config, 1)),
+        steps=config.total_inner_steps,
+        steps_per_round=config.train.inner_steps,
+        pace=config.moe.pace,
+        window=config.moe.window,
+    )
+
+
+def prepare_mixture(config: Config, cache: Path, stage: Callable[[str], None]) -> PreparedMixture:
+    """Prepare data and program; `stage` is told what is being done.
+
+    Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
+    """
+    training_of(config, model_of(config), step_options(config))  # what is wrong with the keys is told at once
+    stage("preparing the data")
+    data = prepare(config, cache / "data")
+    plan = plan_of(config, data)
+    stage("exporting the mixture to StableHLO and differentiating it")
+    return PreparedMixture(data, plan, mixture_program(plan))
+
+
+def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarted:
+    """Put what everybody starts from into the payload store."""
+    state, plan = prepared.initial(), prepared.plan
+    names = tier_fragments(prepared.dense, plan.training.cadence)
+    held = {key: Held() for key in names}
+    shards = tuple(store.put("shard", shard_bytes(c, 0, held)) for c in state.composers)
+    surrogates: tuple[str, ...] = ()
+    bank = state.surrogates
+    if bank is not None:
+        made = []
+        for composer in state.composers:
+            fits = []
+            for layer, slots in enumerate(composer.slots):
+                ids = slots[slots >= 0]
+                fits.append(LayerFit(layer, ids, bank.a[layer][ids], bank.b[layer][ids], ids[:0].astype(float)))
+            made.append(store.put("surrogate", fits_bytes(fits, composer.number, 0)))
+        surrogates = tuple(made)
+    fragments = tuple(
+        FragmentStart(tier, i, store.put("fragment", fragment_bytes({n: state.composers[0].dense[n] for n in mine})))
+        for (tier, i), mine in names.items()
+    )
+    experts: tuple[tuple[str, ...], ...] = ()
+    if plan.offloads:
+        experts = tuple(
+            tuple(
+                store.put("experts", experts_bytes(weights, moments))
+                for weights, moments in zip(c.experts, c.expert_moments, strict=True)
+            )
+            for c in state.composers
+        )
+    return MixtureStarted(shards=shards, surrogates=surrogates, experts=experts, fragments=fragments)

@@ -1,0 +1,202 @@
+"""The controller's part about rounds: when one is finished, what is reported of it, and how its model is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from planetary.fabric import events as e
+from planetary.fabric.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
+from planetary.fabric.sessions import WorkerSession
+from planetary.fabric.status import MixtureMetrics, RoundMetrics, ShardMetrics
+from planetary.moe.mixture_desk import MixtureDesk
+from planetary.moe.mixture_events import AssembleModel, ModelAssembled, StoredPayload
+from planetary.moe.records import ShardKept
+from planetary.moe.tiers import Tier
+from planetary.wire import messages as m
+
+
+class Composing(msgspec.Struct):
+    """A live composer."""
+
+    session: int
+    worker: str
+    shard: int
+    epoch: int
+    step: int
+    progress_at: float
+    loss: float | None = None
+    step_s: float = 0.0
+    surrogate_age: float = 0.0
+
+
+class Evaluating(msgspec.Struct):
+    """A round's model that is being evaluated; `session` 0: nobody has it yet."""
+
+    round: int
+    payload: str
+    session: int = 0
+
+
+class Rounds:
+    """A round is a number of steps of every shard; it is finished when every shard's state after them is saved."""
+
+    def __init__(self, desk: MixtureDesk, composing: Mapping[int, Composing]) -> None:
+        """`composing`: the live composers by session, which the controller keeps."""
+        self._desk, self._composing = desk, composing
+        self.refused: dict[str, int] = {}  # what did not count, since the last round
+        self.updates: dict[str, int] = {}  # of experts, since the last round
+        self.merges: dict[Tier, list[float]] = {}  # seconds that merges took, since the last round
+        self._began: float | None = None  # when the first composer began, then at the end of each round
+        self._assembling: int | None = None
+        self._evaluating: dict[int, Evaluating] = {}  # by round
+        self._unreported: dict[int, RoundMetrics] = {}
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a finished round's model is still put together or evaluated."""
+        return self._assembling is not None or bool(self._evaluating)
+
+    def payloads(self) -> set[str]:
+        """Names of the models that are evaluated."""
+        return {one.payload for one in self._evaluating.values()}
+
+    def began(self, now: float) -> None:
+        """A composer begins."""
+        self._began = now if self._began is None else self._began
+
+    def lost(self, session: int) -> None:
+        """A worker is gone; what it evaluates is given to somebody else."""
+        for one in self._evaluating.values():
+            if one.session == session:
+                one.session = 0
+
+    def report_all(self) -> None:
+        """Report what is finished and not evaluated yet: the run ends."""
+        for round_ in list(self._unreported):
+            self._report(round_)
+
+    def evaluates(self, session: int) -> bool:
+        """Whether a worker evaluates the model of a round."""
+        return any(one.session == session for one in self._evaluating.values())
+
+    def finish(self, now: float) -> None:
+        """Finish what can be finished."""
+        state, policy = self._desk.state, self._desk.policy
+        while state.round < policy.rounds and self._assembling is None:
+            number = state.round + 1
+            marks = [shard.marks.get(number) for shard in state.shards]
+            kept = [mark for mark in marks if mark is not None]
+            if len(kept) < len(marks):
+                return
+            losses = [mark.loss for mark in kept if mark.loss is not None]
+            seconds = max(now - (self._began if self._began is not None else now), 1e-9)
+            tokens = policy.plan.steps_per_round * policy.plan.tokens_per_step * len(marks)
+            loss = sum(losses) / len(losses) if losses else float("nan")
+            busy = sum(mark.compute_s for mark in kept)
+            finished = RoundFinished(
+                round=number,
+                workers=len(marks),
+                tokens=tokens,
+                tokens_total=state.tokens_total + tokens,
+                loss=loss,
+                seconds=seconds,
+                compute_fraction=min(1.0, busy / (len(marks) * seconds)),
+                durable=True,
+            )
+            self._began = now
+            self._unreported[number] = self._metrics(finished, kept)
+            self._desk.append(finished)
+            if policy.eval_due(number) or policy.checkpoint_due(number):
+                self._assembling = number
+                payloads = tuple(mark.payload for mark in kept)
+                self._desk.out.append(AssembleModel(number, payloads, policy.checkpoint_due(number)))
+            else:
+                self._report(number)
+
+    def _metrics(self, finished: RoundFinished, kept: Sequence[ShardKept]) -> RoundMetrics:
+        shards = tuple(
+            ShardMetrics(
+                loss=mark.loss,
+                surrogate_error=shard.surrogate_error,
+                surrogate_step=shard.surrogate_step,
+                surrogate_age=owner.surrogate_age if owner is not None else None,
+            )
+            for number, (mark, shard) in enumerate(zip(kept, self._desk.state.shards, strict=True))
+            for owner in [next((c for c in self._composing.values() if c.shard == number), None)]
+        )
+        mixture = MixtureMetrics(
+            shards=shards,
+            refused=dict(self.refused),
+            merges={tier.value: len(found) for tier, found in self.merges.items()},
+            updates=dict(self.updates),
+            merge_s={tier.value: sum(found) / len(found) for tier, found in self.merges.items()},
+        )
+        self.merges.clear()
+        self.refused.clear()
+        self.updates.clear()
+        return RoundMetrics(
+            round=finished.round,
+            loss=finished.loss,
+            eval_loss=None,
+            tokens=finished.tokens,
+            tokens_total=finished.tokens_total,
+            seconds=finished.seconds,
+            workers=finished.workers,
+            inner_steps=self._desk.policy.plan.steps_per_round,
+            bytes_up=0,
+            bytes_down=0,
+            tokens_per_s=finished.tokens / finished.seconds,
+            compute_fraction=finished.compute_fraction,
+            mixture=mixture,
+        )
+
+    def _report(self, round_: int) -> None:
+        metrics = self._unreported.pop(round_, None)
+        if metrics is not None:
+            evaluated = msgspec.structs.replace(metrics, eval_loss=self._desk.state.evals.get(round_))
+            self._desk.out.append(e.WriteMetrics(evaluated))
+
+    # --- evaluation -------------------------------------------------------------------------------------------
+
+    def assembled(self, event: ModelAssembled) -> str:
+        """A model was put together; return why the run cannot end well, or ""."""
+        self._assembling = None
+        if event.failed:
+            self._desk.append(CheckpointFailed(round=event.round, reason=event.failed))
+            if event.round == self._desk.policy.rounds:
+                return f"the model of the last round could not be put together: {event.failed}"
+        elif event.checkpoint:
+            self._desk.append(CheckpointWritten(round=event.round, path=event.checkpoint, seconds=event.seconds))
+        if event.failed or not self._desk.policy.eval_due(event.round):
+            self._report(event.round)
+            return ""
+        self._evaluating[event.round] = Evaluating(event.round, event.payload)
+        return ""
+
+    def hand_out(self, standby: Sequence[int]) -> None:
+        """Give models that nobody evaluates to a worker each; `standby`: sessions that compose nothing."""
+        busy = {one.session for one in self._evaluating.values()}
+        for one in self._evaluating.values():
+            if one.session:
+                continue
+            # Whoever composes nothing first; then whoever is furthest on, so that nobody is held up for it.
+            idle = [session for session in standby if session not in busy]
+            composing = sorted(self._composing.values(), key=lambda c: (-c.step, c.shard))
+            free = [*idle, *(c.session for c in composing if c.session not in busy)]
+            if not free:
+                return
+            one.session = free[0]
+            busy.add(free[0])
+            message = m.EvaluateMixture(task=one.round, version=one.round, payload=one.payload)
+            self._desk.send(free[0], message, StoredPayload(one.payload))
+
+    def evaluated(self, worker: WorkerSession, result: m.EvalResult) -> None:
+        """Take a result, if it is from who was asked."""
+        one = self._evaluating.get(result.version)
+        if one is None or one.session != worker.session:
+            return
+        del self._evaluating[result.version]
+        self._desk.append(EvalFinished(version=result.version, loss=result.loss, batches=result.batches))
+        self._report(result.version)

@@ -1,0 +1,158 @@
+"""The mixture controller's part about the syncer's machine: grants and merges become messages, records and work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from planetary.moe.mixture_desk import MixtureDesk
+from planetary.moe.mixture_events import FragmentMade, MakeFragment, Published, StoredPayload
+from planetary.moe.mixture_rounds import Composing, Rounds
+from planetary.moe.offload import Offload
+from planetary.moe.records import FragmentAdvanced, ShardGranted, SyncNote
+from planetary.moe.syncer_machine import SyncerMachine
+from planetary.moe.syncer_messages import (
+    Announce,
+    Event,
+    Grant,
+    Instruction,
+    Merge,
+    Merged,
+    Note,
+    Publication,
+    Reject,
+    Standby,
+)
+from planetary.moe.tiers import Tier
+from planetary.wire import messages as m
+
+
+class Syncing:
+    """See the module."""
+
+    def __init__(
+        self, desk: MixtureDesk, rounds: Rounds, offload: Offload, composing: dict[int, Composing], now: float
+    ) -> None:
+        """Go on from the desk's state. `composing`: the live composers by session; grants add to them."""
+        self.desk, self.rounds, self.offload, self.composing = desk, rounds, offload, composing
+        self.machine = SyncerMachine(desk.policy.sync)
+        self.machine.go_on(
+            {key: fragment.version for key, fragment in desk.state.fragments.items()},
+            [(shard.owner, shard.epoch) for shard in desk.state.shards],
+            now,
+        )
+        self.claims: dict[str, tuple[int, int, int]] = {}  # worker -> shard, epoch and step it says it has
+        self._publisher: dict[tuple[Tier, int], dict[str, int]] = {}
+        self._first_published: dict[tuple[Tier, int], float] = {}
+
+    def tell(self, event: Event, now: float) -> None:
+        """Tell the machine something, and do what it says."""
+        self.carry_out(self.machine.handle(event, now), now)
+
+    def published(self, worker: str, message: m.PublishFragment, payload: str, now: float) -> None:
+        """A composer has published a fragment."""
+        key = (Tier(message.tier), message.fragment)
+        self._first_published.setdefault(key, now)
+        self._publisher.setdefault(key, {})[worker] = message.shard
+        self.tell(Publication(worker, *key, message.base, payload, message.tokens, message.steps), now)
+
+    def carry_out(self, said: Sequence[Instruction], now: float) -> None:
+        """Do what the syncer's machine says."""
+        for one in said:
+            match one:
+                case Grant():
+                    self._grant(one, now)
+                case Announce():
+                    session = self._session_of(one.composer)
+                    if session is not None:
+                        self.send_fragment(session, one.tier, one.fragment)
+                case Merge():
+                    self._merge(one)
+                case Reject():
+                    self.refuse("stale", f"{one.publication.composer}: {one.why}", told=False)
+                case Note():
+                    self.desk.append(SyncNote(what=one.what, why=one.why))
+                case Standby():
+                    pass
+
+    def _grant(self, grant: Grant, now: float) -> None:
+        session = self._session_of(grant.composer)
+        if session is None:
+            return
+        shard = self.desk.state.shards[grant.shard]
+        claim = self.claims.pop(grant.composer, None)
+        # Nobody else had it since: what the process has is newer than what was kept.
+        keeps = claim is not None and claim[:2] == (grant.shard, grant.epoch - 1) and claim[2] >= shard.step
+        step = claim[2] if keeps and claim is not None else shard.step
+        self.desk.append(
+            ShardGranted(shard=grant.shard, epoch=grant.epoch, worker=grant.composer, step=step, why=grant.why)
+        )
+        self.rounds.began(now)
+        self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, now)
+        self.desk.send(
+            session,
+            m.OwnShard(shard=grant.shard, epoch=grant.epoch, step=step, payload="" if keeps else shard.payload),
+            None if keeps else StoredPayload(shard.payload),
+        )
+        for key in self.desk.state.fragments:
+            self.send_fragment(session, *key)
+        for number, layer in self.desk.state.experts:
+            if number == grant.shard:
+                self.offload.send_experts(session, number, layer)
+        if self.desk.policy.plan.has_surrogates:
+            for number in range(len(self.desk.state.shards)):
+                if number != grant.shard or not keeps:
+                    self.send_surrogates(session, number)
+
+    def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:
+        """Send a composer the newest version of a fragment."""
+        held = self.desk.state.fragments[tier, fragment]
+        message = m.FragmentMerged(
+            tier=tier.value, fragment=fragment, version=held.version, shards=held.shards, payload=held.payload
+        )
+        self.desk.send(session, message, StoredPayload(held.payload))
+
+    def send_surrogates(self, session: int, number: int) -> None:
+        """Send a composer the newest surrogates of a shard."""
+        shard = self.desk.state.shards[number]
+        message = m.SurrogatesReady(shard=number, step=shard.surrogate_step, payload=shard.surrogates)
+        self.desk.send(session, message, StoredPayload(shard.surrogates))
+
+    def _merge(self, merge: Merge) -> None:
+        key = (merge.tier, merge.fragment)
+        held = self.desk.state.fragments[key]
+        by = self._publisher[key]
+        published = tuple(Published(by[one.composer], one.payload, one.tokens, one.steps) for one in merge.publications)
+        self.desk.out.append(MakeFragment(*key, merge.version, held.payload, held.velocity, published, merge.why))
+
+    def made(self, event: FragmentMade, now: float) -> None:
+        """A merge has ended."""
+        key = (event.tier, event.fragment)
+        began = self._first_published.pop(key, now)
+        self._publisher.pop(key, None)
+        if not event.failed:
+            self.rounds.merges.setdefault(event.tier, []).append(now - began)
+            self.desk.append(
+                FragmentAdvanced(
+                    tier=event.tier,
+                    fragment=event.fragment,
+                    version=event.version,
+                    shards=event.shards,
+                    payload=event.payload,
+                    velocity=event.velocity,
+                    seconds=now - began,
+                    why=event.why,
+                )
+            )
+        self.tell(Merged(*key, event.version, event.failed), now)
+        if event.failed:  # the version that they have already: they may publish again
+            for one in self.composing.values():
+                self.send_fragment(one.session, *key)
+
+    def refuse(self, what: str, why: str, *, told: bool = True) -> None:
+        """Count what does not count; `told`: also in the journal."""
+        self.rounds.refused[what] = self.rounds.refused.get(what, 0) + 1
+        if told:
+            self.desk.append(SyncNote(what=what, why=why))
+
+    def _session_of(self, worker: str) -> int | None:
+        return next((w.session for w in self.desk.workers.values() if w.worker == worker), None)

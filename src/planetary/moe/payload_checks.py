@@ -1,0 +1,90 @@
+"""Whether a payload that a composer sent is what its message says, before it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from planetary.core.errors import PlanetaryError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.moe.payloads import fragment_from, sketch_from
+from planetary.moe.plan import MixturePlan
+from planetary.moe.shard_payload import empty_bank, install_payload, shard_from
+from planetary.moe.sketch import decode
+from planetary.moe.tiers import Tier
+from planetary.wire import messages as m
+
+KINDS: Mapping[type[m.Message], str] = {
+    m.PublishFragment: "fragment",
+    m.PublishSurrogates: "surrogate",
+    m.KeepShard: "shard",
+    m.OfferSketches: "sketch",
+}
+"""What the payload of a message is, in the store's words."""
+
+
+class PayloadChecks:
+    """The checks of one mixture.
+
+    Args:
+        plan: of the mixture.
+        dense: the parameters that are no routed experts.
+        fragments: their names by fragment.
+    """
+
+    def __init__(
+        self,
+        plan: MixturePlan,
+        dense: Sequence[TensorSpec],
+        fragments: Mapping[tuple[Tier, int], tuple[str, ...]],
+    ) -> None:
+        self._plan = plan
+        self._specs = {spec.name: spec for spec in dense}
+        self._fragments = fragments
+
+    def defect(self, message: m.Message, data: bytes) -> str:
+        """Return what is wrong with a message's payload, or ""."""
+        try:
+            match message:
+                case m.PublishFragment():
+                    return self._fragment(message, fragment_from(data))
+                case m.PublishSurrogates():
+                    bank = install_payload(empty_bank(self._plan), data, self._plan)
+                    return _not_finite({str(i): x for i, x in enumerate((*bank.a, *bank.b))})
+                case m.KeepShard():
+                    return self._shard(message, data)
+                case m.OfferSketches():
+                    sketch = decode(sketch_from(data))
+                    if (sketch.layer, sketch.step, sketch.composer) != (message.layer, message.step, message.shard):
+                        return f"it is of layer {sketch.layer}, step {sketch.step}, composer {sketch.composer}"
+                    return _not_finite({"u": sketch.inputs, "g_y": sketch.output_gradients})
+                case _:
+                    return f"no payload is expected with {type(message).__name__}"
+        except (PlanetaryError, ValueError, KeyError, IndexError) as error:
+            return str(error) if isinstance(error, PlanetaryError) else f"its payload cannot be read: {error!r}"
+
+    def _fragment(self, message: m.PublishFragment, tensors: Tensors) -> str:
+        names = self._fragments.get((Tier(message.tier), message.fragment))
+        if names is None:
+            return f"there is no fragment {message.fragment} of tier {message.tier}"
+        if set(tensors) != set(names):
+            return f"it has {len(tensors)} tensors, the fragment has {len(names)} others"
+        wrong = [n for n in names if tensors[n].shape != self._specs[n].shape or tensors[n].dtype != np.float32]
+        if wrong:
+            return f"its {wrong[0]} is {tensors[wrong[0]].dtype}{list(tensors[wrong[0]].shape)}"
+        return _not_finite(tensors)
+
+    def _shard(self, message: m.KeepShard, data: bytes) -> str:
+        state, step, _ = shard_from(data, self._plan)
+        if (state.number, step) != (message.shard, message.step):
+            return f"it holds shard {state.number} after step {step}, not {message.shard} after {message.step}"
+        missing = set(self._specs) - set(state.dense)
+        if missing:
+            return f"it lacks {sorted(missing)[0]} and {len(missing) - 1} other parameters"
+        return _not_finite(state.dense) or "".join(_not_finite(layer) for layer in state.experts)
+
+
+def _not_finite(tensors: Tensors) -> str:
+    wrong = [name for name, value in tensors.items() if not np.isfinite(value).all()]
+    return f"its {wrong[0]} contains NaN or infinite numbers" if wrong else ""

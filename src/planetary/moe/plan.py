@@ -1,0 +1,154 @@
+"""What every participant of a mixture is told: model, training, who owns what, and where its tokens are."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from planetary.core.config import Config
+from planetary.core.errors import UserError
+from planetary.core.step_options import StepOptions
+from planetary.data.slices import SliceOrder
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.models.options import configure
+from planetary.moe import ownership
+from planetary.moe.acceptance import Policy
+from planetary.moe.averaging import MergeRule
+from planetary.moe.settings import MoeTraining
+from planetary.moe.tiers import Cadence
+from planetary.wire.messages import Slice
+
+log = logging.getLogger(__name__)
+
+MODEL = "planetary.models.latent_moe:build"
+
+
+class MixturePlan(msgspec.Struct, frozen=True):
+    """See the module. It is the same for all and never changes during a run.
+
+    Attributes:
+        model: its sizes; `batch_size` is one composer's.
+        training: how it is trained; `batch_size` is that of all composers together.
+        owners: ownership map [layers][experts].
+        order: of the training tokens: a lease is one step of all composers.
+        held_out: batches that the assembled model is evaluated on.
+        steps: of each composer in the whole run.
+        steps_per_round: after which losses are reported and the model may be evaluated.
+        pace: whether anybody waits for anybody.
+        window: versions that an expert update may lag behind.
+    """
+
+    model: LatentMoeConfig
+    training: MoeTraining
+    owners: tuple[tuple[int, ...], ...]
+    order: SliceOrder
+    held_out: tuple[Slice, ...]
+    steps: int
+    steps_per_round: int
+    pace: Literal["free", "lockstep"] = "free"
+    window: int = 2
+
+    @property
+    def owner_map(self) -> np.ndarray:
+        """i32 [layers, experts]."""
+        return np.asarray(self.owners, np.int32)
+
+    @property
+    def slots(self) -> int:
+        """Places for experts on each composer, per layer."""
+        return ownership.shard_size(self.owner_map)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Target tokens of one composer's step."""
+        return self.model.batch_size * self.model.sequence_length
+
+    @property
+    def has_surrogates(self) -> bool:
+        """Whether composers hold surrogates of each other's experts."""
+        return self.training.rank > 0 and self.training.composers > 1
+
+    @property
+    def offloads(self) -> bool:
+        """Whether expert workers do the experts' optimizer work."""
+        return self.training.sketches != "none"
+
+
+def model_of(config: Config) -> LatentMoeConfig:
+    """Return the model's sizes that a configuration gives. Raises `UserError` for another model or a wrong size."""
+    if config.model.source != MODEL:
+        raise UserError(
+            f'a run with moe.composers trains model.source = "{MODEL}", whose experts can be divided; found '
+            f'"{config.model.source}"'
+        )
+    known = {
+        "batch_size": config.train.batch_size,
+        "sequence_length": config.train.sequence_length,
+        "seed": config.run.seed,
+    }
+    return configure("model.options", LatentMoeConfig, {**known, **config.model.options})
+
+
+def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) -> MoeTraining:
+    """Return how a configuration trains its mixture.
+
+    Raises:
+        UserError: keys do not fit together; they are named.
+    """
+    moe, train = config.moe, config.train
+    needed = moe.composers + moe.expert_workers
+    if config.fabric.workers < needed:
+        raise UserError(
+            f"{moe.composers} composers and {moe.expert_workers} expert workers are {needed} workers: set "
+            f"fabric.workers to at least {needed}, found {config.fabric.workers}"
+        )
+    if moe.composers > model.n_expert:
+        raise UserError(
+            f"moe.composers = {moe.composers}, but the model has {model.n_expert} experts per layer and every composer "
+            "owns at least one"
+        )
+    if config.data.delivery != "path":
+        raise UserError('composers read their tokens themselves: set data.delivery = "path"')
+    if train.micro_batches != 1 or train.precision != "f32" or train.remat != "none":
+        raise UserError('a mixture over composers takes train.micro_batches = 1, precision = "f32" and remat = "none"')
+    if config.sync.topology != "star":
+        raise UserError('a mixture over composers is merged by the syncer: set sync.topology = "star"')
+    if model.n_expert % moe.composers:
+        log.warning("%d experts on %d composers: shards are not equal", model.n_expert, moe.composers)
+    if moe.rank >= model.n_hidden:
+        log.warning(
+            "moe.rank = %d is not below the experts' width %d: surrogates are as large as what they stand for",
+            moe.rank,
+            model.n_hidden,
+        )
+    cadence = Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
+    if moe.composers > 1 and cadence.router == 1:
+        raise UserError(
+            "moe.router_every = 1 averages gradients inside every step, for which all composers would have to wait: "
+            "set router_every, latent_every and backbone_every to at least 2"
+        )
+    if moe.expert_workers and moe.composers == 1:
+        raise UserError("expert workers improve the experts of several composers: set moe.composers to at least 2")
+    return MoeTraining(
+        composers=moe.composers,
+        batch_size=train.batch_size * moe.composers,
+        rank=moe.rank,
+        detach=moe.detach,
+        cadence=cadence,
+        merge=MergeRule(radial=moe.radial),
+        sketches=moe.sketches if moe.expert_workers else "none",
+        precision=moe.precision,
+        acceptance=Policy(window=moe.window) if moe.expert_workers else None,
+        dense=options,
+        experts=options,
+    )
+
+
+def owners_of(config: Config, model: LatentMoeConfig) -> tuple[tuple[int, ...], ...]:
+    """Return which composer owns which expert, [layers][experts]."""
+    make = ownership.hashed if config.moe.ownership == "hashed" else ownership.round_robin
+    found = make(model.n_layer, model.n_expert, config.moe.composers)
+    return tuple(tuple(int(owner) for owner in row) for row in found)

@@ -1,0 +1,249 @@
+"""The syncer's journal: what a mixture adds to the fabric's records, and the state that they fold to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError
+from planetary.fabric.records import (
+    AnyRecord,
+    EvalFinished,
+    Record,
+    RoundFinished,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    WorkerLost,
+)
+from planetary.moe.tiers import Tier
+
+
+class FragmentStart(msgspec.Struct, frozen=True):
+    """A fragment before the first step."""
+
+    tier: Tier
+    fragment: int
+    payload: str
+
+
+class MixtureStarted(Record, frozen=True, kw_only=True, tag="mixture_started"):
+    """What everybody starts from, as names in the payload store."""
+
+    shards: tuple[str, ...]  # each shard's state
+    surrogates: tuple[str, ...]  # each shard's surrogates; empty without
+    experts: tuple[tuple[str, ...], ...] = ()  # under offload, each shard's experts with their moments, by layer
+    fragments: tuple[FragmentStart, ...]
+
+
+class ShardGranted(Record, frozen=True, kw_only=True, tag="shard_granted"):
+    """A worker is the composer of a shard from now on."""
+
+    shard: int
+    epoch: int
+    worker: str
+    step: int  # that it goes on from
+    why: str
+
+
+class ShardKept(Record, frozen=True, kw_only=True, tag="shard_kept"):
+    """A shard's whole state is in the payload store."""
+
+    shard: int
+    epoch: int
+    step: int
+    payload: str
+    loss: float | None = None  # mean cross-entropy since the end of the last round, at the end of a round
+    compute_s: float = 0.0  # spent in the steps since then
+
+
+class FragmentAdvanced(Record, frozen=True, kw_only=True, tag="fragment_merged"):
+    """A fragment has a new version."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    shards: tuple[int, ...]  # whose publications it was merged from
+    payload: str
+    velocity: str  # of the outer step; "" without momentum
+    seconds: float  # from the first publication
+    why: str
+
+
+class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_refreshed"):
+    """A shard has new surrogates."""
+
+    shard: int
+    epoch: int
+    step: int
+    error: float | None
+    payload: str
+
+
+class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
+    """Expert workers' update of a shard's experts of one layer was judged; some of it counts."""
+
+    shard: int
+    layer: int
+    version: int
+    step: int  # of the sketches
+    worker: str
+    accepted: int  # experts
+    refused: dict[str, int]  # experts, by reason
+    payload: str
+
+
+class SyncNote(Record, frozen=True, kw_only=True, tag="sync_note"):
+    """Something that did not count, or that changed hands; `what` is a word, `why` a sentence."""
+
+    what: str
+    why: str
+
+
+MixtureRecord = (
+    AnyRecord
+    | MixtureStarted
+    | ShardGranted
+    | ShardKept
+    | FragmentAdvanced
+    | SurrogatesRefreshed
+    | ExpertsAdvanced
+    | SyncNote
+)
+
+
+class Shard(msgspec.Struct):
+    """What is known of a shard. `marks`: its first state at or after the end of rounds that are not finished yet."""
+
+    payload: str = ""
+    step: int = 0
+    epoch: int = 0
+    owner: str = ""
+    surrogates: str = ""
+    surrogate_step: int = 0
+    surrogate_error: float | None = None
+    marks: dict[int, ShardKept] = {}
+
+
+class Fragment(msgspec.Struct):
+    """The newest version of a fragment."""
+
+    payload: str = ""
+    velocity: str = ""
+    version: int = 0
+    shards: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+class Experts(msgspec.Struct):
+    """The authoritative experts of a shard in one layer, under offload."""
+
+    payload: str = ""
+    version: int = 0
+    step: int = -1
+
+
+class MixtureState(msgspec.Struct):
+    """Everything that the journal determines."""
+
+    steps_per_round: int
+    rounds: int = 0
+    round: int = 0  # the last finished one
+    tokens_total: int = 0
+    shards: list[Shard] = []
+    fragments: dict[tuple[Tier, int], Fragment] = {}
+    experts: dict[tuple[int, int], Experts] = {}  # by shard and layer; empty under direct ownership
+    evals: dict[int, float] = {}
+    train_losses: dict[int, float] = {}
+    losses: dict[str, int] = {}  # worker -> how many times it was lost
+    ended: RunFinished | None = None
+
+    def needed(self) -> set[str]:
+        """Return the names of all payloads that the run may still ask for."""
+        names = {s.payload for s in self.shards} | {s.surrogates for s in self.shards}
+        names |= {kept.payload for s in self.shards for kept in s.marks.values()}
+        names |= {f.payload for f in self.fragments.values()} | {f.velocity for f in self.fragments.values()}
+        names |= {held.payload for held in self.experts.values()}
+        return names - {""}
+
+
+def apply(state: MixtureState, record: Record) -> None:
+    """Change `state` as `record` says. Raises `LocalProtocolError` where it cannot follow the ones before it."""
+    match record:
+        case RunStarted() | RunResumed():
+            state.rounds = record.rounds
+            state.ended = None
+        case MixtureStarted():
+            surrogates = record.surrogates or ("",) * len(record.shards)
+            state.shards = [Shard(payload=p, surrogates=s) for p, s in zip(record.shards, surrogates, strict=True)]
+            state.fragments = {(f.tier, f.fragment): Fragment(payload=f.payload) for f in record.fragments}
+            state.experts = {
+                (shard, layer): Experts(payload)
+                for shard, layers in enumerate(record.experts)
+                for layer, payload in enumerate(layers)
+            }
+        case ExpertsAdvanced():
+            before = state.experts[record.shard, record.layer]
+            if record.version != before.version + 1:
+                raise LocalProtocolError(
+                    f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}, not "
+                    f"before {record.version}"
+                )
+            state.experts[record.shard, record.layer] = Experts(record.payload, record.version, record.step)
+        case ShardGranted():
+            shard = state.shards[record.shard]
+            if record.epoch != shard.epoch + 1:
+                raise LocalProtocolError(f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}")
+            shard.epoch, shard.owner = record.epoch, record.worker
+        case ShardKept():
+            shard = state.shards[record.shard]
+            shard.payload, shard.step = record.payload, record.step
+            # A composer that was cut off at the end of a round is saved later: what it has then stands for that round.
+            for round_ in range(state.round + 1, record.step // state.steps_per_round + 1):
+                shard.marks.setdefault(round_, record)
+        case FragmentAdvanced():
+            held = state.fragments[record.tier, record.fragment]
+            if record.version != held.version + 1:
+                raise LocalProtocolError(
+                    f"{record.tier} fragment {record.fragment} is at version {held.version}, not before "
+                    f"{record.version}"
+                )
+            state.fragments[record.tier, record.fragment] = Fragment(
+                record.payload, record.velocity, record.version, record.shards, record.seconds
+            )
+        case SurrogatesRefreshed():
+            shard = state.shards[record.shard]
+            shard.surrogates, shard.surrogate_step = record.payload, record.step
+            shard.surrogate_error = record.error
+        case RoundFinished():
+            state.round, state.tokens_total = record.round, record.tokens_total
+            state.train_losses[record.round] = record.loss
+            for shard in state.shards:
+                shard.marks = {r: kept for r, kept in shard.marks.items() if r > record.round}
+        case EvalFinished():
+            state.evals[record.version] = record.loss
+        case WorkerLost():
+            state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
+        case RunFinished():
+            state.ended = record
+        case _:
+            pass  # facts for people; no decision depends on them
+
+
+def replay(records: Iterable[Record], steps_per_round: int) -> MixtureState:
+    """Return the state after `records`; see `apply`."""
+    state = MixtureState(steps_per_round)
+    for record in records:
+        apply(state, record)
+    return state
+
+
+def mixture_news(record: Record) -> str:
+    """Say a record of this file in a sentence, or "" when nobody is waiting to hear it."""
+    match record:
+        case ShardGranted():
+            return f"{record.worker} is the composer of shard {record.shard} from step {record.step} on: {record.why}"
+        case SyncNote():
+            return f"{record.what}: {record.why}"
+    return ""

@@ -1,0 +1,133 @@
+"""A shard's whole state, its surrogates and an assembled model as payloads, and back.
+
+The rows that surrogates are fitted on are not saved: a composer that goes on from a saved state gathers new ones, and
+keeps a surrogate as it is until it has rows for its expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.core.errors import RemoteProtocolError
+from planetary.core.tensors import Tensors
+from planetary.moe.composer import LayerFit
+from planetary.moe.composer_machine import Held, Key
+from planetary.moe.payloads import surrogates_bytes, surrogates_from
+from planetary.moe.plan import MixturePlan
+from planetary.moe.recent_rows import no_rows
+from planetary.moe.states import ComposerState, Surrogates
+from planetary.moe.surrogate import newer_surrogate, surrogate_message
+from planetary.moe.tiers import Tier
+
+
+class _Fragment(msgspec.Struct, frozen=True):
+    tier: Tier
+    fragment: int
+    base: int
+    since: int
+
+
+class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    shard: int
+    step: int
+    fragments: tuple[_Fragment, ...]
+
+
+def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held]) -> bytes:
+    """Return a shard's state after `step` steps as a payload of kind `shard`."""
+    fragments = tuple(_Fragment(*key, one.base, one.since) for key, one in held.items())
+    arrays: dict[str, np.ndarray] = {"slots": state.slots}
+    groups = {"dense": (state.dense,), "moments": (state.dense_moments,)}
+    groups |= {"experts": state.experts, "expert_moments": state.expert_moments, "residuals": state.residuals}
+    for group, layers in groups.items():
+        for layer, tensors in enumerate(layers):
+            arrays |= {f"{group}/{layer}/{name}": value for name, value in tensors.items()}
+    return pack_arrays("shard", _Fields(state.number, step, fragments), arrays)
+
+
+def shard_from(data: bytes, plan: MixturePlan) -> tuple[ComposerState, int, dict[Key, Held]]:
+    """Return the state in a payload, the steps it has taken, and its fragments' versions.
+
+    Raises:
+        RemoteProtocolError: it is no such payload, or of another model.
+    """
+    raw, arrays = unpack_arrays(data, "shard")
+    try:
+        fields = msgspec.json.decode(raw, type=_Fields)
+    except msgspec.DecodeError as error:
+        raise RemoteProtocolError(f"a payload that says it holds a shard has other fields: {error}") from None
+    layers = plan.model.n_layer
+    groups: dict[str, list[dict[str, np.ndarray]]] = {
+        name: [{} for _ in range(layers)] for name in ("dense", "moments", "experts", "expert_moments", "residuals")
+    }
+    for path, value in arrays.items():
+        if path != "slots":
+            group, layer, name = path.split("/", 2)
+            groups[group][int(layer)][name] = value.copy()  # views of the payload would keep all of it in memory
+    fit = plan.training.fit
+    state = ComposerState(
+        fields.shard,
+        arrays["slots"].copy(),
+        groups["dense"][0],
+        groups["moments"][0],
+        tuple(groups["experts"]),
+        tuple(groups["expert_moments"]),
+        tuple(no_rows(fit.capacity, plan.model.n_latent, plan.model.n_expert) for _ in range(layers)),
+        tuple(groups["residuals"]),
+    )
+    held = {(f.tier, f.fragment): Held(f.base, f.since) for f in fields.fragments}
+    return state, fields.step, held
+
+
+def fits_bytes(fits: Sequence[LayerFit], shard: int, step: int) -> bytes:
+    """Return a shard's surrogates, fitted after `step` steps, as a payload of kind `surrogate`."""
+    return surrogates_bytes(
+        [
+            surrogate_message(fit.layer, int(expert), owner=shard, version=step, a=fit.a[i], b=fit.b[i])
+            for fit in fits
+            for i, expert in enumerate(fit.experts)
+        ]
+    )
+
+
+def empty_bank(plan: MixturePlan) -> Surrogates:
+    """Return a bank without any surrogate yet."""
+    model, rank = plan.model, plan.training.rank
+    shape = (model.n_expert, model.n_latent, rank)
+    back = (model.n_expert, rank, model.n_latent)
+    return Surrogates(
+        tuple(np.zeros(shape, np.float32) for _ in range(model.n_layer)),
+        tuple(np.zeros(back, np.float32) for _ in range(model.n_layer)),
+        np.full((model.n_layer, model.n_expert), -1, np.int64),
+    )
+
+
+def install_payload(bank: Surrogates, data: bytes, plan: MixturePlan) -> Surrogates:
+    """Return the bank with the newer ones of a payload's surrogates in it.
+
+    Raises:
+        TrustError: one is damaged, or from a composer that does not own the expert.
+        RemoteProtocolError: it is no such payload.
+    """
+    a, b = [x.copy() for x in bank.a], [x.copy() for x in bank.b]
+    versions, owners = bank.versions.copy(), plan.owner_map
+    for message in surrogates_from(data):
+        place = message.layer, message.expert
+        if newer_surrogate(int(versions[place]), message, int(owners[place])):
+            a[message.layer][message.expert], b[message.layer][message.expert] = message.a, message.b
+            versions[place] = message.version
+    return Surrogates(tuple(a), tuple(b), versions)
+
+
+def model_bytes(round_: int, tensors: Tensors) -> bytes:
+    """Return an assembled model as a payload of kind `model`."""
+    return pack_arrays("model", round_, tensors)
+
+
+def model_from(data: bytes) -> dict[str, np.ndarray]:
+    """Return the tensors in a payload, or raise `RemoteProtocolError`."""
+    return unpack_arrays(data, "model")[1]

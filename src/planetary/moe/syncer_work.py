@@ -1,0 +1,79 @@
+"""What the syncer does with tensors: merges and whole models, from the payload store and back. Blocks; no decisions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from planetary.artifacts.payload_store import PayloadStore
+from planetary.core.errors import PlanetaryError
+from planetary.moe import averaging
+from planetary.moe.acceptance import Policy
+from planetary.moe.expert_payloads import experts_bytes, experts_from, improved_from, work_bytes
+from planetary.moe.expert_work import accept_slots
+from planetary.moe.mixture_events import ExpertsJudged, FragmentMade, JudgeExperts, MakeFragment, WorkOf
+from planetary.moe.ownership import owned_slots
+from planetary.moe.payloads import fragment_bytes, fragment_from
+from planetary.moe.plan import MixturePlan
+from planetary.moe.shard_payload import shard_from
+from planetary.moe.states import SyncerState, TrainingState, merged_model
+
+
+def make_fragment(store: PayloadStore, wanted: MakeFragment, plan: MixturePlan) -> FragmentMade:
+    """Merge publications into a fragment's next version. What fails is said in the answer."""
+    rule = plan.training.merge
+    shards = tuple(sorted(one.shard for one in wanted.published))
+    made = FragmentMade(wanted.tier, wanted.fragment, wanted.version, shards, why=wanted.why)
+    try:
+        before = fragment_from(store.get(wanted.before))
+        velocity = fragment_from(store.get(wanted.velocity)) if wanted.velocity else {}
+        if rule.momentum and not velocity:
+            velocity = {name: np.zeros_like(value) for name, value in before.items()}
+        published = [
+            averaging.Published(one.shard, fragment_from(store.get(one.payload)), one.tokens, one.steps)
+            for one in wanted.published
+        ]
+        merged, speed = averaging.merge(before, velocity, published, rule)
+        payload = store.put("fragment", fragment_bytes(merged))
+        name = store.put("fragment", fragment_bytes(speed)) if rule.momentum else ""
+    except PlanetaryError as error:
+        return FragmentMade(wanted.tier, wanted.fragment, wanted.version, shards, failed=str(error))
+    except KeyError as error:
+        missing = f"a publication lacks the tensor {error}"
+        return FragmentMade(wanted.tier, wanted.fragment, wanted.version, shards, failed=missing)
+    return FragmentMade(made.tier, made.fragment, made.version, shards, payload, name, wanted.why)
+
+
+def expert_work(store: PayloadStore, wanted: WorkOf) -> bytes:
+    """Return what an expert worker needs for a lease. Raises `PlanetaryError` where a part of it is gone."""
+    return work_bytes(store.get(wanted.experts), [store.get(name) for name in wanted.lease.work.payloads])
+
+
+def judge_experts(store: PayloadStore, wanted: JudgeExperts, result: bytes, plan: MixturePlan) -> ExpertsJudged:
+    """Put what counts of an expert worker's result into the store. What fails is said in the answer."""
+    policy = plan.training.acceptance or Policy()
+    slots = owned_slots(plan.owner_map, wanted.shard, plan.slots)[wanted.layer]
+    try:
+        before, improved = experts_from(store.get(wanted.before)), improved_from(result)
+        for mine, theirs in zip(before, (improved.weights, improved.moments), strict=True):
+            if {n: v.shape for n, v in mine.items()} != {n: v.shape for n, v in theirs.items()}:
+                return ExpertsJudged(wanted.task, failed="the result has other tensors than the experts")
+        weights, moments, verdicts = accept_slots(
+            before, improved, policy, layer=wanted.layer, owner=wanted.shard, slots=slots
+        )
+        payload = store.put("experts", experts_bytes(weights, moments))
+    except PlanetaryError as error:
+        return ExpertsJudged(wanted.task, failed=str(error))
+    refused = Counter(str(v.refusal) for v in verdicts if not v.accepted)
+    return ExpertsJudged(wanted.task, payload, sum(v.accepted for v in verdicts), dict(refused))
+
+
+def assembled_model(store: PayloadStore, shards: tuple[str, ...], plan: MixturePlan) -> dict[str, np.ndarray]:
+    """Return the ordinary model that the shards' saved states make, by the names of `models.latent_moe`.
+
+    Raises:
+        PlanetaryError: a payload is missing, damaged or of another model.
+    """
+    composers = tuple(shard_from(store.get(name), plan)[0] for name in shards)
+    return merged_model(TrainingState(0, composers, None, SyncerState({}, {})), plan.model)

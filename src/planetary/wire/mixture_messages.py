@@ -1,0 +1,164 @@
+"""Messages of a mixture that is trained over composers: what composers and expert workers say, and what they are told.
+
+A `payload` is what the message is about: it comes along as one tensor of bytes, "payload", and is named by its kind and
+sha256. A shard is the experts that one composer owns; every grant of it has a higher `epoch`, and what is said under an
+older one does not count. `step` counts the steps that a shard has taken.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from planetary.core.step import FunctionSpec
+from planetary.wire.message import Message
+
+TierName = Literal["router", "latent", "backbone", "experts"]
+
+
+class MixtureMessage(Message, frozen=True, kw_only=True):
+    """Base of the messages that a worker's role handles, and of those that it sends."""
+
+
+class MixtureJob(MixtureMessage, frozen=True, kw_only=True):
+    """What the worker is to run: sent once after `Welcome`."""
+
+    run: str
+    artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
+    functions: dict[str, FunctionSpec]  # of that module
+    plan: str  # how the mixture is trained, JSON: `planetary.moe.plan.MixturePlan`
+
+
+class MixtureReady(MixtureMessage, frozen=True, kw_only=True):
+    """The worker loaded the artifact. It says which shard it has the state of, if any."""
+
+    artifact: str
+    shard: int = -1
+    epoch: int = 0
+    step: int = 0
+
+
+class OwnShard(MixtureMessage, frozen=True, kw_only=True):
+    """The worker is the composer of this shard; the shard's state comes along unless the worker keeps its own."""
+
+    shard: int
+    epoch: int
+    step: int  # of the state that comes along
+    payload: str  # "": go on with the state that you have
+
+
+class StandBy(MixtureMessage, frozen=True, kw_only=True):
+    """The worker owns nothing; what it may have owned belongs to somebody else."""
+
+    reason: str
+
+
+class PublishFragment(MixtureMessage, frozen=True, kw_only=True):
+    """A composer's parameters of one fragment, trained from version `base` of it."""
+
+    shard: int
+    epoch: int
+    tier: TierName
+    fragment: int
+    base: int
+    tokens: int
+    steps: int
+    payload: str
+
+
+class FragmentMerged(MixtureMessage, frozen=True, kw_only=True):
+    """A version of a fragment, merged from what the composers of `shards` published."""
+
+    tier: TierName
+    fragment: int
+    version: int
+    shards: tuple[int, ...]
+    payload: str
+
+
+class PublishSurrogates(MixtureMessage, frozen=True, kw_only=True):
+    """An owner's surrogates, fitted when it had taken `step` steps."""
+
+    shard: int
+    epoch: int
+    step: int
+    error: float | None  # mean relative error on the calibration rows; None for exact copies
+    payload: str
+
+
+class SurrogatesReady(MixtureMessage, frozen=True, kw_only=True):
+    """Another shard's surrogates."""
+
+    shard: int
+    step: int
+    payload: str
+
+
+class KeepShard(MixtureMessage, frozen=True, kw_only=True):
+    """A shard's whole state after `step` steps: what its next owner goes on from."""
+
+    shard: int
+    epoch: int
+    step: int
+    loss: float | None = None  # mean cross-entropy of the steps since the last end of a round, at the end of one
+    compute_s: float = 0.0  # that these steps took
+    payload: str
+
+
+class StepTaken(MixtureMessage, frozen=True, kw_only=True):
+    """A composer took a step."""
+
+    shard: int
+    epoch: int
+    step: int  # how many it has taken
+    loss: float  # cross-entropy of that step, nats per token
+    seconds: float  # that it took
+    surrogate_age: float = 0.0  # steps since the others' surrogates that it used were fitted, mean
+
+
+class EvaluateMixture(MixtureMessage, frozen=True, kw_only=True):
+    """Evaluate the assembled model, which comes along, on held-out batches; answer with `EvalResult`."""
+
+    task: int
+    version: int  # the round that it is from
+    payload: str
+
+
+class OfferSketches(MixtureMessage, frozen=True, kw_only=True):
+    """What one layer's experts saw on a composer in one step, for expert workers."""
+
+    shard: int
+    epoch: int
+    step: int  # index of the step, from 0
+    layer: int
+    version: int  # of the composer's experts of that layer in that step
+    payload: str
+
+
+class ImproveExperts(MixtureMessage, frozen=True, kw_only=True):
+    """An expert worker is to improve a shard's experts of one layer with these sketches.
+
+    The experts' weights and moments come along, and the sketches, packed into one payload.
+    """
+
+    task: int
+    shard: int
+    layer: int
+    step: int
+    payload: str
+
+
+class ExpertsImproved(MixtureMessage, frozen=True, kw_only=True):
+    """An expert worker's answer: the experts and their moments after the update."""
+
+    task: int
+    payload: str
+
+
+class UseExperts(MixtureMessage, frozen=True, kw_only=True):
+    """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one."""
+
+    shard: int
+    layer: int
+    version: int
+    step: int  # index of the step whose sketches were last used; -1: none yet
+    payload: str

@@ -1,0 +1,300 @@
+"""A whole mixture in one process: the real controller, real composers, a network that a test can cut, and a clock."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from moe_support import BASE, TINY
+from msgspec.structs import replace
+
+from planetary.artifacts.payload_store import PayloadStore
+from planetary.core.errors import PlanetaryError
+from planetary.core.tensors import Tensors
+from planetary.data.slices import SliceOrder
+from planetary.data.token_file import TokenFile
+from planetary.fabric import events as e
+from planetary.fabric.records import Record, RunStarted
+from planetary.moe.composer_driver import ComposerDriver
+from planetary.moe.composer_machine import FORGET_STEPS
+from planetary.moe.execution import composer_runner, expert_runner
+from planetary.moe.mixture_controller import MixtureController
+from planetary.moe.mixture_events import (
+    AssembleModel,
+    EndWork,
+    JudgeExperts,
+    LeaseWork,
+    MakeFragment,
+    MixturePolicy,
+    ModelAssembled,
+    QueueWork,
+    StoredPayload,
+    WorkLeased,
+    WorkOf,
+)
+from planetary.moe.mixture_gateway import KEPT_KINDS
+from planetary.moe.mixture_preparation import PreparedMixture, store_start
+from planetary.moe.payload_checks import KINDS, PayloadChecks
+from planetary.moe.plan import MixturePlan
+from planetary.moe.records import MixtureRecord, MixtureState, replay
+from planetary.moe.shard_payload import model_bytes
+from planetary.moe.signature import ComposerShape, Program
+from planetary.moe.syncer_messages import SyncPolicy
+from planetary.moe.syncer_work import assembled_model, expert_work, judge_experts, make_fragment
+from planetary.moe.tiers import Cadence, Tier, tier_fragments
+from planetary.moe.work_queue import WorkQueue
+from planetary.wire import messages as m
+
+STEP_S = 1.0
+
+
+class SharedProgram:
+    """The mixture's program out of those that all tests of this package share, so that nothing is compiled again."""
+
+    def __init__(self, plan: MixturePlan) -> None:
+        model, training = plan.model, plan.training
+        shape = ComposerShape(plan.slots, training.rank, model.batch_size, training.detach, not plan.offloads)
+        whole = ComposerShape(model.n_expert, 0, model.batch_size)
+        self._parts = {
+            "composer": composer_runner(model, shape, training.dense, False),
+            "expert": expert_runner(model, plan.slots, plan.tokens_per_step, training.experts, False),
+            "whole": composer_runner(model, whole, training.dense, False),
+        }
+        functions = {f"{p}_{n}": s for p, run in self._parts.items() for n, s in run.program.functions.items()}
+        self.program = Program(b"", functions)
+
+    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
+        part, _, name = function.partition("_")
+        return self._parts[part](name, tensors)
+
+
+def make_plan(folder: Path, *, steps: int, per_round: int = 4, pace: Any = "free", **options: Any) -> MixturePlan:
+    """A plan for the tests' tiny model, with its own token file."""
+    training = replace(BASE, cadence=Cadence(router=2, latent=2, backbone=4, refresh=2), **options)
+    model = replace(TINY, batch_size=training.batch_size // training.composers)
+    tokens = np.random.default_rng(7).integers(0, TINY.vocab_size, 9 * 400).astype(np.uint8)
+    path = folder / "tokens.u8"
+    tokens.tofile(path)
+    file = TokenFile(url=str(path), dtype="ui8", count=len(tokens), digest="")
+    block = model.sequence_length + 1
+    owners = tuple(tuple(e % training.composers for e in range(model.n_expert)) for _ in range(model.n_layer))
+    held_out = (file.slice(0, model.batch_size * block),)
+    order = SliceOrder(file, training.batch_size * block, block, 3)
+    return MixturePlan(model, training, owners, order, held_out, steps, per_round, pace)
+
+
+class Worker:
+    """A worker process: its driver lives as long as it does; its connection may be shorter."""
+
+    def __init__(self, name: str, driver: ComposerDriver) -> None:
+        self.name, self.driver = name, driver
+        self.session = 0
+        self.outbox: deque[tuple[m.Message, bytes | None]] = deque()
+        self.alive = True
+
+
+class MixtureCluster:
+    """See the module."""
+
+    def __init__(self, folder: Path, plan: MixturePlan, *, seed: int = 0, grace_s: float = 4.0) -> None:
+        self.plan, self.now, self.rng = plan, 0.0, random.Random(seed)
+        self.run = SharedProgram(plan)
+        self.store = PayloadStore(f"memory://{folder}", dict.fromkeys(KEPT_KINDS, 60.0))
+        self.prepared = PreparedMixture(None, plan, self.run.program)  # type: ignore[arg-type]
+        counts: dict[Tier, int] = {}
+        self.fragments = tier_fragments(self.prepared.dense, plan.training.cadence)
+        for tier, _ in self.fragments:
+            counts[tier] = counts.get(tier, 0) + 1
+        composers = plan.training.composers
+        self.policy = MixturePolicy(
+            run="test",
+            abandon_after_s=0,
+            heartbeat_s=1,
+            silent_after_s=3,
+            iree_version="",
+            plan=plan,
+            functions={},
+            rounds=plan.steps // plan.steps_per_round,
+            config_hash="",
+            sync=SyncPolicy(composers, counts, composers if plan.pace == "lockstep" else 1, grace_s),
+            expert_workers=0,
+            eval_every=1,
+            checkpoint_every=1000,
+            lease_s=50,
+            stuck_after_s=1000,
+            grace_s=grace_s,
+        )
+        self.checks = PayloadChecks(plan, self.prepared.dense, self.fragments)
+        self.journal: list[bytes] = []
+        self.workers: dict[str, Worker] = {}
+        self.events: deque[e.Event] = deque()
+        self.sent: list[m.Message] = []
+        self.queue = WorkQueue(":memory:")
+        self.results: dict[int, bytes] = {}
+        self.metrics: list[Any] = []
+        self.finished: e.Finish | None = None
+        self._sessions = 0
+        started = RunStarted(run="test", rounds=self.policy.rounds, config_hash="", model="", params=0)
+        records: list[Record] = [started, store_start(self.prepared, self.store)]
+        self._begin(replay(records, plan.steps_per_round), records)
+
+    def _begin(self, state: MixtureState, records: list[Record]) -> None:
+        self.journal += [msgspec.json.encode(record) for record in records]
+        self.controller = MixtureController(self.policy, state, self.now)
+
+    # --- what a test does -------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> Worker:
+        """Start a worker process and connect it."""
+        driver = ComposerDriver(self.plan, self.run, lambda *_: None, clock=lambda: self.now)
+        worker = self.workers[name] = Worker(name, driver)
+        driver._send = lambda message, payload: worker.outbox.append((message, payload))
+        self.connect(worker)
+        return worker
+
+    def connect(self, worker: Worker) -> None:
+        self._sessions += 1
+        worker.session = self._sessions
+        hello = m.Hello(
+            role="worker", protocol=3, software="", token="", worker=worker.name, node="n", pid=1, backend="pjrt:cpu"
+        )
+        self.events.append(e.Received(worker.session, hello))
+
+    def cut(self, worker: Worker, *, told: bool = True) -> None:
+        """End a worker's connection; what is on its way is lost."""
+        session, worker.session = worker.session, 0
+        worker.outbox.clear()
+        if told:
+            worker.driver.connection(False)
+        self.events.append(e.Closed(session, "cut"))
+
+    def kill(self, worker: Worker) -> None:
+        worker.alive = False
+        self.cut(worker, told=False)
+        del self.workers[worker.name]
+
+    def restart_gateway(self) -> None:
+        """Replace the controller by one that knows the journal only."""
+        for worker in self.workers.values():
+            self.cut(worker)
+        self.events.clear()
+        records = [msgspec.json.decode(line, type=MixtureRecord) for line in self.journal]
+        self._begin(replay(records, self.plan.steps_per_round), [])
+        for worker in self.workers.values():
+            self.connect(worker)
+
+    def until(self, reached: Callable[[], bool], limit: int = 2000) -> None:
+        """Let everybody act in a random order until something is reached."""
+        for _ in range(limit):
+            if reached():
+                return
+            self.turn()
+        raise AssertionError(f"not reached in {limit} turns; stall: {self.controller.stall}")
+
+    def finish(self) -> e.Finish:
+        self.until(lambda: self.finished is not None)
+        assert self.finished is not None
+        return self.finished
+
+    def turn(self) -> None:
+        """One turn: the gateway handles what has arrived, then some of the workers act once."""
+        self.now += STEP_S / max(1, len(self.workers))
+        self._gateway()
+        names = sorted(self.workers)
+        self.rng.shuffle(names)
+        for name in names:
+            worker = self.workers[name]
+            if self.plan.pace == "lockstep" or self.rng.random() < 0.8:
+                worker.driver.turn()
+            while worker.outbox and worker.session:
+                self._arrive(worker.session, *worker.outbox.popleft())
+        self._gateway()
+
+    # --- the gateway's shell ----------------------------------------------------------------------------------
+
+    def _arrive(self, session: int, message: m.Message, payload: bytes | None) -> None:
+        self.sent.append(message)
+        if type(message) in KINDS:
+            assert payload is not None
+            defect = self.checks.defect(message, payload)
+            name = "" if defect else self.store.put(KINDS[type(message)], payload)
+            assert defect or name == message.payload  # type: ignore[attr-defined]
+            self.events.append(e.Received(session, message, defect, payload=name))
+        elif isinstance(message, m.ExpertsImproved):
+            assert payload is not None
+            self.results[len(self.sent)] = payload
+            self.events.append(e.Received(session, message, attachment=len(self.sent)))
+        else:
+            self.events.append(e.Received(session, message))
+
+    def _gateway(self) -> None:
+        self.events.append(e.Tick())
+        while self.events:
+            for instruction in self.controller.handle(self.events.popleft(), self.now):
+                self._carry_out(instruction)
+
+    def _carry_out(self, instruction: e.Instruction) -> None:
+        match instruction:
+            case e.Append():
+                self.journal.append(msgspec.json.encode(instruction.record))
+            case e.Compile():
+                self.events.append(e.Compiled(instruction.backend, instruction.target, "", "artifact", 1, 0.0, ""))
+            case e.Send():
+                self._send(instruction)
+            case e.Close():
+                for worker in [w for w in self.workers.values() if w.session == instruction.session]:
+                    self.cut(worker)
+                    self.connect(worker)
+            case MakeFragment():
+                self.events.append(make_fragment(self.store, instruction, self.plan))
+            case AssembleModel():
+                model = assembled_model(self.store, instruction.shards, self.plan)
+                payload = self.store.put("model", model_bytes(instruction.round, model))
+                self.events.append(ModelAssembled(instruction.round, payload))
+            case QueueWork():
+                self.queue.offer([instruction.work])
+                self.queue.forget_before(instruction.work.step - FORGET_STEPS)
+            case LeaseWork():
+                found = self.queue.lease(instruction.worker, now=self.now, lease_s=50, busy=instruction.busy)
+                self.events.append(WorkLeased(instruction.session, found[0] if found else None))
+            case EndWork(result=""):
+                self.queue.give_up(instruction.lease)
+            case EndWork():
+                self.queue.finish(instruction.lease, instruction.result)
+            case JudgeExperts():
+                result = self.results.pop(instruction.attachment)
+                self.events.append(judge_experts(self.store, instruction, result, self.plan))
+            case e.WriteMetrics():
+                self.metrics.append(instruction.metrics)
+            case e.Finish():
+                self.finished = instruction
+            case _:
+                pass
+
+    def _send(self, instruction: e.Send) -> None:
+        worker = next((w for w in self.workers.values() if w.session == instruction.session), None)
+        if worker is None:
+            return
+        match instruction.message:
+            case m.MixtureJob():
+                worker.driver.connection(True)
+                claims = replace(worker.driver.claims(), artifact="artifact")
+                self._arrive(worker.session, claims, None)
+            case m.Welcome() | m.Shutdown():
+                pass
+            case message:
+                named, data = instruction.payload, b""
+                try:
+                    if isinstance(named, StoredPayload):
+                        data = self.store.get(named.name)
+                    elif isinstance(named, WorkOf):
+                        data = expert_work(self.store, named)
+                except PlanetaryError as error:
+                    self.events.append(e.SendFailed(worker.session, str(error)))
+                    return
+                worker.driver.receive(message, data)

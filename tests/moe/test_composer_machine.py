@@ -1,0 +1,136 @@
+"""When a composer publishes, adopts, refreshes and saves: single situations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mixture_cluster import make_plan
+
+from planetary.moe.composer_machine import FORGET_STEPS, Adopt, ComposerMachine, Fit, Keep, Publish, Step
+from planetary.moe.tiers import Tier
+
+ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0)
+
+
+def machine(folder: Path, **options: Any) -> ComposerMachine:
+    """A composer of shard 0 that is connected and has everything, before its first step; merges every 2, 2, 4 steps."""
+    made = ComposerMachine(make_plan(folder, steps=40, per_round=10, **options), [ROUTER, LATENT, BACKBONE])
+    made.connection(True)
+    made.owns(0, 1, 0, {})
+    for shard in range(2):
+        made.surrogates(shard, 0)
+    assert made.boundary() == [Keep(), Step()]
+    return made
+
+
+def take(made: ComposerMachine, steps: int) -> list:
+    """Take steps; return what the boundary after the last asks for."""
+    found: list = []
+    for _ in range(steps):
+        made.stepped()
+        found = made.boundary()
+    return found
+
+
+def test_it_publishes_when_due_fits_and_saves_at_refreshes_and_never_waits(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    assert take(made, 1) == [Step()]
+    assert take(made, 1) == [Fit(), Publish(ROUTER, 0, 2), Publish(LATENT, 0, 2), Keep(), Step()]
+    assert take(made, 1) == [Step()]
+    # The first two are still being merged; only what is not under way is published.
+    assert take(made, 1) == [Fit(), Publish(BACKBONE, 0, 4), Keep(), Step()]
+
+
+def test_a_merge_that_comes_late_keeps_what_was_learned_since_and_the_next_counts_those_steps(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    take(made, 3)
+    assert made.merged(ROUTER, 1, [0, 1])
+    assert made.boundary()[0] == Adopt(ROUTER, 1, carry=True)
+    assert Publish(ROUTER, 1, 2) in take(made, 1)  # steps 3 and 4: those since the publication
+
+
+def test_a_merge_without_ones_own_publication_replaces_what_one_has(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    take(made, 3)
+    assert made.merged(ROUTER, 1, [1])
+    assert made.boundary()[0] == Adopt(ROUTER, 1, carry=False)
+    assert made.merged(LATENT, 2, [0, 1])  # two versions on: what is in it was published from another base
+    assert made.boundary()[0] == Adopt(LATENT, 2, carry=False)
+
+
+def test_older_and_repeated_versions_do_not_count(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    take(made, 2)
+    assert made.merged(ROUTER, 1, [0, 1])
+    assert not made.merged(ROUTER, 1, [0, 1])
+    made.boundary()
+    assert not made.merged(ROUTER, 1, [0, 1])
+    assert not made.merged(ROUTER, 0, [])
+    made.surrogates(1, 5)
+    made.surrogates(1, 3)
+    assert made.versions == [0, 5]
+
+
+@pytest.mark.parametrize("how", ["reconnected", "told that nothing is under way"])
+def test_a_publication_that_may_be_lost_is_repeated(tmp_path: Path, how: str) -> None:
+    made = machine(tmp_path)
+    take(made, 2)
+    assert Publish(ROUTER, 0, 4) not in take(made, 2)
+    if how == "reconnected":
+        made.connection(False)
+        made.connection(True)
+    else:
+        assert not made.merged(ROUTER, 0, [])
+    assert Publish(ROUTER, 0, 6) in take(made, 2)
+
+
+def test_without_a_connection_it_goes_on_and_saves_its_state_as_soon_as_there_is_one(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    made.connection(False)
+    assert take(made, 2) == [Fit(), Step()]
+    assert take(made, 1) == [Step()]
+    made.connection(True)
+    assert made.boundary() == [Keep(), Step()]
+
+
+def test_it_ends_with_the_last_step_and_a_composer_without_a_shard_does_nothing(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    take(made, 39)
+    assert Step() not in take(made, 1)
+    made.stands_by()
+    assert made.boundary() == []
+
+
+def test_in_lock_step_it_waits_for_merges_and_surrogates_and_saves_after_them(tmp_path: Path) -> None:
+    made = machine(tmp_path, pace="lockstep")
+    assert take(made, 2) == [Fit(), Publish(ROUTER, 0, 2), Publish(LATENT, 0, 2)]
+    assert made.waits_for() == "the merge of router fragment 0"
+    made.merged(ROUTER, 1, [0, 1])
+    made.merged(LATENT, 1, [0, 1])
+    assert made.boundary() == [Adopt(ROUTER, 1, False), Adopt(LATENT, 1, False)]
+    made.surrogates(0, 2)
+    assert made.waits_for() == "the surrogates of shard 1"
+    made.surrogates(1, 2)
+    assert made.boundary() == [Keep(), Step()]
+
+
+def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> None:
+    made = machine(tmp_path, sketches="owner")
+    assert made.plan.window == 2
+    for _ in range(2):
+        assert made.may_offer(0)
+        made.offered(0)
+    assert not made.may_offer(0)
+    assert take(made, 1) == [Step()]
+    assert made.improved(0, 1, 0)
+    assert made.may_offer(0)
+    assert not made.improved(0, 1, 1)  # a refused update: the version that is here
+    for _ in range(2):
+        made.offered(0)
+    assert not made.may_offer(0)
+    take(made, FORGET_STEPS - 1)
+    assert not made.may_offer(0)
+    take(made, 1)
+    assert made.may_offer(0)  # whatever became of those

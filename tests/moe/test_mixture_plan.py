@@ -1,0 +1,79 @@
+"""What a configuration makes of a mixture, and what is refused, each with one message."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
+from planetary.core.errors import UserError
+from planetary.core.step_options import StepOptions
+from planetary.moe.plan import model_of, owners_of, training_of
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def config(*overrides: str, example: str = "parallax-tiny") -> Config:
+    return apply_overrides(load_config(EXAMPLES / f"{example}.toml"), overrides)
+
+
+def refusal(*overrides: str) -> str:
+    given = config(*overrides)
+    with pytest.raises(UserError) as error:
+        training_of(given, model_of(given), StepOptions())
+    return str(error.value)
+
+
+def test_the_examples_are_four_composers_without_and_with_expert_workers() -> None:
+    direct, offload = config(), config(example="parallax-offload")
+    plain = training_of(direct, model_of(direct), StepOptions())
+    assert (plain.composers, plain.batch_size, plain.sketches, plain.acceptance) == (4, 16, "none", None)
+    helped = training_of(offload, model_of(offload), StepOptions())
+    assert (helped.sketches, helped.precision) == ("owner", "4bit")
+    assert helped.acceptance is not None
+    assert owners_of(direct, model_of(direct))[0][:5] == (0, 1, 2, 3, 0)
+    assert model_of(direct).batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["moe.router_every=1"], "router_every = 1 averages gradients inside every step"),
+        (["moe.router_every=16"], "1 ≤ router ≤ latent ≤ backbone, found 16, 2, 8"),
+        (["fabric.workers=3"], "set fabric.workers to at least 4, found 3"),
+        (["moe.expert_workers=2"], "4 composers and 2 expert workers are 6 workers"),
+        (["moe.composers=17", "fabric.workers=17"], "17, but the model has 16 experts per layer"),
+        (["model.options.n_active=17"], "n_active=17 experts per token, but n_expert=16"),
+        (["data.delivery=gateway"], 'set data.delivery = "path"'),
+        (["model.source=planetary.models.nanochat:build"], 'model.source = "planetary.models.latent_moe:build"'),
+        (["train.micro_batches=2"], "train.micro_batches = 1"),
+        (["sync.topology=ring"], 'sync.topology = "star"'),
+        (["moe.composers=1", "moe.expert_workers=1"], "moe.composers to at least 2"),
+        (["model.options.n_expert=many"], "n_expert"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_the_keys_that_say_so(overrides: list[str], words: str) -> None:
+    assert words in refusal(*overrides)
+
+
+def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = config("moe.composers=3", "moe.rank=128")
+    with caplog.at_level(logging.WARNING):
+        training_of(given, model_of(given), StepOptions())
+    assert "16 experts on 3 composers" in caplog.text
+    assert "moe.rank = 128 is not below" in caplog.text
+
+
+def test_the_hash_is_about_the_mathematics_and_a_file_reads_back(tmp_path: Path) -> None:
+    given = config()
+    assert config_hash(given) == config_hash(config("moe.store=/elsewhere", "train.rounds=80"))
+    assert config_hash(given) != config_hash(config("moe.rank=4"))
+    assert config_hash(config(example="parallax-offload")) == config_hash(
+        config("moe.expert_workers=3", "fabric.workers=7", example="parallax-offload")
+    )
+    (tmp_path / "run.toml").write_text(to_toml(given))
+    assert load_config(tmp_path / "run.toml").moe == given.moe

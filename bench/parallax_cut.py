@@ -123,6 +123,7 @@ def main() -> None:
                             for key, (c, w, n) in times.items()
                         },
                         "compute_ratio": times["cut"][0] / times["before"][0],
+                        "wall_ratio": times["cut"][1] / times["before"][1],
                         "granted_again": len(grants),
                         "steps_lost": sum(
                             max(e["step"] for e in kept if e["shard"] == g["shard"] and e["t"] < g["t"]) > g["step"]

@@ -170,7 +170,7 @@ class MixtureCluster:
         session, worker.session = worker.session, 0
         worker.outbox.clear()
         if told:
-            worker.driver.connection(False)
+            worker.driver.disconnected()
         self.events.append(e.Closed(session, "cut"))
 
     def kill(self, worker: Worker) -> None:
@@ -282,7 +282,6 @@ class MixtureCluster:
             return
         match instruction.message:
             case m.MixtureJob():
-                worker.driver.connection(True)
                 claims = replace(worker.driver.claims(), artifact="artifact")
                 self._arrive(worker.session, claims, None)
             case m.Welcome() | m.Shutdown():

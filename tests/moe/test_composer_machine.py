@@ -17,7 +17,6 @@ ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0
 def machine(folder: Path, **options: Any) -> ComposerMachine:
     """A composer of shard 0 that is connected and has everything, before its first step; merges every 2, 2, 4 steps."""
     made = ComposerMachine(make_plan(folder, steps=40, per_round=10, **options), [ROUTER, LATENT, BACKBONE])
-    made.connection(True)
     made.owns(0, 1, 0, {})
     for shard in range(2):
         made.surrogates(shard, 0)
@@ -79,8 +78,8 @@ def test_a_publication_that_may_be_lost_is_repeated(tmp_path: Path, how: str) ->
     take(made, 2)
     assert Publish(ROUTER, 0, 4) not in take(made, 2)
     if how == "reconnected":
-        made.connection(False)
-        made.connection(True)
+        made.disconnected()
+        made.owns(0, 2, made.done, None)
     else:
         assert not made.merged(ROUTER, 0, [])
     assert Publish(ROUTER, 0, 6) in take(made, 2)
@@ -88,10 +87,10 @@ def test_a_publication_that_may_be_lost_is_repeated(tmp_path: Path, how: str) ->
 
 def test_without_a_connection_it_goes_on_and_saves_its_state_as_soon_as_there_is_one(tmp_path: Path) -> None:
     made = machine(tmp_path)
-    made.connection(False)
+    made.disconnected()
     assert take(made, 2) == [Fit(), Step()]
     assert take(made, 1) == [Step()]
-    made.connection(True)
+    made.owns(0, 2, made.done, None)
     assert made.boundary() == [Keep(), Step()]
 
 

@@ -45,7 +45,7 @@ class _Fitted(msgspec.Struct, frozen=True):
     fits: list[LayerFit]
 
 
-_News = tuple[m.Message, bytes] | bool | _Fitted | PlanetaryError
+_News = tuple[m.Message, bytes] | _Fitted | PlanetaryError | None  # None: the connection was lost
 
 
 class ComposerDriver:
@@ -92,9 +92,9 @@ class ComposerDriver:
         """Leave a message for the next boundary."""
         self._leave((message, payload))
 
-    def connection(self, connected: bool) -> None:
-        """Say that the connection to the gateway was made or lost."""
-        self._leave(connected)
+    def disconnected(self) -> None:
+        """Say that the connection to the gateway was lost."""
+        self._leave(None)
 
     def claims(self) -> m.MixtureReady:
         """Return what to tell a gateway: which shard's state is here."""
@@ -138,8 +138,8 @@ class ComposerDriver:
     def _take(self, news: _News) -> None:
         if isinstance(news, PlanetaryError):
             raise news
-        if isinstance(news, bool):
-            self.machine.connection(news)
+        if news is None:
+            self.machine.disconnected()
             return
         if isinstance(news, _Fitted):
             self._fitted(news)

@@ -88,8 +88,12 @@ class ComposerMachine:
     # --- what happened ----------------------------------------------------------------------------------------
 
     def owns(self, shard: int, epoch: int, step: int, held: dict[Key, Held] | None) -> None:
-        """Compose a shard from `step` on; `held` comes with its saved state, None: go on with what is here."""
+        """Compose a shard from `step` on; `held` comes with its saved state, None: go on with what is here.
+
+        Only from now on does anything count that is sent: before, it would be under an epoch that is over.
+        """
         self.shard, self.epoch = shard, epoch
+        self.connected = self._keep_soon = True
         if held is not None:
             self.done, self._looked_at = step, step
             self.held = {key: held.get(key, Held()) for key in self.held}
@@ -101,14 +105,12 @@ class ComposerMachine:
         """Compose nothing."""
         self.shard = -1
 
-    def connection(self, connected: bool) -> None:
-        """The connection was made or lost; what was under way on it may never have arrived."""
-        self.connected = connected
-        if not connected:
-            self._offered = [0] * len(self._offered)
-            for held in self.held.values():
-                held.again = held.published is not None
-        self._keep_soon = self._keep_soon or connected
+    def disconnected(self) -> None:
+        """The connection was lost; what was under way on it may never have arrived."""
+        self.connected = False
+        self._offered = [0] * len(self._offered)
+        for held in self.held.values():
+            held.again = held.published is not None
 
     def merged(self, key: Key, version: int, shards: Sequence[int]) -> bool:
         """A merged version has arrived; return whether it is newer than what is here.

@@ -80,21 +80,17 @@ class ComposerRole:
             plan, run, send, self._background if plan.pace == "free" else None
         )
         self._wake, self._closed = threading.Event(), False
-        self._connected = False
         self._driver = self._fresh()
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
     def connected(self) -> None:
         """See `Role`."""
-        self._connected = True
-        self._driver.connection(True)
         self._send(msgspec.structs.replace(self._driver.claims(), artifact=self._job.artifact), None)
 
     def disconnected(self) -> None:
         """See `Role`."""
-        self._connected = False
-        self._driver.connection(False)
+        self._driver.disconnected()
 
     def received(self, message: m.Message, payload: memoryview) -> None:
         """See `Role`."""
@@ -136,5 +132,4 @@ class ComposerRole:
         reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
         log.exception("step %d failed", step + 1)
         self._driver = self._fresh()
-        self._driver.connection(self._connected)
         self._send(m.TaskFailed(task=0, kind=kind, reason=reason, step=step + 1), None)  # type: ignore[arg-type]

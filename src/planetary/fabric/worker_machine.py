@@ -283,7 +283,7 @@ class WorkerMachine:
     def _use_outer_state(self, version: int, digest: str) -> None:
         """The outer state `version` arrived or was made: it is the newest now."""
         wanted = {item.version for item in self._queue}
-        if self._job is not None and self._job.ring is not None and self._job.ring.overlap:
+        if isinstance(self._job, m.Job) and self._job.ring is not None and self._job.ring.overlap:
             wanted.add(version - 1)  # a task may be on its way that was given before
         self._versions = (version, *sorted(v for v in self._versions if v < version and v in wanted))
         self._outer_version, self._outer_digest = version, digest

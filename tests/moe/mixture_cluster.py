@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fabric import events as e
 from planetary.fabric.records import Record, RunStarted
+from planetary.fabric.round_end import unreported
+from planetary.fabric.status import RoundMetrics
 from planetary.moe.composer_driver import ComposerDriver
 from planetary.moe.composer_machine import FORGET_STEPS
 from planetary.moe.execution import composer_runner, expert_runner
@@ -143,9 +145,9 @@ class MixtureCluster:
         records: list[Record] = [started, store_start(self.prepared, self.store)]
         self._begin(replay(records, plan.steps_per_round), records)
 
-    def _begin(self, state: MixtureState, records: list[Record]) -> None:
+    def _begin(self, state: MixtureState, records: list[Record], late: Sequence[RoundMetrics] = ()) -> None:
         self.journal += [msgspec.json.encode(record) for record in records]
-        self.controller = MixtureController(self.policy, state, self.now)
+        self.controller = MixtureController(self.policy, state, self.now, late)
 
     # --- what a test does -------------------------------------------------------------------------------------
 
@@ -184,7 +186,9 @@ class MixtureCluster:
             self.cut(worker)
         self.events.clear()
         records = [msgspec.json.decode(line, type=MixtureRecord) for line in self.journal]
-        self._begin(replay(records, self.plan.steps_per_round), [])
+        state = replay(records, self.plan.steps_per_round)
+        late = unreported(records, {line.round for line in self.metrics}, state.round, self.plan.steps_per_round)
+        self._begin(state, [], late)
         for worker in self.workers.values():
             self.connect(worker)
 

@@ -280,3 +280,5 @@ def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same
     assert cluster.finished.ok
     check_streams(cluster)
     assert all(np.isfinite(line.loss) for line in cluster.metrics)
+    assert sorted(line.round for line in cluster.metrics) == list(range(1, cluster.policy.rounds + 1))
+    assert next(line for line in cluster.metrics if line.round == cluster.policy.rounds).eval_loss is not None

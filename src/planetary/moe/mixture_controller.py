@@ -19,6 +19,7 @@ from planetary.fabric.records import (
     TaskAborted,
 )
 from planetary.fabric.sessions import WorkerSession
+from planetary.fabric.status import RoundMetrics
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import (
     CollectPayloads,
@@ -50,14 +51,16 @@ COLLECT_EVERY_S = 30.0
 class MixtureController:
     """See the module. Times are monotonic seconds."""
 
-    def __init__(self, policy: MixturePolicy, state: MixtureState, now: float) -> None:
-        """Go on from `state`."""
+    def __init__(
+        self, policy: MixturePolicy, state: MixtureState, now: float, late: Sequence[RoundMetrics] = ()
+    ) -> None:
+        """Go on from `state`; `late`: see `Rounds`."""
         self.policy, self.state = policy, state
         self.desk = MixtureDesk(policy, state)
         self.membership = Membership(self.desk, now)
         self.composing: dict[int, Composing] = {}  # by session
         self.stall = ""
-        self.rounds = Rounds(self.desk, self.composing)
+        self.rounds = Rounds(self.desk, self.composing, late)
         self.offload = Offload(self.desk, self.rounds.updates)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions

@@ -128,7 +128,7 @@ class MixtureGateway(RunHost):
         self.metrics = start.metrics
         for record in start.records:
             self._append(record)
-        self.controller = MixtureController(start.policy, start.state, self._clock.monotonic())
+        self.controller = MixtureController(start.policy, start.state, self._clock.monotonic(), start.late)
         self._shell = Shell(self.controller, self._carry_out, self._clock)
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))

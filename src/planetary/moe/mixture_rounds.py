@@ -42,9 +42,15 @@ class Evaluating(msgspec.Struct):
 class Rounds:
     """A round is a number of steps of every shard; it is finished when every shard's state after them is saved."""
 
-    def __init__(self, desk: MixtureDesk, composing: Mapping[int, Composing]) -> None:
-        """`composing`: the live composers by session, which the controller keeps."""
+    def __init__(
+        self, desk: MixtureDesk, composing: Mapping[int, Composing], late: Sequence[RoundMetrics] = ()
+    ) -> None:
+        """`composing`: the live composers by session, which the controller keeps.
+
+        `late`: of rounds that were finished and not reported when the gateway's last life ended.
+        """
         self._desk, self._composing = desk, composing
+        self._late = list(late)
         self.refused: dict[str, int] = {}  # what did not count, since the last round
         self.updates: dict[str, int] = {}  # of experts, since the last round
         self.merges: dict[Tier, list[float]] = {}  # seconds that merges took, since the last round
@@ -84,6 +90,16 @@ class Rounds:
     def finish(self, now: float) -> None:
         """Finish what can be finished."""
         state, policy = self._desk.state, self._desk.policy
+        while self._late:
+            metrics = self._late.pop(0)
+            self._unreported[metrics.round] = metrics
+            if metrics.round < policy.rounds or metrics.round in state.evals:
+                self._report(metrics.round)
+                continue
+            # What the last round's model is made of is still there: nobody has taken a step since.
+            self._assembling = metrics.round
+            payloads = tuple(shard.payload for shard in state.shards)
+            self._desk.out.append(AssembleModel(metrics.round, payloads, checkpoint=True))
         while state.round < policy.rounds and self._assembling is None:
             number = state.round + 1
             marks = [shard.marks.get(number) for shard in state.shards]

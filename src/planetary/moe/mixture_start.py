@@ -13,6 +13,7 @@ from planetary.core.errors import TrustError, UserError
 from planetary.data.slices import LeaseLedger
 from planetary.fabric.gateway_start import trim_metrics
 from planetary.fabric.records import Mark, Record, RunResumed, RunStarted
+from planetary.fabric.round_end import unreported
 from planetary.fabric.run_files import CONFIG, EVENTS, METRICS
 from planetary.fabric.status import RoundMetrics
 from planetary.moe.mixture_events import MixturePolicy
@@ -33,6 +34,7 @@ class MixtureStart:
     state: MixtureState
     records: list[Record]  # new ones: to be written to the journal
     metrics: list[RoundMetrics]  # of earlier rounds
+    late: list[RoundMetrics]  # of finished rounds whose lines are still to be written
 
 
 def begin_mixture(
@@ -60,7 +62,7 @@ def begin_mixture(
             params=prepared.param_count,
         )
         records: list[Record] = [started, store_start(prepared, store)]
-        return MixtureStart(policy, replay(records, steps), records, [])
+        return MixtureStart(policy, replay(records, steps), records, [], [])
     state = replay(earlier, steps)
     if not state.shards:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} does not say what it started from")
@@ -75,7 +77,9 @@ def begin_mixture(
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
     apply(state, resumed)
     write_atomically(folder / CONFIG, to_toml(config).encode())
-    return MixtureStart(policy, state, [resumed], trim_metrics(folder / METRICS, state.round))
+    metrics = trim_metrics(folder / METRICS, state.round)
+    late = unreported(earlier, {line.round for line in metrics}, state.round, steps)
+    return MixtureStart(policy, state, [resumed], metrics, late)
 
 
 def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: PreparedMixture, folder: Path) -> None:

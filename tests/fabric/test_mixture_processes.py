@@ -15,7 +15,8 @@ from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.moe.records import MixtureRecord, replay
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+# Compiling the mixture's five functions takes half a minute: too long for every run of the tests.
+pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(300)]
 
 PER_ROUND = 100
 TINY = (
@@ -110,7 +111,6 @@ def test_a_killed_composer_comes_back_and_a_killed_gateway_is_resumed(start: Sta
     assert json.loads((run.folder / "report.json").read_text())["outcome"] == "finished"
 
 
-@pytest.mark.soak
 def test_expert_workers_take_over_when_composers_die_and_every_process_may_be_killed(start: Start) -> None:
     """Claim 6 of docs/parallax.md: fifty losses at random moments."""
     overrides = (*TINY, "moe.expert_workers=2", "fabric.workers=4")

@@ -29,29 +29,36 @@ from planetary.moe.averaging import MergeRule
 from planetary.moe.saved_training import SavedTraining, write_training
 from planetary.moe.settings import MoeTraining
 from planetary.moe.states import TrainingState, assembled
+from planetary.moe.surrogate import FitOptions
 from planetary.moe.tiers import Cadence
 from planetary.moe.trainer import MoeTrainer
 
 replace = msgspec.structs.replace
-COMPOSERS = 4
 HELD_OUT = 128  # sequences
 
 COPY = 1024  # a rank of at least the experts' width makes surrogates exact copies
 
 PAPER = Cadence(router=1, latent=1, backbone=8, refresh=5)
+WARM = replace(PAPER, warm_start=40)
 ALONE = Cadence(router=1, latent=1, backbone=1, refresh=1)
+
+# Surrogates that are fitted after every step need few steps of fitting.
+STRICT = {"rank": 32, "cadence": ALONE, "detach": False, "sketches": "all", "fit": FitOptions(steps=3)}
 
 ARMS: dict[str, dict[str, Any]] = {
     "end-to-end": {"composers": 1, "rank": 0, "cadence": ALONE},
     "dropped": {"rank": 0, "cadence": PAPER},
     "paper": {"cadence": PAPER},
     "paper, mean": {"cadence": PAPER, "merge": MergeRule(radial=False)},
+    "paper, warm start": {"cadence": WARM},
+    "paper, no detach, warm start": {"cadence": WARM, "detach": False},
+    "paper, no detach, warm start, slow experts": {"cadence": WARM, "detach": False, "expert_rate": 0.5},
     "paper, refresh 1": {"cadence": replace(PAPER, refresh=1)},
     "paper, all sketches": {"cadence": PAPER, "sketches": "all", "precision": "4bit"},
     "paper, no detach": {"cadence": PAPER, "detach": False},
     "paper, refresh 1, all sketches": {"cadence": replace(PAPER, refresh=1), "sketches": "all", "precision": "4bit"},
-    "strict": {"rank": 32, "cadence": ALONE, "detach": False, "sketches": "all", "precision": "4bit"},
-    "strict, float": {"rank": 32, "cadence": ALONE, "detach": False, "sketches": "all", "precision": "f32"},
+    "strict": {**STRICT, "precision": "4bit"},
+    "strict, float": {**STRICT, "precision": "f32"},
     "copies": {"rank": COPY, "cadence": ALONE, "detach": False, "sketches": "all", "precision": "f32"},
 }
 
@@ -70,15 +77,18 @@ def windows(text: np.ndarray, starts: np.ndarray, length: int) -> tuple[np.ndarr
 class Data:
     """Training windows by step, and held-out ones from the last twentieth of the text."""
 
-    def __init__(self, config: LatentMoeConfig, seed: int) -> None:
+    def __init__(self, config: LatentMoeConfig, seed: int, parts: int = 1) -> None:
         text = bytes_of_stdlib()
         cut = len(text) * 19 // 20
         self._train, self._held = text[:cut], text[cut:]
-        self._length, self._seed = config.sequence_length, seed
+        self._length, self._seed, self._parts = config.sequence_length, seed, parts
 
     def batch(self, step: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return `count` windows; with parts, the first windows come from the first part, and so on."""
         rng = np.random.Generator(np.random.PCG64([self._seed, step]))
-        return windows(self._train, rng.integers(0, len(self._train) - self._length - 1, count), self._length)
+        size = len(self._train) // self._parts
+        starts = rng.integers(0, size - self._length - 1, count) + np.arange(count) * self._parts // count * size
+        return windows(self._train, starts, self._length)
 
     def held_out(self, rows: int) -> list[tuple[np.ndarray, np.ndarray]]:
         starts = np.linspace(0, len(self._held) - self._length - 1, HELD_OUT).astype(np.int64)
@@ -86,20 +96,28 @@ class Data:
         return [(tokens[i : i + rows], targets[i : i + rows]) for i in range(0, len(starts), rows)]
 
 
-def settings(arm: dict[str, Any], steps: int, rate: float) -> MoeTraining:
-    options = StepOptions(learning_rate=rate, warmup_steps=steps // 10, total_steps=steps)
-    base = MoeTraining(composers=COMPOSERS, batch_size=16, rank=16, dense=options, experts=options)
-    return replace(base, **arm)
+def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeConfig) -> MoeTraining:
+    """Return the settings of an arm, changed as the command line says where several composers train."""
+    arm = dict(arm)
+    options = StepOptions(learning_rate=args.rate, warmup_steps=args.steps // 10, total_steps=args.steps)
+    experts = replace(options, learning_rate=args.rate * arm.pop("expert_rate", 1.0))
+    base = MoeTraining(composers=args.composers, batch_size=16, rank=16, dense=options, experts=experts)
+    training = replace(base, **arm)
+    if training.composers == 1 or not training.rank:
+        rank = 0
+    elif training.rank == COPY:
+        rank = config.n_hidden
+    else:  # the arms are written for experts of latent width 64: a quarter and a half of it
+        rank = args.rank or training.rank * config.n_latent // 64
+    changed = {name: value for name in ("backbone", "refresh") if (value := getattr(args, name))}
+    cadence = replace(training.cadence, **changed) if training.composers > 1 else training.cadence
+    return replace(training, rank=rank, cadence=cadence)
 
 
 def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[str, Any]:
-    training = settings(ARMS[name], args.steps, args.rate)
-    if training.rank == COPY:
-        training = replace(training, rank=config.n_hidden)
-    elif training.rank:  # the arms are written for experts of latent width 64: a quarter and a half of it
-        training = replace(training, rank=training.rank * config.n_latent // 64)
+    training = settings(ARMS[name], args, config)
     trainer = MoeTrainer(config, training)
-    data = Data(config, args.seed)
+    data = Data(config, args.seed, args.composers if args.own_text else 1)
     held = data.held_out(trainer.batch)
     state = trainer.initial()
     losses, errors, sketch_bytes, curve = [], [], 0, []
@@ -123,6 +141,12 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
         "arm": name,
         "preset": args.preset,
         "seed": args.seed,
+        "composers": training.composers,
+        "rank": training.rank,
+        "cadence": msgspec.to_builtins(training.cadence),
+        "own_text": args.own_text,
+        "ternary": config.ternary,
+        "activation": config.activation,
         "steps": state.steps,
         "of": args.steps,
         "held_out": curve[-1][1] if curve else trainer.evaluate(state, held),
@@ -130,6 +154,8 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
         "train_last_20": float(np.mean(losses[-20:])),
         "surrogate_error": float(np.mean(errors[-10:])) if errors else None,
         "sketch_bytes_per_step": sketch_bytes // max(1, state.steps),
+        "agreement": msgspec.to_builtins(trainer.agreement(state, held[0][0])) if training.composers > 1 else None,
+        "surrogates_only": trainer.evaluate_surrogates(state, held) if state.surrogates is not None else None,
         "curve": curve,
         "cpu_seconds_per_step": (time.process_time() - began) / max(1, state.steps),
     }
@@ -150,14 +176,13 @@ def exact(args: argparse.Namespace, config: LatentMoeConfig) -> None:
     """
     config = replace(config, balance=0.0)
     data = Data(config, args.seed)
-    copies = {**ARMS["copies"], "rank": config.n_hidden}
     arms = {
-        "direct": {"cadence": PAPER, "rank": 2},
-        "offload": {"cadence": PAPER, "rank": 2, "sketches": "owner", "precision": "f32"},
+        "direct": {"cadence": PAPER},
+        "offload": {"cadence": PAPER, "sketches": "owner", "precision": "f32"},
         "end-to-end": ARMS["end-to-end"],
-        "copies": copies,
+        "copies": ARMS["copies"],
     }
-    trainers = {name: MoeTrainer(config, settings(arm, args.steps, args.rate)) for name, arm in arms.items()}
+    trainers = {name: MoeTrainer(config, settings(arm, args, config)) for name, arm in arms.items()}
     states = {name: trainer.initial() for name, trainer in trainers.items()}
     for step in range(args.stop or args.steps):
         batch = data.batch(step, trainers["direct"].training.batch_size)
@@ -180,6 +205,13 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=80)
     parser.add_argument("--preset", default="default", help="of models/latent_moe.py (default: default)")
     parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--composers", type=int, default=4)
+    parser.add_argument("--rank", type=int, default=0, help="of surrogates (0: the arm's)")
+    parser.add_argument("--backbone", type=int, default=0, help="horizon of the backbone (0: the arm's)")
+    parser.add_argument("--refresh", type=int, default=0, help="steps between refreshes (0: the arm's)")
+    parser.add_argument("--own-text", action="store_true", help="each composer trains on its own part of the text")
+    parser.add_argument("--ternary", action="store_true", help="ternary experts")
+    parser.add_argument("--swiglu", action="store_true", help="SwiGLU experts")
     parser.add_argument("--seed", type=int, default=0, help="of the weights and of the data's order")
     parser.add_argument("--save", type=Path, help="save each arm's training here, for `planetary moe export`")
     parser.add_argument("--json", type=Path, help="append a line per arm to this file")
@@ -188,7 +220,8 @@ def main() -> None:
         for name, arm in ARMS.items():
             print(f"{name}: {arm}")
         return
-    config = LatentMoeConfig(**{**PRESETS[args.preset], "vocab_size": 256, "seed": args.seed})
+    kind = {"ternary": args.ternary, "activation": "swiglu" if args.swiglu else "relu2"}
+    config = LatentMoeConfig(**{**PRESETS[args.preset], **kind, "vocab_size": 256, "seed": args.seed})
     if args.exact:
         exact(args, config)
     for name in args.arm:

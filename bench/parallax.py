@@ -120,12 +120,13 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
     data = Data(config, args.seed, args.composers if args.own_text else 1)
     held = data.held_out(trainer.batch)
     state = trainer.initial()
-    losses, errors, sketch_bytes, curve = [], [], 0, []
+    losses, errors, sketch_bytes, refresh_bytes, curve = [], [], 0, 0, []
     began = time.process_time()
     for step in range(args.stop or args.steps):
         state, report = trainer.step(state, *data.batch(step, training.batch_size))
         losses.append(report.cross_entropy)
         sketch_bytes += report.sketch_bytes
+        refresh_bytes += report.surrogate_bytes
         if not np.isnan(report.surrogate_error):
             errors.append(report.surrogate_error)
         if state.steps % args.evaluate_every == 0:
@@ -154,6 +155,7 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
         "train_last_20": float(np.mean(losses[-20:])),
         "surrogate_error": float(np.mean(errors[-10:])) if errors else None,
         "sketch_bytes_per_step": sketch_bytes // max(1, state.steps),
+        "refresh_bytes_per_step": refresh_bytes // max(1, state.steps),
         "agreement": msgspec.to_builtins(trainer.agreement(state, held[0][0])) if training.composers > 1 else None,
         "surrogates_only": trainer.evaluate_surrogates(state, held) if state.surrogates is not None else None,
         "curve": curve,

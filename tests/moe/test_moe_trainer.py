@@ -134,6 +134,24 @@ def test_lossy_updates_and_sketches_of_some_tokens_still_train_and_send_less() -
     assert 0 < moved[1] < 2 * moved[0]
 
 
+def test_surrogates_refreshed_by_low_rank_deltas_send_less_and_follow_the_whole_ones() -> None:
+    cadence = Cadence(backbone=2, refresh=1)
+    _, whole, full = train(3, cadence=cadence)
+    _, parts, fewer = train(3, cadence=cadence, delta_rank=1)
+    numbers = TINY.n_layer * TINY.n_expert * 2  # matrices of 8 by 3
+    assert [r.surrogate_bytes for r in full] == [numbers * 8 * 3 * 4] * 3
+    assert [r.surrogate_bytes for r in fewer] == [numbers * (8 + 3) * 4] * 3
+    start, exact, near = (states.surrogates for states in (whole[0], whole[1], parts[1]))
+    assert start is not None
+    assert exact is not None
+    assert near is not None
+    for before, after, found in zip(start.b[0], exact.b[0], near.b[0], strict=True):
+        assert 0 < np.linalg.norm(found - after) < np.linalg.norm(before - after)
+        assert np.linalg.matrix_rank(found - before) == 1
+    with pytest.raises(UserError, match="delta_rank ≥ 0"):
+        replace(BASE, delta_rank=-1)
+
+
 def test_a_mixture_that_the_composers_cannot_share_evenly_trains_all_its_experts() -> None:
     trainer = MoeTrainer(TINY, BASE, np.array([[1, 0, 1]], np.int32), optimise=False)
     first = trainer.initial()

@@ -15,6 +15,7 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published
+from planetary.moe.delta import expand, low_rank
 from planetary.moe.expert_work import accept_slots, improve, optimizer_step, returned
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
@@ -35,6 +36,7 @@ class LayerFit(msgspec.Struct, frozen=True):
         a: float32 [E, L, R].
         b: float32 [E, R, L].
         errors: relative error on the calibration rows, [E]; empty for exact copies.
+        nbytes: of the numbers that travel to the other composers, one message for all of them.
     """
 
     layer: int
@@ -42,6 +44,7 @@ class LayerFit(msgspec.Struct, frozen=True):
     a: np.ndarray
     b: np.ndarray
     errors: np.ndarray
+    nbytes: int
 
 
 class ComposerSteps:
@@ -135,9 +138,11 @@ class ComposerSteps:
         return replace(composer, rows=tuple(rows))
 
     def fit(self, composer: ComposerState, surrogates: Surrogates) -> list[LayerFit]:
-        """Return new surrogates of the experts that this composer owns.
+        """Return new surrogates of the experts that this composer owns, as everybody will hold them.
 
-        Surrogates as wide as their relu² experts are exact copies and are not fitted.
+        Surrogates as wide as their relu² experts are exact copies and are not fitted. With `delta_rank`, what is new
+        about a fitted one travels as a matrix of that rank (4.2, 4.8). What this drops is in the next one's way to go,
+        because that starts from what everybody holds.
         """
         exact = self.training.rank >= self.config.n_hidden and self.config.activation == "relu2"
         made = []
@@ -147,12 +152,14 @@ class ComposerSteps:
             weights = {n: v[mine] for n, v in computed_weights(composer.experts[layer], self.config).items()}
             if exact:
                 a, b = initial_surrogates(weights["up"], weights["down"], self.training.rank)
-                made.append(LayerFit(layer, ids, a, b, np.zeros(0)))
+                made.append(LayerFit(layer, ids, a, b, np.zeros(0), a.nbytes + b.nbytes))
                 continue
             u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
             old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
             fitted = fit_surrogates(u, rows, _outputs(weights, u), a=old_a, b=old_b, options=self.training.fit)
-            made.append(LayerFit(layer, ids, fitted.a, fitted.b, fitted.error))
+            a, sent_a = _as_sent(old_a, fitted.a, self.training.delta_rank)
+            b, sent_b = _as_sent(old_b, fitted.b, self.training.delta_rank)
+            made.append(LayerFit(layer, ids, a, b, fitted.error, sent_a + sent_b))
         return made
 
     def published(self, composer: ComposerState, names: Sequence[str], steps: int) -> Published:
@@ -230,6 +237,14 @@ def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoe
     """Return what the program of the ordinary model takes besides tokens and targets."""
     every = np.tile(np.arange(config.n_expert, dtype=np.int32), (config.n_layer, 1))
     return {**dense, **named_experts(layers), **owned_by(every, config)}
+
+
+def _as_sent(held: np.ndarray, new: np.ndarray, rank: int) -> tuple[np.ndarray, int]:
+    """Return matrices [E, m, n] as those who hold `held` get them, and the bytes of the messages."""
+    if not rank:
+        return new, new.nbytes
+    deltas = [low_rank(after - before, None, rank)[0] for before, after in zip(held, new, strict=True)]
+    return held + np.stack([expand(delta) for delta in deltas]), sum(delta.nbytes for delta in deltas)
 
 
 def _outputs(weights: Mapping[str, np.ndarray], u: np.ndarray) -> np.ndarray:

@@ -10,8 +10,9 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
 from planetary.moe.programs import flat_names
 from planetary.moe.recent_rows import no_rows
+from planetary.moe.replicas import replicated_slots
 from planetary.moe.settings import MoeTraining
-from planetary.moe.signature import Program, state_specs, zeros_for
+from planetary.moe.signature import Program, in_layer, state_specs, zeros_for
 from planetary.moe.states import ComposerState, Surrogates, SyncerState, TrainingState, computed_weights
 from planetary.moe.surrogate import initial_surrogates
 
@@ -22,10 +23,8 @@ def initial_training(
     """Return the state before the first step: the model drawn from its seed, the same for any number of composers."""
     dense = flat_names(draw(dense_parameters(config), config.seed))
     whole = [_layer_experts(config, layer) for layer in range(config.n_layer)]
-    width = ownership.shard_size(owners)
     composers = []
-    for number in range(training.composers):
-        slots = ownership.owned_slots(owners, number, width)
+    for number, slots in enumerate(replicated_slots(owners, training.composers, training.replicas)):
         experts = tuple(
             {name: ownership.take_slots(value[None], slots[i : i + 1])[0] for name, value in whole[i].items()}
             for i in range(config.n_layer)
@@ -49,7 +48,10 @@ def initial_training(
         surrogates = Surrogates(
             tuple(a for a, _ in pairs), tuple(b for _, b in pairs), np.zeros(owners.shape, np.int64)
         )
-    return TrainingState(0, tuple(composers), surrogates, SyncerState(dense, {}))
+    start = dict(dense)
+    if training.replicas > 1:
+        start |= {in_layer(i, "experts", name): v for i, layer in enumerate(whole) for name, v in layer.items()}
+    return TrainingState(0, tuple(composers), surrogates, SyncerState(start, {}))
 
 
 def _layer_experts(config: LatentMoeConfig, layer: int) -> Params:

@@ -113,7 +113,7 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
             fits = []
             for layer, slots in enumerate(composer.slots):
                 ids = slots[slots >= 0]
-                fits.append(LayerFit(layer, ids, bank.a[layer][ids], bank.b[layer][ids], ids[:0].astype(float)))
+                fits.append(LayerFit(layer, ids, bank.a[layer][ids], bank.b[layer][ids], ids[:0].astype(float), 0))
             made.append(store.put("surrogate", fits_bytes(fits, composer.number, 0)))
         surrogates = tuple(made)
     fragments = tuple(

@@ -22,11 +22,14 @@ class MoeTraining(msgspec.Struct, frozen=True):
     Attributes:
         composers: C; 1 is ordinary training of the whole model.
         batch_size: sequences per step of all composers together.
+        replicas: owners of every expert, 1 as in the report; with more, their copies are merged before every refresh.
         rank: of the surrogates; 0: experts that are not owned contribute nothing.
         detach: stop the gradient at the surrogates' input.
         cadence: horizons of the tiers and of the surrogates' refresh.
         merge: of tiers with a horizon above 1.
         fit: of surrogates.
+        delta_rank: q of what a refresh sends of each of a surrogate's two matrices; 0: the new matrix whole, as do
+            factors that would be no smaller.
         sketches: where experts' gradients come from: "none" (the composer's own backward pass), the "owner"'s sketches,
             or those of "all" composers.
         precision: of sketches.
@@ -43,10 +46,12 @@ class MoeTraining(msgspec.Struct, frozen=True):
     composers: int
     batch_size: int
     rank: int
+    replicas: int = 1
     detach: bool = True
     cadence: Cadence = Cadence()
     merge: MergeRule = MergeRule()
     fit: FitOptions = FitOptions()
+    delta_rank: int = 0
     sketches: Literal["none", "owner", "all"] = "none"
     precision: Precision = "f32"
     sketch_fraction: float = 1.0
@@ -60,11 +65,13 @@ class MoeTraining(msgspec.Struct, frozen=True):
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the parts do not fit together."""
-        if self.composers < 1 or self.rank < 0 or self.inner_steps < 1 or self.trust < 0:
+        if self.composers < 1 or min(self.rank, self.delta_rank) < 0 or self.inner_steps < 1 or self.trust < 0:
             raise UserError(
-                "training needs composers ≥ 1, rank ≥ 0, inner_steps ≥ 1 and trust ≥ 0, found "
-                f"{self.composers}, {self.rank}, {self.inner_steps}, {self.trust}"
+                "training needs composers ≥ 1, rank ≥ 0, delta_rank ≥ 0, inner_steps ≥ 1 and trust ≥ 0, found "
+                f"{self.composers}, {self.rank}, {self.delta_rank}, {self.inner_steps}, {self.trust}"
             )
+        if not 1 <= self.replicas <= self.composers:
+            raise UserError(f"replicas must be between 1 and the {self.composers} composers, found {self.replicas}")
         if self.batch_size % self.composers:
             raise UserError(
                 f"a batch of {self.batch_size} sequences cannot be divided among {self.composers} composers"

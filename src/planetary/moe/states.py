@@ -49,7 +49,9 @@ class Surrogates(msgspec.Struct, frozen=True):
 
 
 class SyncerState(msgspec.Struct, frozen=True):
-    """The syncer: what each tier's tensors were at their last merge, and the outer velocities."""
+    """The syncer: what each tier's tensors, and experts with several owners, were at their last merge; and the outer
+    velocities.
+    """
 
     start: Tensors
     velocity: Tensors
@@ -72,7 +74,10 @@ def computed_weights(weights: Mapping[str, np.ndarray], config: LatentMoeConfig)
 def assembled(
     state: TrainingState, config: LatentMoeConfig
 ) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
-    """Return the whole model: the mean of the composers' dense parameters, and per layer all real experts."""
+    """Return the whole model: the mean of the composers' dense parameters, and per layer all real experts.
+
+    Of an expert with several owners it is the copy of the last; they are equal after every refresh.
+    """
     equal = [1.0] * len(state.composers)
     dense = {
         name: weighted_mean([c.dense[name] for c in state.composers], equal).astype(np.float32)

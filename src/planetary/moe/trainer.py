@@ -22,6 +22,7 @@ from planetary.moe.composer import ComposerSteps, install, mean_error, mean_loss
 from planetary.moe.execution import composer_runner, expert_runner
 from planetary.moe.initial import initial_training
 from planetary.moe.programs import dense_specs
+from planetary.moe.replicas import authorities, consolidate, replicated_slots
 from planetary.moe.routing import RoutingAgreement, routing_agreement
 from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import GRADIENT, ComposerShape, Runner
@@ -38,6 +39,7 @@ class StepReport(msgspec.Struct, frozen=True):
         cross_entropy: mean over the composers, before the update.
         sketch_bytes: of all sketches that were made.
         update_bytes: of the updates that expert workers returned.
+        surrogate_bytes: of the numbers that a refresh in this step sent, once for all receivers.
         surrogate_error: mean relative error on the calibration rows, of a refresh in this step; NaN without one.
         verdicts: on expert workers' updates.
         merged: tiers and fragments that were merged after the step.
@@ -46,6 +48,7 @@ class StepReport(msgspec.Struct, frozen=True):
     cross_entropy: float
     sketch_bytes: int
     update_bytes: int
+    surrogate_bytes: int
     surrogate_error: float
     verdicts: tuple[Verdict, ...]
     merged: tuple[tuple[Tier, int], ...]
@@ -82,7 +85,7 @@ class MoeTrainer:
             )
         self.config, self.training = config, training
         self.batch = training.batch_size // training.composers
-        slots = ownership.shard_size(self.owners)
+        slots = replicated_slots(self.owners, training.composers, training.replicas)[0].shape[1]
         rank = training.rank if training.composers > 1 else 0
         kind = ComposerShape(slots, rank, self.batch, training.detach, train_experts=training.sketches == "none")
         self.composer: Runner = composer_runner(config, kind, training.dense, optimise)
@@ -119,12 +122,15 @@ class MoeTrainer:
         composers, sizes, verdicts = self._update_experts(state.steps, composers, found)
         composers = [self.steps.remember(c, f) for c, f in zip(composers, found, strict=True)]
         done = state.steps + 1
-        surrogates, error = state.surrogates, float("nan")
-        if surrogates is not None and self.training.cadence.refresh_due(done):
-            surrogates, error = self.refresh(composers, surrogates, done)
-        composers, syncer, merged = self._synchronise(composers, state.syncer, done)
+        surrogates, refreshed, error = state.surrogates, 0, float("nan")
+        syncer, due = state.syncer, self.training.cadence.refresh_due(done)
+        if due and self.training.replicas > 1:
+            composers, syncer = self._consolidate(composers, syncer)
+        if surrogates is not None and due:
+            surrogates, refreshed, error = self.refresh(composers, surrogates, done)
+        composers, syncer, merged = self._synchronise(composers, syncer, done)
         after = TrainingState(done, tuple(composers), surrogates, syncer)
-        return after, StepReport(float(np.mean(losses)), *sizes, error, tuple(verdicts), merged)
+        return after, StepReport(float(np.mean(losses)), *sizes, refreshed, error, tuple(verdicts), merged)
 
     def evaluate(self, state: TrainingState, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
         """Return the mean cross-entropy of the assembled model: mean dense parameters, all real experts."""
@@ -158,10 +164,16 @@ class MoeTrainer:
 
     def refresh(
         self, composers: Sequence[ComposerState], surrogates: Surrogates, done: int
-    ) -> tuple[Surrogates, float]:
-        """Return the bank after every owner has fitted its experts' surrogates, and their mean relative error."""
-        fits = [fit for composer in composers for fit in self.steps.fit(composer, surrogates)]
-        return install(surrogates, fits, done), mean_error(fits)
+    ) -> tuple[Surrogates, int, float]:
+        """Return the bank after every owner fitted its experts' surrogates, bytes sent, and the mean relative error."""
+        count = len(composers)
+        speaks = authorities(self.owners, count, self.training.replicas, range(count))
+        fits = []
+        for composer in composers:
+            mine = np.take_along_axis(speaks, np.maximum(composer.slots, 0), axis=1) == composer.number
+            publishing = replace(composer, slots=np.where(mine, composer.slots, ownership.EMPTY))
+            fits += self.steps.fit(publishing, surrogates)
+        return install(surrogates, fits, done), sum(fit.nbytes for fit in fits), mean_error(fits)
 
     # --- details --------------------------------------------------------------------------------------------
 
@@ -209,6 +221,13 @@ class MoeTrainer:
             verdicts += judged
         return after, (sketched, sent), verdicts
 
+    def _consolidate(
+        self, composers: list[ComposerState], syncer: SyncerState
+    ) -> tuple[list[ComposerState], SyncerState]:
+        tokens = self.training.cadence.refresh * self.batch * self.config.sequence_length
+        merged, start = consolidate(composers, syncer.start, self.training.merge, tokens)
+        return merged, replace(syncer, start=start)
+
     def _synchronise(
         self, composers: list[ComposerState], syncer: SyncerState, done: int
     ) -> tuple[list[ComposerState], SyncerState, tuple[tuple[Tier, int], ...]]:
@@ -216,7 +235,7 @@ class MoeTrainer:
         if len(composers) == 1:
             return composers, syncer, ()
         if done <= cadence.warm_start:  # all are equal: the merges that follow start from here
-            return composers, replace(syncer, start=composers[0].dense), ()
+            return composers, replace(syncer, start={**syncer.start, **composers[0].dense}), ()
         due = tuple(key for key in cadence.due(done) if cadence.horizon(key[0]) > 1 and key in self._names)
         for key in due:
             names, horizon = self._names[key], cadence.horizon(key[0])

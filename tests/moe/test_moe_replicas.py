@@ -1,0 +1,50 @@
+"""Experts with several owners: who holds them, who speaks for them, and what merging the copies gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from moe_support import TINY, train
+
+from planetary.core.errors import UserError
+from planetary.moe import ownership
+from planetary.moe.averaging import MergeRule
+from planetary.moe.replicas import authorities, replicated_slots
+from planetary.moe.tiers import Cadence
+
+
+def test_every_expert_is_held_by_its_first_owner_and_those_after_it() -> None:
+    owners = ownership.round_robin(2, 10, 4)  # shards of 3, 3, 2 and 2 experts
+    once = replicated_slots(owners, 4, 1)
+    assert all((once[c] == ownership.owned_slots(owners, c)).all() for c in range(4))
+    twice = replicated_slots(owners, 4, 2)
+    assert twice[1][0].tolist() == [0, 1, 4, 5, 8, 9]
+    assert twice[3][0].tolist() == [2, 3, 6, 7, -1, -1]
+    held = [[e for slots in twice for e in slots[1] if e >= 0].count(e) for e in range(10)]
+    assert held == [2] * 10
+    with pytest.raises(UserError, match="between 1 and 4 owners"):
+        replicated_slots(owners, 4, 5)
+
+
+def test_when_an_owner_dies_the_next_one_speaks_for_its_experts() -> None:
+    owners = ownership.round_robin(1, 6, 3)
+    assert (authorities(owners, 3, 2, [0, 1, 2]) == owners).all()
+    assert authorities(owners, 3, 2, [0, 2]).tolist() == [[0, 2, 2, 0, 2, 2]]
+    assert authorities(owners, 3, 2, [2]).tolist() == [[ownership.EMPTY, 2, 2, ownership.EMPTY, 2, 2]]
+    assert authorities(owners, 3, 1, [0, 2]).tolist() == [[0, ownership.EMPTY, 2, 0, ownership.EMPTY, 2]]
+
+
+@pytest.mark.parametrize("radial", [False, True])
+def test_copies_part_between_refreshes_and_are_merged_at_each(radial: bool) -> None:
+    rule = MergeRule(radial=radial)
+    _, states, reports = train(4, replicas=2, cadence=Cadence(backbone=2, refresh=2), merge=rule)
+    for step, state in enumerate(states):
+        one, two = (c.experts[0]["up"] for c in state.composers)
+        assert (one == two).all() == (step % 2 == 0)
+    assert [report.surrogate_bytes > 0 for report in reports] == [False, True, False, True]
+    assert reports[1].surrogate_bytes == TINY.n_expert * 2 * 8 * 3 * 4  # each expert is published once
+    if not radial:
+        before, after = states[1], states[2]
+        moved = states[2].composers[0].experts[0]["up"] - before.composers[0].experts[0]["up"]
+        assert np.abs(moved).max() > 0
+        assert (after.syncer.start["layers.0.experts.up"] == after.composers[0].experts[0]["up"]).all()

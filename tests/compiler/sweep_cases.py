@@ -297,6 +297,7 @@ def real_entries() -> Iterator[tuple[str, Any]]:
     yield "clip_ties", lambda x: lax.clamp(x.dtype.type(-1), jnp.round(x), x.dtype.type(1)) * x
     yield "clamp_bounds", lambda x: lax.clamp(x[::-1] - 1, x, x[:, ::-1] + 1)
     yield "reduce_prod", lambda x: x.prod((0, 2))
+    yield "prod_of_nothing", lambda x: x[:0].prod(0) * x[0]
     yield "prod_with_zero", lambda x: (x * (jnp.abs(x) > 0.3)).prod(2)
     yield "argmax_gather", lambda x: jnp.take_along_axis(x, x.argmax(1, keepdims=True), 1)
     yield "reduce_general", lambda x: lax.reduce(x, x.dtype.type(-np.inf), jnp.logaddexp, (1,))

@@ -12,6 +12,7 @@ from mixture_cluster import MixtureCluster, make_plan
 from moe_support import model_of
 
 from planetary.data.reader import batches, read_slice
+from planetary.fabric import events as e
 from planetary.moe.acceptance import Policy
 from planetary.moe.expert_payloads import improved_bytes, improved_from
 from planetary.moe.plan import MixturePlan
@@ -254,6 +255,17 @@ def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path)
     notes = [note.what for note in of_kind(cluster, SyncNote)]
     assert notes == ["unusable", "fenced", "regression"]
     assert cluster.finish().ok
+
+
+def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=7)
+    a = cluster.start("a")
+    cluster.until(lambda: a.driver is not None and a.session in cluster.controller.desk.workers)
+    answer = m.ExpertsImproved(task=1, payload="x")
+    gone = cluster.controller.handle(e.Received(999, answer, "", 7, ""), cluster.now)
+    assert e.DropAttachment(7) in gone  # the session ended before its result was read
+    unasked = cluster.controller.handle(e.Received(a.session, answer, "", 8, ""), cluster.now)
+    assert e.DropAttachment(8) in unasked  # this run has no expert workers
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(2, 40))])

@@ -140,6 +140,13 @@ class MixtureController:
                 self._lose(ended, message.reason, now)
         elif session in self.desk.workers:
             self._from_worker(self.desk.workers[session], event, now)
+            return
+        self._drop_attachment(event)
+
+    def _drop_attachment(self, event: e.Received) -> None:
+        """Let the gateway forget a result that nobody will judge."""
+        if event.attachment:
+            self.desk.out.append(e.DropAttachment(event.attachment))
 
     def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
         message = event.message
@@ -161,7 +168,7 @@ class MixtureController:
             case m.Goodbye():
                 self._lose(worker, message.reason, now)
             case _:
-                pass
+                self._drop_attachment(event)
 
     def _ready(self, worker: WorkerSession, message: m.MixtureReady, now: float) -> None:
         if worker.ready:

@@ -54,7 +54,8 @@ def _by_tree(
 
     def build() -> list[Value]:
         flat = [_reduced_first(x, dimensions) for x in xs]
-        skip = kind == "stablehlo.multiply" and _is_one(inits[0])
+        # Without elements the initial value is the result, neutral or not.
+        skip = kind == "stablehlo.multiply" and 0 not in ir.shape_of(flat[0])[:1] and _is_one(inits[0])
         return tree(body, flat, None if skip else inits)
 
     return pull_back_through(site, cts, build)

@@ -77,7 +77,7 @@ class Gateway(RunHost):
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
-        return status_of(self, self._clock.wall(), self._clock.monotonic())
+        return status_of(self)
 
     # --- the run ----------------------------------------------------------------------------------------------
 

@@ -3,52 +3,119 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from planetary.fabric.sessions import Phase, WorkerSession
 from planetary.fabric.status import RunState, RunStatus, WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
     from planetary.fabric.controller import Controller
+    from planetary.fabric.desk import Lobby
     from planetary.fabric.gateway import Gateway
+    from planetary.fabric.records import RunFinished
+    from planetary.fabric.run_host import RunHost
 
 
-def status_of(gateway: Gateway, wall: float, now: float) -> RunStatus:
-    """Build the status; `wall` is Unix time, `now` monotonic time, both in seconds."""
-    config, controller = gateway.config, gateway.controller
-    if controller is None:
-        return RunStatus(
-            run=config.run.name,
-            state="preparing",
-            stage=gateway.stage,
-            rounds=config.train.rounds,
-            inner_steps=config.train.inner_steps,
-            started_at=gateway.started_at,
-            message=gateway.news,
-        )
-    state = controller.state
-    recent = gateway.metrics[-3:]
-    seconds = [line.seconds for line in recent]
-    left = (config.train.rounds - state.round) * sum(seconds) / len(seconds) if seconds else None
-    return RunStatus(
+class Progress(Protocol):
+    """What the state of every kind of run has."""
+
+    @property
+    def round(self) -> int:
+        """Rounds that are finished."""
+        ...
+
+    @property
+    def train_losses(self) -> Mapping[int, float]:
+        """By round."""
+        ...
+
+    @property
+    def evals(self) -> Mapping[int, float]:
+        """By round."""
+        ...
+
+    @property
+    def tokens_total(self) -> int:
+        """Trained on so far."""
+        ...
+
+
+def base_status(host: RunHost, state: Progress | None) -> RunStatus:
+    """Return what the status of every kind of run has in common; without a state the run is being prepared."""
+    config = host.config
+    status = RunStatus(
         run=config.run.name,
-        state=_run_state(controller),
-        stage=controller.stall or _stage(gateway, controller),
-        round=state.open.round if state.open is not None else state.round,
-        reducing=state.closing.round if state.closing is not None else 0,
+        state="preparing",
+        stage=host.stage,
         rounds=config.train.rounds,
-        rounds_finished=state.round,
         inner_steps=config.train.inner_steps,
+        started_at=host.started_at,
+        message=host.news,
+    )
+    if state is None:
+        return status
+    recent = host.metrics[-3:]
+    seconds = [line.seconds for line in recent]
+    return msgspec.structs.replace(
+        status,
+        rounds_finished=state.round,
         loss=tuple(sorted(state.train_losses.items())),
         eval_loss=tuple(sorted(state.evals.items())),
         tokens_total=state.tokens_total,
         tokens_per_s=sum(line.tokens for line in recent) / sum(seconds) if seconds else 0.0,
-        bytes_up=gateway.traffic.up,
-        bytes_down=gateway.traffic.down,
-        started_at=gateway.started_at,
-        ended_at=gateway.ended_at,
-        seconds_left=left,
-        workers=_workers(controller),
+        bytes_up=host.traffic.up,
+        bytes_down=host.traffic.down,
+        ended_at=host.ended_at,
+        seconds_left=(config.train.rounds - state.round) * sum(seconds) / len(seconds) if seconds else None,
+    )
+
+
+def ended_as(ended: RunFinished | None) -> RunState | None:
+    """Return how a run ended, in the display's word; None while it goes on."""
+    if ended is None:
+        return None
+    return "finished" if ended.ok else "stopped" if ended.kind == "stopped" else "failed"
+
+
+def workers_seen(
+    desk: Lobby, losses: Mapping[str, int], describe: Callable[[WorkerSession], WorkerStatus]
+) -> tuple[WorkerStatus, ...]:
+    """Return every worker by name: lost, known from its supervisor only, or connected."""
+    found: dict[str, WorkerStatus] = {}
+    for name, count in losses.items():
+        found[name] = WorkerStatus(name=name, node="", pid=0, state="lost", lost_count=count)
+    for supervisor in desk.supervisors.values():
+        state: WorkerState = "starting" if supervisor.restart_expected else "stopped"
+        found[supervisor.worker] = WorkerStatus(
+            name=supervisor.worker,
+            node=supervisor.node,
+            pid=supervisor.child_pid,
+            state=state,
+            lost_count=losses.get(supervisor.worker, 0),
+        )
+    for worker in desk.workers.values():
+        found[worker.worker] = describe(worker)
+    return tuple(found[name] for name in sorted(found))
+
+
+def status_of(gateway: Gateway) -> RunStatus:
+    """Build the status of a run in rounds."""
+    controller = gateway.controller
+    if controller is None:
+        return base_status(gateway, None)
+    state = controller.state
+    return msgspec.structs.replace(
+        base_status(gateway, state),
+        state=_run_state(controller),
+        stage=controller.stall or _stage(gateway, controller),
+        round=state.open.round if state.open is not None else state.round,
+        reducing=state.closing.round if state.closing is not None else 0,
+        workers=workers_seen(
+            controller.desk, state.losses, lambda worker: _worker(worker, state.losses.get(worker.worker, 0))
+        ),
         message=controller.stall or gateway.news,
     )
 
@@ -60,31 +127,12 @@ def _stage(gateway: Gateway, controller: Controller) -> str:
 
 
 def _run_state(controller: Controller) -> RunState:
-    ended = controller.state.ended
+    ended = ended_as(controller.state.ended)
     if ended is not None:
-        return "finished" if ended.ok else "stopped" if ended.kind == "stopped" else "failed"
+        return ended
     if controller.state.open is not None:
         return "training"
     return "finishing" if controller.state.round >= controller.policy.rounds else "waiting"
-
-
-def _workers(controller: Controller) -> tuple[WorkerStatus, ...]:
-    losses = controller.state.losses
-    found: dict[str, WorkerStatus] = {}
-    for name, count in losses.items():
-        found[name] = WorkerStatus(name=name, node="", pid=0, state="lost", lost_count=count)
-    for supervisor in controller.desk.supervisors.values():
-        state: WorkerState = "starting" if supervisor.restart_expected else "stopped"
-        found[supervisor.worker] = WorkerStatus(
-            name=supervisor.worker,
-            node=supervisor.node,
-            pid=supervisor.child_pid,
-            state=state,
-            lost_count=losses.get(supervisor.worker, 0),
-        )
-    for worker in controller.desk.workers.values():
-        found[worker.worker] = _worker(worker, losses.get(worker.worker, 0))
-    return tuple(found[name] for name in sorted(found))
 
 
 def _worker(worker: WorkerSession, lost: int) -> WorkerStatus:

@@ -113,7 +113,7 @@ class MixtureGateway(RunHost):
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
-        return mixture_status(self, self._clock.wall())
+        return mixture_status(self)
 
     async def _train(self, prepared: PreparedMixture) -> e.Finish:
         folder, options = self.options.folder, self.options

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from planetary.fabric.gateway_status import base_status, ended_as, workers_seen
 from planetary.fabric.sessions import Phase, WorkerSession
 from planetary.fabric.status import RunState, RunStatus, WorkerState, WorkerStatus
 
@@ -13,73 +16,30 @@ if TYPE_CHECKING:
     from planetary.moe.mixture_gateway import MixtureGateway
 
 
-def mixture_status(gateway: MixtureGateway, wall: float) -> RunStatus:
-    """Build the status; `wall` is Unix time in seconds."""
-    del wall
-    config, controller = gateway.config, gateway.controller
+def mixture_status(gateway: MixtureGateway) -> RunStatus:
+    """Build the status."""
+    controller = gateway.controller
     if controller is None:
-        return RunStatus(
-            run=config.run.name,
-            state="preparing",
-            stage=gateway.stage,
-            rounds=config.train.rounds,
-            inner_steps=config.train.inner_steps,
-            started_at=gateway.started_at,
-            message=gateway.news,
-        )
+        return base_status(gateway, None)
     state = controller.state
-    recent = gateway.metrics[-3:]
-    seconds = [line.seconds for line in recent]
-    left = (config.train.rounds - state.round) * sum(seconds) / len(seconds) if seconds else None
-    return RunStatus(
-        run=config.run.name,
+    return msgspec.structs.replace(
+        base_status(gateway, state),
         state=_run_state(controller),
         stage=controller.stall or gateway.stage,
-        round=min(state.round + 1, config.train.rounds),
-        rounds=config.train.rounds,
-        rounds_finished=state.round,
-        inner_steps=config.train.inner_steps,
-        loss=tuple(sorted(state.train_losses.items())),
-        eval_loss=tuple(sorted(state.evals.items())),
-        tokens_total=state.tokens_total,
-        tokens_per_s=sum(line.tokens for line in recent) / sum(seconds) if seconds else 0.0,
-        bytes_up=gateway.traffic.up,
-        bytes_down=gateway.traffic.down,
-        started_at=gateway.started_at,
-        ended_at=gateway.ended_at,
-        seconds_left=left,
-        workers=_workers(controller),
+        round=min(state.round + 1, gateway.config.train.rounds),
+        workers=workers_seen(controller.desk, state.losses, lambda worker: _worker(controller, worker)),
         mixture=gateway.metrics[-1].mixture if gateway.metrics else None,
         message=controller.stall or gateway.news,
     )
 
 
 def _run_state(controller: MixtureController) -> RunState:
-    ended = controller.state.ended
+    ended = ended_as(controller.state.ended)
     if ended is not None:
-        return "finished" if ended.ok else "stopped" if ended.kind == "stopped" else "failed"
+        return ended
     if controller.state.round >= controller.policy.rounds:
         return "finishing"
     return "training" if controller.composing else "waiting"
-
-
-def _workers(controller: MixtureController) -> tuple[WorkerStatus, ...]:
-    losses = controller.state.losses
-    found: dict[str, WorkerStatus] = {}
-    for name, count in losses.items():
-        found[name] = WorkerStatus(name=name, node="", pid=0, state="lost", lost_count=count)
-    for supervisor in controller.desk.supervisors.values():
-        state: WorkerState = "starting" if supervisor.restart_expected else "stopped"
-        found[supervisor.worker] = WorkerStatus(
-            name=supervisor.worker,
-            node=supervisor.node,
-            pid=supervisor.child_pid,
-            state=state,
-            lost_count=losses.get(supervisor.worker, 0),
-        )
-    for worker in controller.desk.workers.values():
-        found[worker.worker] = _worker(controller, worker)
-    return tuple(found[name] for name in sorted(found))
 
 
 def _worker(controller: MixtureController, worker: WorkerSession) -> WorkerStatus:

@@ -6,6 +6,7 @@ In the form of sweep_cases.py. What JAX itself answers there, be it NaN, is what
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,6 +34,8 @@ def elementwise() -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "xlogy", lambda x: (special.xlogy(x[::-1], x), special.xlog1py(x, x[::-1]))
     yield "divergence", lambda x: (special.kl_div(x, x[::-1]), special.rel_entr(x, x))
     yield "guarded", lambda x: (jnp.where(x > 0, jnp.log(x), 0), jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, 1)), 0))
+    yield "frexp", lambda x: (*jnp.frexp(x), jnp.ldexp(x, jnp.arange(len(x)) - 7))
+    yield "sici", special.sici
     yield "branch", jax.vmap(lambda x: lax.cond(x > 0, jnp.sqrt, lambda v: v / (v - 1), x))
     yield "branches", jax.vmap(lambda x: lax.switch(jnp.int32(x > 0), [lambda v: v * 2, jnp.log], x))
     yield "by_row", jax.vmap(lambda x: nn.relu(x) + jnp.logaddexp(x, 1.0) + nn.sigmoid(x))
@@ -50,9 +53,27 @@ def matrices() -> Iterator[tuple[str, Callable[..., Any], Any]]:
     yield "eigenvalues of a failed factorisation", linalg.cholesky, -np.eye(3)
 
 
+def _first_of(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+    return jnp.where(a[0] >= b[0], a[0], b[0]), jnp.where(a[0] >= b[0], a[1], b[1])
+
+
+def windows() -> Iterator[tuple[str, Callable[..., Any], Any]]:
+    ties = np.random.default_rng(3).integers(-2, 3, (3, 4, 5)).astype(np.float32)
+    for name, init, choose in (("max", -np.inf, lax.max), ("min", np.inf, lax.min)):
+
+        def pool(x: Any, choose: Any = choose, init: float = init, **how: Any) -> Any:
+            return lax.reduce_window(
+                x, x.dtype.type(init), choose, (3, 2, 2), (2, 3, 1), ((1, 2), (0, 1), (2, 2)), **how
+            )
+
+        yield f"{name} pool of ties", pool, ties
+        yield f"{name} pool of ties with holes", partial(pool, base_dilation=(2, 1, 3)), ties
+    yield "the first of several", lambda x: lax.reduce((x, x[::-1]), (-9.0, 0.0), _first_of, (0, 1, 2))[1], ties
+
+
 def cases(dtype: str) -> Iterator[Case]:
     for name, function in elementwise():
         yield Case(name, "edge", dtype, function, (jnp.asarray(EDGES, dtype),))
     if dtype == "float32":
-        for name, function, matrix in matrices():
+        for name, function, matrix in (*matrices(), *windows()):
             yield Case(name, "edge", dtype, function, (jnp.asarray(matrix, dtype),))

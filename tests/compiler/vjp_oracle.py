@@ -91,7 +91,7 @@ def deviation(ours: np.ndarray, theirs: np.ndarray) -> float:
         return float("inf")
     if not finite.any():
         return 0.0
-    return float(np.abs(a - b)[finite].max() / max(np.abs(b[finite]).max(), 1e-3))
+    return float(np.abs(a[finite] - b[finite]).max() / max(np.abs(b[finite]).max(), 1e-3))
 
 
 def check(

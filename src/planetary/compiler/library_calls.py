@@ -22,12 +22,12 @@ Function: TypeAlias = Callable[..., Any]
 
 @dataclass(frozen=True)
 class LibraryCall:
-    """A jitted JAX function with one result.
+    """A jitted JAX function.
 
     Attributes:
         name: name of the composite after `routines.PREFIX`.
         symbol: name of the exported function.
-        load: returns the JAX function for a result of a shape and dtype.
+        load: returns the JAX function for a first result of a shape and dtype.
     """
 
     name: str
@@ -39,7 +39,8 @@ def _plain(place: str, name: str) -> Callable[[tuple[int, ...], str], Function]:
     def load(shape: tuple[int, ...], dtype: str) -> Function:
         import jax
 
-        return getattr({"nn": jax.nn, "numpy": jax.numpy, "linalg": jax.numpy.linalg}[place], name)
+        places = {"nn": jax.nn, "numpy": jax.numpy, "linalg": jax.numpy.linalg, "special": jax.scipy.special}
+        return getattr(places[place], name)
 
     return load
 
@@ -65,6 +66,8 @@ CALLS = (
     LibraryCall("relu6", "relu6", _plain("nn", "relu6")),
     LibraryCall("log1mexp", "log1mexp", _plain("nn", "log1mexp")),
     LibraryCall("i0", "i0", _plain("numpy", "i0")),
+    LibraryCall("frexp", "frexp", _plain("numpy", "frexp")),
+    LibraryCall("sici", "sici", _plain("special", "sici")),
     LibraryCall("det", "det", _plain("linalg", "det")),
     LibraryCall("pinv", "_pinv", _plain("linalg", "pinv")),
     LibraryCall("random.gamma", "_gamma", _sampler("gamma")),
@@ -78,7 +81,7 @@ def composite_name(symbol: str, block: Block) -> str | None:
     """The name of the composite that stands for a call of a function, given its flattened body; None for most."""
     plain = re.sub(r"_\d+$", "", symbol)
     results = ir.terminator(block).operands
-    if plain not in _SYMBOLS or len(results) != 1 or not ir.is_differentiable_type(results[0].type):
+    if plain not in _SYMBOLS or not len(results) or not ir.is_differentiable_type(results[0].type):
         return None
     kinds = [argument.type for argument in block.arguments]
     for call in CALLS:

@@ -47,21 +47,22 @@ def emit_traced(function: Callable[..., Any], *values: Value) -> list[Value]:
 
 
 def emit_pull_back(
-    function: Callable[..., Any], ct: Value, arguments: Sequence[Value], wanted: Sequence[bool]
+    function: Callable[..., Any], cts: Sequence[Value | None], arguments: Sequence[Value], wanted: Sequence[bool]
 ) -> list[Value | None]:
     """Emit what JAX computes as the gradient of `function`.
 
     Args:
-        function: takes JAX arrays and returns one.
-        ct: the cotangent of its result.
+        function: takes JAX arrays and returns one or several.
+        cts: the cotangents of its results, flattened; None for a result that counts for nothing.
         arguments: its arguments in the graph that is being built.
         wanted: for every argument, whether its gradient is wanted.
 
     Returns:
         One gradient per argument, None where none is wanted.
     """
-    values = [ct, *arguments]
-    found = _emit(_export_pull_back(function, tuple(wanted), _specs(values)), values)
+    present = tuple(i for i, ct in enumerate(cts) if ct is not None)
+    values = [*(ct for ct in cts if ct is not None), *arguments]
+    found = _emit(_export_pull_back(function, present, tuple(wanted), _specs(values)), values)
     return [found.pop(0) if is_wanted else None for is_wanted in wanted]
 
 
@@ -81,19 +82,24 @@ def _export(function: Callable[..., Any], specs: Sequence[_Spec]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _export_pull_back(function: Callable[..., Any], wanted: tuple[bool, ...], specs: tuple[_Spec, ...]) -> str:
+def _export_pull_back(
+    function: Callable[..., Any], present: tuple[int, ...], wanted: tuple[bool, ...], specs: tuple[_Spec, ...]
+) -> str:
     import jax
 
     positions = [i for i, is_wanted in enumerate(wanted) if is_wanted]
 
-    def backward(ct: Any, *arguments: Any) -> Any:
+    def backward(*given: Any) -> Any:
+        cts, arguments = given[: len(present)], given[len(present) :]
+
         def of_wanted(*inner: Any) -> Any:
             full = list(arguments)
             for position, value in zip(positions, inner, strict=True):
                 full[position] = value
-            return function(*full)
+            results = jax.tree.leaves(function(*full))
+            return tuple(results[i] for i in present)
 
-        return jax.vjp(of_wanted, *(arguments[i] for i in positions))[1](ct)
+        return jax.vjp(of_wanted, *(arguments[i] for i in positions))[1](cts)
 
     return _export(backward, specs)
 

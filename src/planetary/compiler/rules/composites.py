@@ -45,9 +45,7 @@ def _library_routine(site: Site, cts: list[Value | None]) -> Sequence[Contributi
         function = _ROUTINES[name].load()
     else:
         function = _CALLS[name].load(ir.shape_of(site.y), dtype_name(ir.element_of(site.y)))
-    ct = cts[0]
-    assert ct is not None
     try:
-        return emit_pull_back(function, ct, site.inputs, site.needs)
+        return emit_pull_back(function, cts, site.inputs, site.needs)
     except (NotImplementedError, ValueError) as error:
         raise UnsupportedOpError(ir.text(site.op, "name"), ir.location_text(site.op), f"JAX says: {error}") from error

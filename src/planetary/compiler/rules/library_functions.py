@@ -43,9 +43,7 @@ def _register(idiom: Idiom, rule: Rule | None = None) -> None:
     """Register an idiom with a rule; by default with the gradient that JAX computes."""
 
     def traced(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
-        ct = cts[0]
-        assert ct is not None
-        return emit_pull_back(idiom.load(), ct, site.inputs, site.needs)
+        return emit_pull_back(idiom.load(), cts, site.inputs, site.needs)
 
     @pattern(idiom.name, idiom.root)
     def _find(op: Operation) -> tuple[list[Value], Rule] | None:

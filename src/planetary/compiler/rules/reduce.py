@@ -75,7 +75,8 @@ def _reduced_first(x: Value, dimensions: list[int]) -> Value:
 
 
 def tree(body: Block, xs: list[Value], inits: Sequence[Value] | None) -> list[Value]:
-    """Reduce the first dimension of several tensors together with an associative scalar body.
+    """Reduce the first dimension of several tensors together with an associative scalar body, in their order: the body
+    may choose the first of equals.
 
     Args:
         body: takes the accumulators, then the elements.
@@ -89,9 +90,9 @@ def tree(body: Block, xs: list[Value], inits: Sequence[Value] | None) -> list[Va
         return [ops.broadcast_scalar(init, rest) for init in inits]
     while length > 1:
         half = length // 2
-        low = [ops.slice_dim(x, 0, 0, half) for x in xs]
-        high = [ops.slice_dim(x, 0, half, 2 * half) for x in xs]
-        merged = bodies.vectorized(body, [*low, *high])
+        first = [ops.slice_dim(x, 0, 0, 2 * half, 2) for x in xs]
+        second = [ops.slice_dim(x, 0, 1, 2 * half, 2) for x in xs]
+        merged = bodies.vectorized(body, [*first, *second])
         if length % 2:
             last = [ops.slice_dim(x, 0, length - 1, length) for x in xs]
             merged = [ops.concatenate([m, x], 0) for m, x in zip(merged, last, strict=True)]

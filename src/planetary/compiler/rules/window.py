@@ -105,10 +105,10 @@ def _reduce_window(site: Site, cts: list[Value | None]) -> Sequence[Contribution
     running = windows.running_dimension(ir.shape_of(site.x))
     if running is not None and not any(site.needs[count:]):
         return pull_back_through(site, cts, lambda: running_reduce(body, site.inputs[:count], *running))
-    plain = windows.base_dilation == windows.dilation == [1] * len(windows.size)
-    if kind in ("stablehlo.maximum", "stablehlo.minimum") and ct is not None and plain and not site.needs[1]:
+    dense = all(n == 1 for n in windows.dilation)
+    if kind in ("stablehlo.maximum", "stablehlo.minimum") and ct is not None and dense and not site.needs[1]:
         direction = "GE" if kind == "stablehlo.maximum" else "LE"
-        return [_select_and_scatter(site.x, ct, windows, direction), None]
+        return [_to_the_first(site.x, ct, windows, direction), None]
     xs, inits = site.inputs[:count], site.inputs[count : 2 * count]
     return pull_back_through(site, cts, lambda: _by_patches(body, xs, inits, windows))
 
@@ -129,11 +129,27 @@ def _sum_backward(ct: Value, x: Value, windows: Windows) -> Value:
     return reduce_window([wide], [zero], back, ops.binary_body("stablehlo.add"))[0]
 
 
+def _to_the_first(x: Value, ct: Value, windows: Windows, direction: str) -> Value:
+    """The cotangent of every window goes to the first of its greatest (GE) or least (LE) elements.
+
+    Padding is laid out before, as JAX does it: with padding of its own, XLA's select_and_scatter takes another one than
+    the first of several equal elements.
+    """
+    low, high = [pair[0] for pair in windows.padding], [pair[1] for pair in windows.padding]
+    holes = [n - 1 for n in windows.base_dilation]
+    if not any(low + high + holes):
+        return _select_and_scatter(x, ct, windows, direction)
+    nothing = ops.scalar(ir.element_of(x), -math.inf if direction == "GE" else math.inf)
+    found = _select_and_scatter(ops.pad(x, nothing, low, high, holes), ct, windows, direction)
+    zero = ops.scalar(ir.element_of(found), 0)
+    found = ops.pad(found, zero, [-n for n in low], [-n for n in high], [0] * len(low))
+    return ops.slice_(found, [0] * len(low), ir.shape_of(found), windows.base_dilation)
+
+
 def _select_and_scatter(x: Value, ct: Value, windows: Windows, direction: str) -> Value:
     attributes = {
-        name: value
-        for name, value in windows.attributes().items()
-        if name in ("window_dimensions", "window_strides", "padding")
+        "window_dimensions": ir.ints_attribute(windows.size),
+        "window_strides": ir.ints_attribute(windows.stride),
     }
     zero = ops.scalar(ir.element_of(ct), 0)
     op = ir.emit("stablehlo.select_and_scatter", [x, ct, zero], [x.type], attributes, regions=2)

@@ -27,7 +27,7 @@ from planetary.core.tensors import TensorSpec
 SIZES = {"n_layer": 4, "n_embd": 256, "n_head": 4, "batch_size": 2, "sequence_length": 128}
 TOOLS = Path(sys.executable).parent
 # As `planetary.runtime.host_memory` sets them for workers.
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1)}
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**62), "MALLOC_TRIM_THRESHOLD_": str(2**62), "MALLOC_ARENA_MAX": "1"}
 
 
 def _compile(options: dict[str, Any], flags: list[str], module: Path) -> StepSpec:

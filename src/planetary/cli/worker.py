@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
     from planetary.fabric.child import end_with_parent
     from planetary.fabric.worker import WorkerOptions, WorkerShell
     from planetary.runtime.backends import require_backend
+    from planetary.runtime.host_memory import keep_large_blocks
 
+    keep_large_blocks()  # before any thread
     require_backend(args.backend, args.island)
     if args.end_with_parent:
         end_with_parent(lambda: os._exit(EXIT_OK))

@@ -7,16 +7,21 @@ import functools
 
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
-_LARGEST = 2**30  # bytes; glibc takes no larger threshold than an int holds
+_M_ARENA_MAX = -8
+_NEVER = -1  # as glibc's unsigned size: larger than any block
 
 
 @functools.cache
 def keep_large_blocks() -> bool:
     """Let the C library keep large blocks that are freed, and hand them out again, instead of returning them.
 
-    IREE's CPU device allocates the temporary memory of a step when the step begins and frees it at its end. glibc maps
-    and unmaps blocks of that size, so that every step had all its pages filled with zeros by the kernel again: a third
-    of the step's time (bench/results/train_step.md). What the process holds at most stays the same.
+    IREE's CPU device allocates the temporary memory of a step when the step begins and frees it at its end: one block,
+    1.9 GB for a model of 30 million parameters. glibc maps and unmaps blocks of that size, so that every step had all
+    its pages filled with zeros by the kernel again: a fifth to a third of the step's time
+    (bench/results/train_step.md). What the process holds at most stays the same.
+
+    Only glibc's main heap can keep a large block, and a thread that allocates for the first time gets a heap of its own
+    unless there may be one heap only: call this before threads are started.
 
     Returns:
         Whether the C library has such settings; elsewhere than with glibc nothing is changed.
@@ -25,4 +30,5 @@ def keep_large_blocks() -> bool:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
     except (OSError, AttributeError):
         return False
-    return mallopt(_M_MMAP_THRESHOLD, _LARGEST) == 1 and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1) == 1
+    settings = {_M_MMAP_THRESHOLD: _NEVER, _M_TRIM_THRESHOLD: _NEVER, _M_ARENA_MAX: 1}
+    return all(mallopt(name, value) == 1 for name, value in settings.items())

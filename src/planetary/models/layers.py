@@ -35,25 +35,36 @@ def softmax(scores: jax.Array) -> jax.Array:
     return exponential / jnp.sum(exponential, axis=-1, keepdims=True)
 
 
-def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Attention of each position to itself and those before it.
+def attention(query: jax.Array, key: jax.Array, value: jax.Array, visible: jax.Array | None = None) -> jax.Array:
+    """Softmax attention. It divides by the sum of the weights after the product with the values (Dao et al. 2022,
+    arXiv:2205.14135, algorithm 1), so that of all that is T x T the weights alone are kept for the gradient.
 
     Args:
         query: [B, T, H, D].
         key: [B, T, G, D], where G divides H: neighbouring H / G queries share a key (Ainslie et al. 2023,
             arXiv:2305.13245).
         value: like `key`.
+        visible: bool [T, T], whether a query (rows) sees a key; default: every query sees all keys.
 
     Returns:
         [B, T, H · D].
     """
     batch, length, heads, width = query.shape
     groups = key.shape[2]
-    query = query.reshape(batch, length, groups, heads // groups, width)
-    scores = jnp.einsum("btghd,bsgd->bghts", query, key) * width**-0.5
-    causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
-    weights = softmax(jnp.where(causal, scores, HIDDEN_SCORE))
-    return jnp.einsum("bghts,bsgd->btghd", weights, value).reshape(batch, length, heads * width)
+    query = (query * width**-0.5).reshape(batch, length, groups, heads // groups, width)
+    scores = jnp.einsum("btghd,bsgd->bghts", query, key)
+    if visible is not None:
+        scores = jnp.where(visible, scores, HIDDEN_SCORE)
+    weights = jnp.exp(scores - stop_gradient(jnp.max(scores, axis=-1, keepdims=True)))
+    mixed = jnp.einsum("bghts,bsgd->btghd", weights, value)
+    mixed = mixed / jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2)[..., None]
+    return mixed.reshape(batch, length, heads * width)
+
+
+def causal_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """`attention` of each position to itself and those before it."""
+    length = query.shape[1]
+    return attention(query, key, value, jnp.arange(length)[:, None] >= jnp.arange(length)[None, :])
 
 
 def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.models.layers import HIDDEN_SCORE
 
 Params = dict[str, Any]
 
@@ -122,12 +123,13 @@ def attention(params: Params, x: jax.Array, n_head: int) -> jax.Array:
     query = rms_norm(rotate((x @ params["query"]).reshape(heads)))
     key = rms_norm(rotate((x @ params["key"]).reshape(heads)))
     value = (x @ params["value"]).reshape(heads)
-    scores = jnp.einsum("bthd,bshd->bhts", query, key) * heads[-1] ** -0.5
+    scores = jnp.einsum("bthd,bshd->bhts", query * heads[-1] ** -0.5, key)
     # Queries and keys have unit root mean square, so |score| <= sqrt(D) and exp needs no running maximum.
     causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
-    weights = jnp.where(causal, jnp.exp(scores), 0.0)
-    weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+    weights = jnp.exp(jnp.where(causal, scores, HIDDEN_SCORE))
+    # Divided by their sum after the product with the values: of all that is T x T the weights alone are kept.
     mixed = jnp.einsum("bhts,bshd->bthd", weights, value)
+    mixed = mixed / jnp.sum(weights, axis=-1).transpose(0, 2, 1)[..., None]
     return mixed.reshape(batch, length, width) @ params["output"]
 
 

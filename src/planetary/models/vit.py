@@ -19,8 +19,9 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from planetary.models import layers
 from planetary.models.initial import Params, draw, normal, ones, zeros
-from planetary.models.layers import cross_entropy, layer_norm, linear, softmax
+from planetary.models.layers import cross_entropy, layer_norm, linear
 from planetary.models.options import configure, refuse_tokens, require_counts, require_multiple
 
 NORM_EPSILON = 1e-6
@@ -109,9 +110,7 @@ def attention(params: Params, x: jax.Array, n_head: int) -> jax.Array:
     batch, length, width = x.shape
     parts = jnp.split(linear(params["qkv"], x), 3, axis=-1)
     query, key, value = (part.reshape(batch, length, n_head, width // n_head) for part in parts)
-    weights = softmax(jnp.einsum("bthd,bshd->bhts", query, key) * (width // n_head) ** -0.5)
-    mixed = jnp.einsum("bhts,bshd->bthd", weights, value)
-    return linear(params["proj"], mixed.reshape(batch, length, width))
+    return linear(params["proj"], layers.attention(query, key, value))
 
 
 def mlp(params: Params, x: jax.Array) -> jax.Array:

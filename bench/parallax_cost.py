@@ -26,9 +26,9 @@ from planetary.moe.composer import ComposerSteps
 from planetary.moe.execution import expert_runner
 from planetary.moe.expert_work import improve
 from planetary.moe.initial import initial_training
-from planetary.moe.programs import composer_program
+from planetary.moe.programs import composer_program, expert_program
 from planetary.moe.settings import MoeTraining
-from planetary.moe.signature import ComposerShape, Program
+from planetary.moe.signature import ComposerShape, Program, state_specs
 from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates
 from planetary.moe.states import ComposerState
 
@@ -55,13 +55,21 @@ def state_bytes(program: Program, part: str) -> int:
     return sum(spec.nbytes for spec in program.functions["gradients"].arguments if part in spec.name)
 
 
+def moment_bytes(config: LatentMoeConfig, slots: int) -> int:
+    """Bytes of the optimizer's state that `update` of the experts in all layers takes and returns."""
+    program = expert_program(config, slots, BATCH * config.sequence_length, OPTIONS)
+    return config.n_layer * sum(spec.nbytes for spec in state_specs(program))
+
+
 def compute(config: LatentMoeConfig, rank: int) -> None:
     """Print measured and expected ratios to a composer that has all experts."""
     count, width = config.n_expert, config.n_hidden
     whole = ComposerShape(count, 0, BATCH)
     all_flops = expert_flops(config, whole)
     all_bytes = state_bytes(composer_program(config, whole, OPTIONS), ".experts.")
-    print(f"experts of all {count}: {all_flops / 1e9:.3f} GFLOP a step, {all_bytes / 1e6:.2f} MB of weights")
+    all_moments = moment_bytes(config, count)
+    print(f"experts of all {count}: {all_flops / 1e9:.3f} GFLOP a step, {all_bytes / 1e6:.2f} MB of weights, ", end="")
+    print(f"{all_moments / 1e6:.2f} MB of the optimizer's state")
     for composers in (2, 4, 8):
         slots = count // composers
         for name, options, expected in (
@@ -76,6 +84,14 @@ def compute(config: LatentMoeConfig, rank: int) -> None:
         found = (state_bytes(program, ".experts.") + state_bytes(program, ".surrogates.a") * 2) / all_bytes
         expected = 1 / composers + rank / width
         print(f"C = {composers}, weights: {found:.4f} of them, expected {expected:.4f}: {found / expected - 1:+.1%}")
+        held = found * all_bytes  # under offload, too; there a composer has no moments
+        for name, moments, expected in (
+            ("direct", moment_bytes(config, slots), 1 / composers + rank / (3 * width)),
+            ("offload", 0, 1 / (3 * composers) + rank / (3 * width)),
+        ):
+            found = (held + moments) / (all_bytes + all_moments)
+            print(f"C = {composers}, weights and moments, {name}: {found:.4f}, expected {expected:.4f}: ", end="")
+            print(f"{found / expected - 1:+.1%}")
 
 
 def workers(config: LatentMoeConfig, repeats: int) -> None:

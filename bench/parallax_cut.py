@@ -1,19 +1,24 @@
-"""Whether a network that fails holds composers up: the gateway stands still for a while, and steps are timed.
+"""Whether a network that fails holds a composer up: the gateway stands still again and again, and steps are timed.
 
-    python bench/parallax_cut.py                      # 30 s, examples/parallax-tiny.toml
-    python bench/parallax_cut.py --seconds 10 --set moe.composers=2 --set fabric.workers=2
+    python bench/parallax_cut.py                                    # direct ownership
+    python bench/parallax_cut.py --offload                          # with an expert worker
+    python bench/parallax_cut.py --cycles 5 --seconds 30 --set train.batch_size=8
 
-A gateway that is stopped (SIGSTOP) answers nothing and takes nothing, like a network that is cut: composers notice that
-it is silent, lose their connection and try again in vain. The step times are the composers' own. Then the gateway goes
-on (SIGCONT), and so must training: everybody's epoch is higher, and the loss falls on.
+A gateway that is stopped (SIGSTOP) answers nothing and takes nothing, like a network that is cut: every background
+channel of the composers is gone, they notice that it is silent, lose their connection and try again in vain. Then it
+goes on (SIGCONT). Two composers run; the one that is timed has a processor core to itself, as if it were another
+machine, and everything else runs on the other cores. A step's time is wall time over steps between two moments that
+the journal knows, so everything that happens between two steps is in it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,117 +32,111 @@ import psutil
 from planetary.artifacts.jsonl import JsonLinesTail
 
 ROOT = Path(__file__).parents[1]
+Event = dict[str, Any]
 
 
 class Journal:
     """The events of a run, as they are written."""
 
-    def __init__(self, folder: Path) -> None:
-        self._tail = JsonLinesTail(folder / "events.jsonl", dict[str, Any])
-        self.events: list[dict[str, Any]] = []
+    def __init__(self, folder: Path, process: subprocess.Popen) -> None:
+        self._tail = JsonLinesTail(folder / "events.jsonl", Event)
+        self._process = process
+        self.events: list[Event] = []
 
-    def until(self, reached: Callable[[], bool], process: subprocess.Popen, limit_s: float = 280) -> None:
+    def until(self, reached: Callable[[], bool], limit_s: float = 280) -> None:
         deadline = time.monotonic() + limit_s
         while not reached():
             self.events += self._tail.poll()
-            if time.monotonic() > deadline or (process.poll() is not None and not reached()):
+            if time.monotonic() > deadline or (self._process.poll() is not None and not reached()):
                 raise SystemExit(f"the run ended or took too long; last event: {self.events[-1:]}")
-            time.sleep(0.1)
+            time.sleep(0.05)
 
-    def of(self, name: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["event"] == name]
+    def of(self, name: str, **fields: object) -> list[Event]:
+        return [e for e in self.events if e["event"] == name and all(e[k] == v for k, v in fields.items())]
 
 
-def step_times(kept: list[dict[str, Any]], begin: float, end: float, per_round: int) -> tuple[float, float, int]:
-    """Return compute and wall seconds per step between two saved states of each shard, and how many steps that were.
-
-    Args:
-        kept: `shard_kept` events.
-        begin: use each shard's last state before this time (Unix seconds).
-        end: and its first one after this.
-        per_round: steps.
-    """
-    compute = wall = 0.0
-    steps = 0
-    for shard in {event["shard"] for event in kept}:
-        mine = [event for event in kept if event["shard"] == shard]
-        first = [event for event in mine if event["t"] <= begin][-1]
-        last = next(event for event in mine if event["t"] >= end)
-        saved_round, base = 0, 0.0
-        for event in mine:
-            if first["t"] < event["t"] <= last["t"]:
-                compute += event["compute_s"] - base
-            # After the first state at or after the end of a round the sum begins anew.
-            ends_round = event["step"] // per_round > saved_round
-            saved_round, base = event["step"] // per_round, 0.0 if ends_round else event["compute_s"]
-        wall += last["t"] - first["t"]
-        steps += last["step"] - first["step"]
-    return compute / steps, wall / steps, steps
+def apart(journal: Journal, family: list[psutil.Process], core: int) -> int:
+    """Give the composer of one shard a core to itself; return the shard."""
+    owner = journal.of("shard_granted")[0]
+    pid = journal.of("worker_joined", worker=owner["worker"])[-1]["pid"]
+    others = [number for number in range(os.cpu_count() or 1) if number != core]
+    for process in family:
+        mine = process.pid == pid
+        for thread in process.threads():  # threads that are there already keep their affinity otherwise
+            os.sched_setaffinity(thread.id, [core] if mine else others)
+        if not mine and "worker" in process.cmdline():
+            process.nice(19)  # the gateway must not wait for them
+    return owner["shard"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long the gateway stands still")
-    parser.add_argument("--around", type=float, default=20.0, help="seconds that are timed before and after")
+    parser.add_argument("--offload", action="store_true", help="parallax-offload.toml and one expert worker")
+    parser.add_argument("--seconds", type=float, default=30.0, help="how long the gateway stands still each time")
+    parser.add_argument("--between", type=float, default=15.0, help="seconds that are timed with the gateway there")
+    parser.add_argument("--cycles", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--cache", type=Path)
     args = parser.parse_args()
+    settings = ["moe.composers=2", "fabric.threads=1", "eval.every=100000", "checkpoint.every=100000"]
+    settings += ["moe.expert_workers=1", "fabric.workers=3"] if args.offload else ["fabric.workers=2"]
+    example = "parallax-offload.toml" if args.offload else "parallax-tiny.toml"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
-        command = [sys.executable, "-m", "planetary.cli.main", "train", str(ROOT / "examples" / "parallax-tiny.toml")]
-        command += [f"--run-dir={folder}", "--rounds=10000", "--set=eval.every=50", "--set=checkpoint.every=1000"]
-        command += [f"--set={setting}" for setting in args.set] + ([f"--cache={args.cache}"] if args.cache else [])
+        command = [sys.executable, "-m", "planetary.cli.main", "train", str(ROOT / "examples" / example)]
+        command += [f"--run-dir={folder}", "--rounds=10000"] + ([f"--cache={args.cache}"] if args.cache else [])
+        command += [f"--set={setting}" for setting in [*settings, *args.set]]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        journal = Journal(folder)
         try:
-            journal.until(lambda: len(journal.of("round_finished")) >= 5, process)
-            began = time.time()
-            journal.until(lambda: time.time() > began + args.around, process)
+            journal = Journal(folder, process)
+            journal.until(lambda: len(journal.of("round_finished")) >= 2)
             family = psutil.Process(process.pid).children(recursive=True)
             gateway = next(p for p in family if "gateway" in p.cmdline())
-            cut = time.time()
-            os.kill(gateway.pid, signal.SIGSTOP)
-            time.sleep(args.seconds)
-            os.kill(gateway.pid, signal.SIGCONT)
-            back = time.time()
-            shards = {event["shard"] for event in journal.of("shard_kept")}
-            journal.until(
-                lambda: {e["shard"] for e in journal.of("shard_kept") if e["t"] > back + 1} == shards, process
-            )
-            returned = time.time()
-            journal.until(lambda: time.time() > returned + args.around, process)
-            grants = [e for e in journal.of("shard_granted") if e["t"] > back]
-            losses = [(e["t"], e["loss"]) for e in journal.of("round_finished")]
-            kept = journal.of("shard_kept")
-            times = {
-                "before": step_times(kept, began, cut - 3, 10),
-                "cut": step_times(kept, cut, back + 1, 10),
-                "after": step_times(kept, returned, returned + args.around - 4, 10),
-            }
-            print(
-                json.dumps(
-                    {
-                        "seconds": args.seconds,
-                        **{
-                            key: {"compute_ms": 1e3 * c, "wall_ms": 1e3 * w, "steps": n}
-                            for key, (c, w, n) in times.items()
-                        },
-                        "compute_ratio": times["cut"][0] / times["before"][0],
-                        "wall_ratio": times["cut"][1] / times["before"][1],
-                        "granted_again": len(grants),
-                        "steps_lost": sum(
-                            max(e["step"] for e in kept if e["shard"] == g["shard"] and e["t"] < g["t"]) > g["step"]
-                            for g in grants
-                        ),
-                        "loss_before": [x for t, x in losses if t < cut][-1],
-                        "loss_after": losses[-1][1],
-                    },
-                    indent=1,
-                )
-            )
+            shard = apart(journal, family, core=(os.cpu_count() or 1) - 1)
+            print(json.dumps(measured(journal, gateway, shard, args), indent=1))
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(20)
+            process.wait(30)
+
+
+def measured(journal: Journal, gateway: psutil.Process, shard: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Alternate between a gateway that answers and one that stands still; return step times and what came of it."""
+    there: list[tuple[float, int]] = []  # ms per step, steps
+    gone: list[tuple[float, int]] = []
+    grants = len(journal.of("shard_granted"))
+
+    def kept_after(t: float) -> Event:
+        journal.until(lambda: any(e["t"] > t for e in journal.of("shard_kept", shard=shard)))
+        return next(e for e in journal.of("shard_kept", shard=shard) if e["t"] > t)
+
+    def between(first: Event, last: Event) -> tuple[float, int]:
+        steps = last["step"] - first["step"]
+        return 1e3 * (last["t"] - first["t"]) / steps, steps
+
+    loss_before = journal.of("round_finished")[-1]["loss"]
+    for _ in range(args.cycles):
+        first = kept_after(time.time() + 2)  # what was postponed is through
+        last = kept_after(first["t"] + args.between)
+        there.append(between(first, last))
+        os.kill(gateway.pid, signal.SIGSTOP)
+        time.sleep(args.seconds)
+        os.kill(gateway.pid, signal.SIGCONT)
+        back = time.time()
+        journal.until(lambda: any(e["t"] > back for e in journal.of("shard_granted", shard=shard)))  # noqa: B023
+        gone.append(between(last, journal.of("shard_granted", shard=shard)[-1]))
+    kept_after(time.time() + args.between)
+    steps = [e["step"] for e in journal.of("shard_kept", shard=shard)]
+    ratios = [g / t for (t, _), (g, _) in zip(there, gone, strict=True)]
+    return {
+        "ms per step, gateway there": [round(ms, 2) for ms, _ in there],
+        "ms per step, gateway gone": [round(ms, 2) for ms, _ in gone],
+        "steps timed": [sum(n for _, n in there), sum(n for _, n in gone)],
+        "ratio, each": [round(ratio, 4) for ratio in ratios],
+        "ratio, median": round(statistics.median(ratios), 4),
+        "granted again": len(journal.of("shard_granted")) - grants,
+        "steps lost": sum(after < before for before, after in itertools.pairwise(steps)),
+        "loss before and after": [loss_before, journal.of("round_finished")[-1]["loss"]],
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""Payloads through the S3 protocol: a real server on loopback, which is stopped in the middle.
-
-Needs `pip install -e '.[test-s3]'`, which is too large for every run of the tests.
-"""
+"""Payloads through the S3 protocol: a real server on loopback, which is stopped in the middle."""
 
 from __future__ import annotations
 
@@ -13,31 +10,16 @@ from payload_cases import LIFETIMES, check_damage, check_lifetimes, check_payloa
 
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import ResourceError
+from s3_server import KEY, S3Server
 
-moto = pytest.importorskip("moto.server", reason="pip install -e '.[test-s3]'")
 pytestmark = pytest.mark.soak
 
 
-class Server:
-    """An S3 server on a port of its own choice, which can be stopped and started again; its objects stay."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self.running: Any = None
-
-    def start(self) -> None:
-        self.running = moto.ThreadedMotoServer("127.0.0.1", port=self.port, verbose=False)
-        self.running.start()
-        self.port = self.running.get_host_and_port()[1]
-
-    def stop(self) -> None:
-        if self.running is not None:
-            self.running.stop()
-        self.running = None
+class Server(S3Server):
+    """The server, and stores on it."""
 
     def store(self, url: str, **options: Any) -> PayloadStore:
-        access = {"endpoint_url": f"http://127.0.0.1:{self.port}", "key": "somebody", "secret": "anything"}
-        return PayloadStore(url, LIFETIMES, options=access, **options)
+        return PayloadStore(url, LIFETIMES, options={"endpoint_url": self.url, **KEY}, **options)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from planetary.fabric import events as e
 from planetary.fabric.records import Record, RunStarted
 from planetary.fabric.round_end import unreported
 from planetary.fabric.status import RoundMetrics
+from planetary.moe.composer_data import tokens_payload
 from planetary.moe.composer_driver import ComposerDriver
 from planetary.moe.composer_machine import FORGET_STEPS
 from planetary.moe.execution import composer_runner, expert_runner
@@ -36,6 +37,8 @@ from planetary.moe.mixture_events import (
     ModelAssembled,
     QueueWork,
     StoredPayload,
+    TokensOf,
+    WeightsOf,
     WorkLeased,
     WorkOf,
 )
@@ -47,7 +50,14 @@ from planetary.moe.records import MixtureRecord, MixtureState, replay
 from planetary.moe.shard_payload import model_bytes
 from planetary.moe.signature import ComposerShape, Program
 from planetary.moe.syncer_messages import SyncPolicy
-from planetary.moe.syncer_work import assembled_model, expert_work, judge_experts, make_fragment
+from planetary.moe.syncer_work import (
+    assembled_model,
+    expert_weights,
+    expert_work,
+    judge_experts,
+    make_fragment,
+    routing_of,
+)
 from planetary.moe.tiers import Cadence, Tier, tier_fragments
 from planetary.moe.work_queue import WorkQueue
 from planetary.wire import messages as m
@@ -75,7 +85,9 @@ class SharedProgram:
         return self._parts[part](name, tensors)
 
 
-def make_plan(folder: Path, *, steps: int, per_round: int = 4, pace: Any = "free", **options: Any) -> MixturePlan:
+def make_plan(
+    folder: Path, *, steps: int, per_round: int = 4, pace: Any = "free", delivery: Any = "path", **options: Any
+) -> MixturePlan:
     """A plan for the tests' tiny model, with its own token file."""
     training = replace(BASE, cadence=Cadence(router=2, latent=2, backbone=4, refresh=2), **options)
     model = replace(TINY, batch_size=training.batch_size // training.composers)
@@ -87,7 +99,7 @@ def make_plan(folder: Path, *, steps: int, per_round: int = 4, pace: Any = "free
     owners = tuple(tuple(e % training.composers for e in range(model.n_expert)) for _ in range(model.n_layer))
     held_out = (file.slice(0, model.batch_size * block),)
     order = SliceOrder(file, training.batch_size * block, block, 3)
-    return MixturePlan(model, training, owners, order, held_out, steps, per_round, pace)
+    return MixturePlan(model, training, owners, order, held_out, steps, per_round, pace, 2, delivery, 1)
 
 
 class Worker:
@@ -105,6 +117,7 @@ class MixtureCluster:
 
     def __init__(self, folder: Path, plan: MixturePlan, *, seed: int = 0, grace_s: float = 4.0) -> None:
         self.plan, self.now, self.rng = plan, 0.0, random.Random(seed)
+        self.told_plan = plan  # to workers
         self.run = SharedProgram(plan)
         self.store = PayloadStore(f"memory://{folder}", dict.fromkeys(KEPT_KINDS, 60.0))
         self.prepared = PreparedMixture(None, plan, self.run.program)  # type: ignore[arg-type]
@@ -135,11 +148,14 @@ class MixtureCluster:
         self.journal: list[bytes] = []
         self.workers: dict[str, Worker] = {}
         self.events: deque[e.Event] = deque()
-        self.sent: list[m.Message] = []
+        self.sent: list[m.Message] = []  # to the gateway
+        self.told: list[m.Message] = []  # by it
         self.queue = WorkQueue(":memory:")
         self.results: dict[int, bytes] = {}
         self.metrics: list[Any] = []
         self.finished: e.Finish | None = None
+        self.compiling = False  # a test may hold it up
+        self._compile: e.Compile | None = None
         self._sessions = 0
         started = RunStarted(run="test", rounds=self.policy.rounds, config_hash="", model="", params=0)
         records: list[Record] = [started, store_start(self.prepared, self.store)]
@@ -153,17 +169,31 @@ class MixtureCluster:
 
     def start(self, name: str) -> Worker:
         """Start a worker process and connect it."""
-        driver = ComposerDriver(self.plan, self.run, lambda *_: None, clock=lambda: self.now)
+        driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, clock=lambda: self.now)
         worker = self.workers[name] = Worker(name, driver)
         driver._send = lambda message, payload: worker.outbox.append((message, payload))
         self.connect(worker)
         return worker
 
+    def compiled(self) -> None:
+        """End what the gateway compiles."""
+        self.compiling = False
+        assert self._compile is not None
+        one = self._compile
+        self.events.append(e.Compiled(one.backend, one.target, "", "artifact", 1, 0.0, ""))
+
     def connect(self, worker: Worker) -> None:
         self._sessions += 1
         worker.session = self._sessions
         hello = m.Hello(
-            role="worker", protocol=3, software="", token="", worker=worker.name, node="n", pid=1, backend="pjrt:cpu"
+            role="worker",
+            protocol=m.PROTOCOL_VERSION,
+            software="",
+            token="",
+            worker=worker.name,
+            node="n",
+            pid=1,
+            backend="pjrt:cpu",
         )
         self.events.append(e.Received(worker.session, hello))
 
@@ -247,7 +277,9 @@ class MixtureCluster:
             case e.Append():
                 self.journal.append(msgspec.json.encode(instruction.record))
             case e.Compile():
-                self.events.append(e.Compiled(instruction.backend, instruction.target, "", "artifact", 1, 0.0, ""))
+                self._compile = instruction
+                if not self.compiling:
+                    self.compiled()
             case e.Send():
                 self._send(instruction)
             case e.Close():
@@ -259,7 +291,8 @@ class MixtureCluster:
             case AssembleModel():
                 model = assembled_model(self.store, instruction.shards, self.plan)
                 payload = self.store.put("model", model_bytes(instruction.round, model))
-                self.events.append(ModelAssembled(instruction.round, payload))
+                routing = routing_of(self.store, instruction.views, self.plan)
+                self.events.append(ModelAssembled(instruction.round, payload, routing=routing))
             case QueueWork():
                 self.queue.offer([instruction.work])
                 self.queue.forget_before(instruction.work.step - FORGET_STEPS)
@@ -284,6 +317,7 @@ class MixtureCluster:
         worker = next((w for w in self.workers.values() if w.session == instruction.session), None)
         if worker is None:
             return
+        self.told.append(instruction.message)
         match instruction.message:
             case m.MixtureJob():
                 claims = replace(worker.driver.claims(), artifact="artifact")
@@ -295,6 +329,10 @@ class MixtureCluster:
                 try:
                     if isinstance(named, StoredPayload):
                         data = self.store.get(named.name)
+                    elif isinstance(named, TokensOf):
+                        data = tokens_payload(named.slices).tobytes()
+                    elif isinstance(named, WeightsOf):
+                        data = expert_weights(self.store, named.experts)
                     elif isinstance(named, WorkOf):
                         data = expert_work(self.store, named)
                 except PlanetaryError as error:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace as replace_dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
+from mixture_checks import check_equal, check_streams, composing, of_kind, trained
 from mixture_cluster import MixtureCluster, make_plan
 from moe_support import model_of
+from msgspec.structs import replace
 
 from planetary.data.reader import batches, read_slice
-from planetary.fabric import events as e
-from planetary.moe.acceptance import Policy
-from planetary.moe.expert_payloads import improved_bytes, improved_from
-from planetary.moe.plan import MixturePlan
-from planetary.moe.records import ExpertsAdvanced, FragmentAdvanced, MixtureRecord, ShardGranted, SyncNote
-from planetary.moe.states import ComposerState, TrainingState
+from planetary.moe import plan as plan_module
+from planetary.moe.records import FragmentAdvanced, ShardGranted, SyncNote
+from planetary.moe.states import merged_model
 from planetary.moe.trainer import MoeTrainer
 from planetary.wire import messages as m
 
@@ -54,115 +52,6 @@ def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_
     assert model_of(state).keys() == {*model_of(trainer.initial())}
 
 
-def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, steps=4, pace="lockstep", sketches="all", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan)
-    for name in ("a", "b", "c", "d"):
-        cluster.start(name)
-    assert cluster.finish().ok
-    state = trained(plan)
-    for composer in state.composers:
-        found = composing(cluster, composer.number)
-        for mine, theirs in zip(found.experts, composer.experts, strict=True):
-            assert all((mine[n] == value).all() for n, value in theirs.items())
-        assert all((found.dense[n] == value).all() for n, value in composer.dense.items())
-    updates = cluster.metrics[-1].mixture.updates
-    assert sum(updates.values()) == plan.steps * plan.model.n_layer * plan.model.n_expert
-    assert updates["accepted"] > 0
-
-
-def test_expert_workers_may_die_and_composers_never_wait_for_them(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, steps=40, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=8)
-    a, _ = cluster.start("a"), cluster.start("b")
-    for _ in range(3):
-        worker = cluster.start("w")
-        done = len(of_kind(cluster, ExpertsAdvanced))
-        cluster.until(lambda: len(of_kind(cluster, ExpertsAdvanced)) > done + 1)  # noqa: B023
-        cluster.kill(worker)
-    before = a.driver.machine.done
-    cluster.until(lambda: a.driver.machine.done >= min(before + 6, 40))  # nobody improves experts, and it goes on
-    assert cluster.finish().ok
-    check_streams(cluster)
-
-
-def test_an_expert_worker_that_returns_nan_changes_nothing_and_is_counted(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=9)
-    for name in ("a", "b", "w"):
-        cluster.start(name)
-    for worker in cluster.workers.values():
-        send = worker.driver._send
-
-        def spoil(message: m.Message, payload: bytes | None, send: Callable[..., None] = send) -> None:
-            if isinstance(message, m.ExpertsImproved) and payload is not None:
-                improved = improved_from(payload)
-                improved.weights["up"][:] = np.nan
-                payload = improved_bytes(improved)
-            send(message, payload)
-
-        worker.driver._send = spoil
-    assert cluster.finish().ok
-    updates = of_kind(cluster, ExpertsAdvanced)
-    assert len(updates) > 3
-    assert not any(record.accepted for record in updates)
-    assert {reason for record in updates for reason in record.refused} == {"not finite"}
-    assert all(np.isfinite(line.eval_loss) for line in cluster.metrics)
-
-
-def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=10)
-    a, _ = cluster.start("a"), cluster.start("b")
-    cluster.until(lambda: any(isinstance(s, m.OfferSketches) for s in cluster.sent))
-    gone = next(s for s in cluster.sent if isinstance(s, m.OfferSketches))
-    cluster.store.remove(gone.payload)
-    cluster.start("w")
-    assert cluster.finish().ok
-    assert a.driver.machine.done == 24
-    assert of_kind(cluster, ExpertsAdvanced)  # of other work
-    assert not any(
-        (r.shard, r.layer, r.step) == (gone.shard, gone.layer, gone.step) for r in of_kind(cluster, ExpertsAdvanced)
-    )
-
-
-def trained(plan: MixturePlan) -> TrainingState:
-    """What the trainer makes of a plan."""
-    trainer = MoeTrainer(plan.model, plan.training, optimise=False)
-    state = trainer.initial()
-    for step in range(plan.steps):
-        state, _ = trainer.step(state, *next(batches(read_slice(plan.order.locate(step)), plan.training.batch_size, 8)))
-    return state
-
-
-def composing(cluster: MixtureCluster, shard: int) -> ComposerState:
-    found = next(w.driver.state for w in cluster.workers.values() if w.driver.machine.shard == shard)
-    assert found is not None
-    return found
-
-
-def of_kind(cluster: MixtureCluster, kind: type) -> list:
-    records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
-    return [record for record in records if isinstance(record, kind)]
-
-
-def check_streams(cluster: MixtureCluster) -> None:
-    """Every fragment and every shard has one stream of versions or epochs, without gaps."""
-    versions: dict[tuple, int] = {}
-    for record in of_kind(cluster, FragmentAdvanced):
-        key = (record.tier, record.fragment)
-        assert record.version == versions.get(key, 0) + 1
-        versions[key] = record.version
-    for record in of_kind(cluster, ExpertsAdvanced):
-        key = (record.shard, record.layer)
-        assert record.version == versions.get(key, 0) + 1
-        versions[key] = record.version
-    epochs: dict[int, int] = {}
-    for record in of_kind(cluster, ShardGranted):
-        assert record.epoch == epochs.get(record.shard, 0) + 1
-        epochs[record.shard] = record.epoch
-
-
 def test_at_a_free_pace_nobody_waits_and_what_was_done_since_a_publication_is_carried_over(tmp_path: Path) -> None:
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=1)
     for name in ("a", "b"):
@@ -171,7 +60,11 @@ def test_at_a_free_pace_nobody_waits_and_what_was_done_since_a_publication_is_ca
     check_streams(cluster)
     assert [line.round for line in cluster.metrics] == [1, 2, 3, 4]
     assert all(line.eval_loss is not None and np.isfinite(line.eval_loss) for line in cluster.metrics)
-    assert cluster.metrics[-1].mixture.merges["router"] >= 1
+    last = cluster.metrics[-1].mixture
+    assert last.merges["router"] >= 1
+    assert 0 < last.routing_overlap <= 1
+    assert last.routing_divergence >= 0
+    assert all(np.isfinite([shard.mixed_loss, shard.surrogate_loss]).all() for shard in last.shards)
     assert all(shard.surrogate_error is not None for shard in cluster.metrics[-1].mixture.shards)
     assert {len(record.shards) for record in of_kind(cluster, FragmentAdvanced)} == {2}
 
@@ -240,6 +133,27 @@ def test_the_syncer_goes_on_from_its_journal(tmp_path: Path) -> None:
     assert a.driver.machine.done == 20
 
 
+def test_shards_are_kept_for_composers_that_are_connected_while_a_restarted_gateway_is_not_ready(
+    tmp_path: Path,
+) -> None:
+    """They have newer states than the store; compiling may take longer than any grace time."""
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=60), seed=13)
+    a, b, _ = cluster.start("a"), cluster.start("b"), cluster.start("w")
+    cluster.until(lambda: a.driver.machine.done >= 6)
+    cluster.compiling = True
+    cluster.restart_gateway()
+    shards = {x.name: x.driver.machine.shard for x in (a, b)}
+    cluster.until(lambda: a.driver.machine.done >= 50)
+    assert cluster.now > 15  # the grace time is 4 s
+    done = a.driver.machine.done
+    cluster.compiled()
+    cluster.until(lambda: a.driver.machine.epoch == 2 and b.driver.machine.epoch == 2)
+    assert {x.name: x.driver.machine.shard for x in (a, b)} == shards
+    assert all(grant.step >= min(done, b.driver.machine.done) - 2 for grant in of_kind(cluster, ShardGranted)[2:])
+    assert cluster.finish().ok
+    assert not any(note.what == "fenced" for note in of_kind(cluster, SyncNote))
+
+
 def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path) -> None:
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=6)
     a, _ = cluster.start("a"), cluster.start("b")
@@ -249,23 +163,60 @@ def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path)
     bad = m.PublishFragment(**common, tier="router", fragment=0, base=0, tokens=1, steps=1, payload="x")
     cluster._arrive(a.session, bad, b"nonsense")
     cluster._arrive(a.session, m.StepTaken(shard=machine.shard, epoch=9, step=1, loss=1.0, seconds=0.1), None)
-    kept = next(s for s in cluster.sent if isinstance(s, m.KeepShard) and s.shard == machine.shard)
-    cluster._arrive(a.session, kept, cluster.store.get(kept.payload))
+    for kind in (m.KeepShard, m.PublishSurrogates):
+        old = next(s for s in cluster.sent if isinstance(s, kind) and s.shard == machine.shard)
+        cluster._arrive(a.session, old, cluster.store.get(old.payload))
+    cluster._arrive(a.session, m.WantTokens(**common, first=10, count=7), None)
+    before = dict(cluster.controller.rounds.refused)
     cluster._gateway()
     notes = [note.what for note in of_kind(cluster, SyncNote)]
-    assert notes == ["unusable", "fenced", "regression"]
+    assert notes == ["unusable", "fenced", "regression", "unusable"]
+    counts = cluster.controller.rounds.refused
+    assert counts["regression"] == before.get("regression", 0) + 2  # of the shard's state and of its surrogates
     assert cluster.finish().ok
 
 
-def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=7)
-    a = cluster.start("a")
-    cluster.until(lambda: a.driver is not None and a.session in cluster.controller.desk.workers)
-    answer = m.ExpertsImproved(task=1, payload="x")
-    gone = cluster.controller.handle(e.Received(999, answer, "", 7, ""), cluster.now)
-    assert e.DropAttachment(7) in gone  # the session ended before its result was read
-    unasked = cluster.controller.handle(e.Received(a.session, answer, "", 8, ""), cluster.now)
-    assert e.DropAttachment(8) in unasked  # this run has no expert workers
+def test_composers_without_access_to_the_data_get_their_tokens_from_the_gateway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "AHEAD_BYTES", 0)  # 8 steps ahead
+    plan = make_plan(tmp_path, steps=24, pace="lockstep", delivery="gateway")
+    assert plan.steps_ahead == 8
+    cluster = MixtureCluster(tmp_path, plan)
+    nowhere = replace(plan.order, file=replace(plan.order.file, url="/nowhere"))
+    cluster.told_plan = replace(plan, order=nowhere, held_out=tuple(replace(x, url="/nowhere") for x in plan.held_out))
+    for name in ("a", "b"):
+        cluster.start(name)
+    assert cluster.finish().ok
+    for composer in trained(plan).composers:
+        check_equal(composing(cluster, composer.number).dense, composer.dense)
+    assert cluster.metrics[-1].eval_loss is not None
+
+
+def test_a_composer_with_tokens_from_the_gateway_goes_on_while_they_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_module, "AHEAD_BYTES", 0)
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=40, delivery="gateway"), seed=12)
+    a, b = cluster.start("a"), cluster.start("b")
+    cluster.until(lambda: a.driver.machine.done >= 6)
+    cluster.cut(a)
+    done = a.driver.machine.done
+    cluster.until(lambda: b.driver.machine.done >= 30)
+    assert done + 4 <= a.driver.machine.done <= done + 8
+    cluster.connect(a)
+    cluster.kill(b)
+    cluster.start("b")
+    assert cluster.finish().ok
+    check_streams(cluster)
+
+
+def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=4))
+    drawn = merged_model(cluster.prepared.initial(), cluster.plan.model)
+    given = {name: value + 1 for name, value in drawn.items()}
+    start = replace_dataclass(cluster.prepared, given=lambda: given).initial()
+    check_equal(merged_model(start, cluster.plan.model), given)
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(2, 40))])

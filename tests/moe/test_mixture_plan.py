@@ -46,7 +46,6 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
         (["moe.expert_workers=2"], "4 composers and 2 expert workers are 6 workers"),
         (["moe.composers=17", "fabric.workers=17"], "17, but the model has 16 experts per layer"),
         (["model.options.n_active=17"], "n_active=17 experts per token, but n_expert=16"),
-        (["data.delivery=gateway"], 'set data.delivery = "path"'),
         (["model.source=planetary.models.nanochat:build"], 'model.source = "planetary.models.latent_moe:build"'),
         (["train.micro_batches=2"], "train.micro_batches = 1"),
         (["sync.topology=ring"], 'sync.topology = "star"'),

@@ -9,6 +9,7 @@ import pytest
 from run_story import ENDING, EVENTS, FACTS, METRICS, PARAMS, event, history, joined, lease, lost, metrics
 
 from planetary.core.errors import UserError
+from planetary.fabric.status import MixtureMetrics, ShardMetrics
 from planetary.monitor.picture import draw, tokens_at_losses, write_picture
 from planetary.monitor.recovery import Spread, recoveries, spread
 from planetary.monitor.replay import status_of
@@ -256,3 +257,24 @@ def test_overlapping_rounds_in_the_journal() -> None:
     assert status_of(history(events=[*events, finished], metrics=[])).reducing == 0
     back = event(14.0, "rolled_back", mark={"round": 0}, reason="gone")
     assert status_of(history(events=[*events, back], metrics=[])).reducing == 0
+
+
+def test_a_mixture_is_reported_with_its_rates_and_what_composers_said_last() -> None:
+    def shard(mixed: float | None) -> ShardMetrics:
+        seen = {"mixed_loss": mixed, "surrogate_loss": mixed}
+        return ShardMetrics(loss=2.0, surrogate_error=0.1, surrogate_step=5, surrogate_age=1.0, **seen)
+
+    def of_round(mixed: float | None, overlap: float | None) -> MixtureMetrics:
+        counts = {"refused": {"stale": 1}, "merges": {"router": 2}, "merge_s": {"router": 0.1}}
+        agreed = {"routing_overlap": overlap, "routing_divergence": overlap}
+        return MixtureMetrics(
+            shards=(shard(mixed), shard(mixed)), updates={"accepted": 30, "stale": 5}, seconds=10.0, **counts, **agreed
+        )
+
+    rounds = [of_round(1.5, 0.75), of_round(None, None)]
+    lines = tuple(msgspec.structs.replace(metrics(n, 2.0), mixture=one) for n, one in enumerate(rounds, 1))
+    found = build_report(history(metrics=lines)).mixture
+    assert found is not None
+    assert found.updates_per_s == {"accepted": 3.0, "stale": 0.5}
+    assert found.mixed_losses == found.surrogate_losses == (1.5, 1.5)
+    assert found.routing_overlap == found.routing_divergence == 0.75

@@ -19,6 +19,7 @@ Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
 Decay = Annotated[float, Meta(ge=0, lt=1)]  # of a moving average: 0 keeps nothing, 1 would keep everything
 Fraction = Annotated[float, Meta(ge=0, le=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 ProperFraction = Annotated[float, Meta(gt=0, lt=1)]
 Text = Annotated[str, Meta(min_length=1)]
 Memory = Annotated[
@@ -157,6 +158,9 @@ class MoeConfig(msgspec.Struct, frozen=True):
     sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
     precision: Literal["f32", "4bit"] = "4bit"  # of sketches
     window: Count = 2  # versions that an expert update may lag behind
+    # how expert updates travel: what a lossy form drops is kept and added to the next one
+    update_form: Literal["exact", "bf16", "4bit", "topk"] = "exact"
+    update_keep: Share = 0.1  # part of an update's elements that "topk" sends, its largest
     # "free": nobody waits, merges and surrogates are taken when they are there; "lockstep": everybody waits for
     # everybody, which equals a training in one process bit for bit
     pace: Literal["free", "lockstep"] = "free"

@@ -62,7 +62,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
     else:
         model = load_model(source, roles=config.model.roles, values_follow=bool(config.model.weights))
     if config.model.weights:
-        model = _with_weights(model, config.model)
+        model = given_weights(model, config.model)
     stage("differentiating it and adding the optimizer")
     step = build_train_step(model, step_options(config))
     _check_batch(config, step, data.vocab_size)
@@ -103,8 +103,12 @@ def step_options(config: Config) -> StepOptions:
     )
 
 
-def _with_weights(model: Model, config: ModelConfig) -> Model:
-    """The model with the values of the file that `model.weights` names."""
+def given_weights(model: Model, config: ModelConfig) -> Model:
+    """Return the model with the values of the file that `model.weights` names.
+
+    Raises:
+        UserError: it cannot be read, or does not fit.
+    """
     from planetary.artifacts.safetensors_file import read_safetensors
     from planetary.compiler.weights import with_weights
 

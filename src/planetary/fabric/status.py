@@ -46,6 +46,8 @@ class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
     surrogate_error: float | None  # mean relative error of its surrogates when they were last fitted
     surrogate_step: int  # after which they were
     surrogate_age: float | None  # steps since the others' surrogates that its composer uses were fitted, mean
+    mixed_loss: float | None = None  # held-out, own experts and others' surrogates; None: not evaluated in this round
+    surrogate_loss: float | None = None  # held-out, with surrogates of all experts
 
 
 class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,10 @@ class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
     merge_s: dict[str, float]  # mean seconds from a merge's first publication to its result, by tier
     sketch_bytes: int = 0  # that composers sent for expert workers
     updates: dict[str, int] = {}  # of experts by expert workers: "accepted", "stale", and reasons of refusals
+    seconds: float = 0.0  # that the round took
+    # Of two composers' choices for the same tokens, mean over pairs; None: not compared in this round
+    routing_overlap: float | None = None  # part of the chosen experts that both chose
+    routing_divergence: float | None = None  # KL of the router's probabilities, nats
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):

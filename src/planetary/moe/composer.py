@@ -16,7 +16,7 @@ from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published
 from planetary.moe.delta import expand, low_rank
-from planetary.moe.expert_work import accept_slots, improve, optimizer_step, returned
+from planetary.moe.expert_work import HeldExperts, accept_slots, improve, optimizer_step, returned
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import GRADIENT, Runner, in_layer
@@ -176,10 +176,11 @@ class ComposerSteps:
         verdicts: list[Verdict],
     ) -> tuple[Tensors, Tensors, Tensors, int]:
         training, slots = self.training, composer.slots[layer]
-        before = composer.experts[layer], composer.expert_moments[layer]
+        before = HeldExperts(composer.experts[layer], composer.expert_moments[layer], composer.residuals[layer])
         improved = improve(
             self.expert,
-            *before,
+            before.weights,
+            before.moments,
             sketches,
             step=step,
             slots=slots,
@@ -188,16 +189,15 @@ class ComposerSteps:
             trust=training.trust,
             proxies=training.acceptance is not None,
         )
-        improved, residuals, size = returned(
-            before[0], improved, composer.residuals[layer], training.update_form, training.update_keep
-        )
+        improved = returned(before, improved, training.update_form, training.update_keep)
+        size = sum(sent.nbytes for sent in (improved.deltas or improved.weights).values())
         if training.acceptance is None:
-            return improved.weights, improved.moments, residuals, size
-        weights, moments, found = accept_slots(
+            return improved.weights, improved.moments, improved.residuals, size
+        after, found = accept_slots(
             before, improved, training.acceptance, layer=layer, owner=composer.number, slots=slots
         )
         verdicts += found
-        return weights, moments, residuals, size
+        return after.weights, after.moments, after.residuals, size
 
 
 def install(surrogates: Surrogates, fits: Sequence[LayerFit], version: int) -> Surrogates:

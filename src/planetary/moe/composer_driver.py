@@ -16,14 +16,15 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import digest_of
-from planetary.core.errors import NumericsError, PlanetaryError
+from planetary.core.errors import NumericsError, PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors
-from planetary.data.reader import batches, read_slice
 from planetary.moe import composer_machine as c
 from planetary.moe.composer import ComposerSteps, LayerFit, mean_error, mean_loss, owned_by
+from planetary.moe.composer_data import HELD_OUT, ComposerData
 from planetary.moe.composer_machine import ComposerMachine, Key
-from planetary.moe.expert_payloads import experts_from, improved_bytes, work_from
-from planetary.moe.expert_work import improve
+from planetary.moe.composer_view import composer_view, view_bytes
+from planetary.moe.expert_payloads import changed_from, improved_bytes, weights_from, work_from
+from planetary.moe.expert_work import improve, returned
 from planetary.moe.ownership import owned_slots
 from planetary.moe.part import Part
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
@@ -76,6 +77,7 @@ class ComposerDriver:
         self.state: ComposerState | None = None
         self.bank: Surrogates | None = empty_bank(plan) if plan.has_surrogates else None
         self.on_news: Callable[[], None] = lambda: None  # called from whichever thread leaves something in the inbox
+        self._data = ComposerData(plan)
         self._inbox: deque[_News] = deque()
         self._early: list[tuple[m.SurrogatesReady, bytes]] = []
         self._arrived: dict[Key, bytes] = {}
@@ -130,6 +132,10 @@ class ComposerDriver:
                     self._fit()
                 case c.Keep():
                     self._keep()
+                case c.View():
+                    self._view()
+                case c.AskForTokens():
+                    self._tell(m.WantTokens, first=action.first, count=action.count)
                 case c.Step():
                     self._step()
                     stepped = True
@@ -161,6 +167,9 @@ class ComposerDriver:
                 self._use_experts(message, payload)
             case m.ImproveExperts():
                 self._improve(message, payload)
+            case m.TokensReady():
+                if message.shard == HELD_OUT or self.machine.tokens(message.shard, message.first, message.count):
+                    self._data.arrived(message, payload, self.machine.done)
             case m.EvaluateMixture():
                 self._evaluate(message, payload)
             case _:
@@ -172,6 +181,7 @@ class ComposerDriver:
             return
         self.state, step, held = shard_from(payload, self.plan)
         self.machine.owns(message.shard, message.epoch, step, held)
+        self._data.forget()
         self._published.clear()
         self._losses, self._compute_s = [], 0.0
 
@@ -187,7 +197,7 @@ class ComposerDriver:
         assert self.state is not None
         began = self._clock()
         step = self.machine.done
-        tokens, targets = self._batch(step)
+        tokens, targets = self._data.batch(self.machine.shard, step)
         found = self.steps.gradients(self.state, self.bank, tokens, targets)
         loss = float(found["cross_entropy"])
         if not math.isfinite(loss):
@@ -205,7 +215,8 @@ class ComposerDriver:
         seconds = self._clock() - began
         self._losses.append(loss)
         self._compute_s += seconds
-        if began - self._reported_at >= REPORT_EVERY_S or self.machine.done == self.plan.steps:
+        due = began - self._reported_at >= REPORT_EVERY_S or self.machine.done == self.plan.steps
+        if due and self.machine.connected:  # before it is granted the shard again, its words are under an old epoch
             self._reported_at = began
             self._tell(m.StepTaken, loss=loss, seconds=seconds, surrogate_age=self._age())
 
@@ -223,19 +234,27 @@ class ComposerDriver:
     def _use_experts(self, message: m.UseExperts, payload: bytes) -> None:
         if self.state is None or message.shard != self.machine.shard:
             return
+        held = self.machine.expert_versions[message.layer]
         if not self.machine.improved(message.layer, message.version, message.step):
             return
-        experts, moments = list(self.state.experts), list(self.state.expert_moments)
-        experts[message.layer], moments[message.layer] = experts_from(payload)
-        self.state = msgspec.structs.replace(self.state, experts=tuple(experts), expert_moments=tuple(moments))
+        experts = list(self.state.experts)
+        if message.base < 0:
+            experts[message.layer] = weights_from(payload)
+        elif message.base == held:
+            experts[message.layer] = changed_from(payload, experts[message.layer])
+        else:
+            raise RemoteProtocolError(
+                f"the gateway changes version {message.base} of layer {message.layer}'s experts; here is {held}"
+            )
+        self.state = msgspec.structs.replace(self.state, experts=tuple(experts))
 
     def _improve(self, message: m.ImproveExperts, payload: bytes) -> None:
-        weights, moments, sketches = work_from(payload)
+        before, sketches = work_from(payload)
         training = self.plan.training
         improved = improve(
             self.steps.expert,
-            weights,
-            moments,
+            before.weights,
+            before.moments,
             sketches,
             step=message.step,
             slots=owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer],
@@ -244,14 +263,8 @@ class ComposerDriver:
             trust=training.trust,
             proxies=training.acceptance is not None,
         )
+        improved = returned(before, improved, training.update_form, training.update_keep)
         self._tell(m.ExpertsImproved, "improved", improved_bytes(improved), task=message.task)
-
-    def _batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens and targets i32 [batch, T] of this shard's part of a step."""
-        whole, parts = self.plan.order.locate(step), self.plan.training.composers
-        count = whole.count // parts
-        mine = msgspec.structs.replace(whole, offset=whole.offset + self.machine.shard * count, count=count)
-        return next(batches(read_slice(mine), self.plan.model.batch_size, self.plan.model.sequence_length))
 
     def _age(self) -> float:
         others = [v for n, v in enumerate(self.machine.versions) if n != self.machine.shard]
@@ -310,7 +323,8 @@ class ComposerDriver:
         self.bank = install_payload(self.bank, payload, self.plan)
         self.machine.surrogates(self.machine.shard, found.step)
         error = mean_error(found.fits) if any(fit.errors.size for fit in found.fits) else None
-        self._tell(m.PublishSurrogates, "surrogate", payload, step=found.step, error=error)
+        if self.machine.connected:
+            self._tell(m.PublishSurrogates, "surrogate", payload, step=found.step, error=error)
 
     def _keep(self) -> None:
         assert self.state is not None
@@ -321,14 +335,22 @@ class ComposerDriver:
         if round_ > self._saved_round:
             self._saved_round, self._losses, self._compute_s = round_, [], 0.0
 
+    def _view(self) -> None:
+        if self.state is None or self.bank is None:
+            return
+        held_out = self._data.held_out()
+        # At the end nobody waits for this composer; before, one batch is all the time that it gets.
+        used = held_out if self.machine.done == self.plan.steps else held_out[:1]
+        view = composer_view(self.steps, self.state, self.bank, used)
+        if math.isfinite(view.mixed) and math.isfinite(view.surrogates):
+            losses = {"mixed_loss": view.mixed, "surrogate_loss": view.surrogates}
+            self._tell(m.ViewModel, "view", view_bytes(view), **losses)
+
     def _evaluate(self, message: m.EvaluateMixture, payload: bytes) -> None:
         model, plan = model_from(payload), self.plan
         every = np.tile(np.arange(plan.model.n_expert, dtype=np.int32), (plan.model.n_layer, 1))
         arguments = {**model, **owned_by(every, plan.model)}
-        held_out = [
-            next(batches(read_slice(piece), plan.model.batch_size, plan.model.sequence_length))
-            for piece in plan.held_out
-        ]
+        held_out = self._data.held_out()
         loss = mean_loss(self._whole, arguments, held_out)
         if not math.isfinite(loss):
             raise NumericsError(f"the held-out loss of the model after round {message.version} is {loss}")

@@ -59,11 +59,22 @@ class Keep(msgspec.Struct, frozen=True):
     """Save the shard's state with the gateway."""
 
 
+class View(msgspec.Struct, frozen=True):
+    """Say how the model is seen from here, with surrogates in it."""
+
+
+class AskForTokens(msgspec.Struct, frozen=True):
+    """Ask the gateway for the tokens of `count` steps from `first` on."""
+
+    first: int
+    count: int
+
+
 class Step(msgspec.Struct, frozen=True):
     """Take a step; then tell `stepped`."""
 
 
-Action = Publish | Adopt | Fit | Keep | Step
+Action = Publish | Adopt | Fit | Keep | View | AskForTokens | Step
 
 
 class ComposerMachine:
@@ -84,6 +95,8 @@ class ComposerMachine:
         self._fit_at = self._kept_at = 0
         self._looked_at = -1  # the step whose publications, fit and saving have been decided
         self._keep_soon = False
+        self._tokens_until = plan.steps if plan.delivery == "path" else 0  # the first step without tokens
+        self._asked_for_tokens = False
 
     # --- what happened ----------------------------------------------------------------------------------------
 
@@ -94,7 +107,10 @@ class ComposerMachine:
         """
         self.shard, self.epoch = shard, epoch
         self.connected = self._keep_soon = True
+        self._asked_for_tokens = False
         if held is not None:
+            if self.plan.delivery == "gateway":
+                self._tokens_until = step
             self.done, self._looked_at = step, step
             self.held = {key: held.get(key, Held()) for key in self.held}
             self._fit_at = self._kept_at = step
@@ -107,7 +123,7 @@ class ComposerMachine:
 
     def disconnected(self) -> None:
         """The connection was lost; what was under way on it may never have arrived."""
-        self.connected = False
+        self.connected = self._asked_for_tokens = False
         self._offered = [0] * len(self._offered)
         for held in self.held.values():
             held.again = held.published is not None
@@ -128,6 +144,14 @@ class ComposerMachine:
     def surrogates(self, shard: int, step: int) -> None:
         """A shard's surrogates, fitted after `step` steps, are in the bank."""
         self.versions[shard] = max(step, self.versions[shard])
+
+    def tokens(self, shard: int, first: int, count: int) -> bool:
+        """Tokens have arrived; return whether they are the next ones."""
+        if shard != self.shard or first != self._tokens_until:
+            return False
+        self._asked_for_tokens = False
+        self._tokens_until += count
+        return True
 
     def stepped(self) -> None:
         """A step was taken."""
@@ -180,7 +204,8 @@ class ComposerMachine:
         if self._keep_soon and not self.waits_for() and self.connected and self.composes:
             self._keep_soon = False
             found.append(Keep())
-        if self.composes and self.done < self.plan.steps and not self.waits_for():
+        found += self._ask_for_tokens()
+        if self.composes and self.done < min(self.plan.steps, self._tokens_until) and not self.waits_for():
             found.append(Step())
         return found
 
@@ -220,9 +245,20 @@ class ComposerMachine:
                     held.published, held.again = self.done, False
                     found.append(Publish(key, held.base, self.done - held.since))
         ends_round = self.done % plan.steps_per_round == 0 or self.done == plan.steps
+        if ends_round and self.connected and plan.views_due(self.done) and self.done > self._kept_at:
+            found.append(View())  # before the state is saved, which may finish the round
         if (cadence.refresh_due(self.done) or ends_round) and self.done > self._kept_at:
             self._kept_at, self._keep_soon = self.done, True
         return found
+
+    def _ask_for_tokens(self) -> list[Action]:
+        """Half of what may be ahead is asked for at a time, so that the rest lasts while it is under way."""
+        ahead, plan = self._tokens_until - self.done, self.plan
+        count = min(plan.steps_ahead - ahead, plan.steps - self._tokens_until)
+        if not self.connected or self._asked_for_tokens or count <= 0 or ahead > plan.steps_ahead // 2:
+            return []
+        self._asked_for_tokens = True
+        return [AskForTokens(self._tokens_until, count)]
 
     def _adopt(self) -> list[Action]:
         found: list[Action] = []

@@ -1,4 +1,8 @@
-"""What travels between the syncer and expert workers: experts with their moments, work, and its result, as bytes."""
+"""What travels of experts under offload, as bytes and back: work and its result, and what composers get of it.
+
+Expert workers get weights, moments and residuals; composers get weights alone, or what has changed of them in the form
+that the run's updates have. Moments and residuals always travel exactly.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,33 @@ import numpy as np
 from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
-from planetary.moe.expert_work import Improved
+from planetary.moe.delta import Delta, expand
+from planetary.moe.expert_work import HeldExperts, Improved
 from planetary.moe.payloads import sketch_from
 from planetary.moe.sketch import EncodedSketch
 
-
-def experts_bytes(weights: Tensors, moments: Tensors) -> bytes:
-    """Return one shard's experts of one layer as a payload of kind `experts`: weights [slots, ...] and moments."""
-    return pack_arrays("experts", None, _named(weights, moments))
+HELD = ("weights", "moments", "residuals")
 
 
-def experts_from(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return weights and moments, or raise `RemoteProtocolError`."""
-    return _parted(unpack_arrays(data, "experts")[1])
+def experts_bytes(held: HeldExperts) -> bytes:
+    """Return one shard's experts of one layer as a payload of kind `experts`."""
+    return pack_arrays("experts", None, _named(weights=held.weights, moments=held.moments, residuals=held.residuals))
+
+
+def experts_from(data: bytes) -> HeldExperts:
+    """Return the experts, or raise `RemoteProtocolError`."""
+    found = _parted(unpack_arrays(data, "experts")[1], HELD)
+    return HeldExperts(found["weights"], found["moments"], found["residuals"])
+
+
+def weights_bytes(weights: Tensors) -> bytes:
+    """Return experts' weights as a composer gets them."""
+    return pack_arrays("weights", None, weights)
+
+
+def weights_from(data: bytes) -> dict[str, np.ndarray]:
+    """Return the weights, or raise `RemoteProtocolError`."""
+    return {name: value.copy() for name, value in unpack_arrays(data, "weights")[1].items()}
 
 
 def work_bytes(experts: bytes, sketches: Sequence[bytes]) -> bytes:
@@ -32,44 +50,97 @@ def work_bytes(experts: bytes, sketches: Sequence[bytes]) -> bytes:
     return pack_arrays("work", len(sketches), arrays)
 
 
-def work_from(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[EncodedSketch]]:
-    """Return weights, moments and sketches, or raise `RemoteProtocolError`."""
+def work_from(data: bytes) -> tuple[HeldExperts, list[EncodedSketch]]:
+    """Return experts and sketches, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "work")
     try:
         count = msgspec.json.decode(raw, type=int)
         sketches = [sketch_from(arrays[f"sketch/{i}"].tobytes()) for i in range(count)]
-        weights, moments = experts_from(arrays["experts"].tobytes())
+        return experts_from(arrays["experts"].tobytes()), sketches
     except (msgspec.DecodeError, KeyError) as error:
         raise RemoteProtocolError(f"a payload that says it holds work lacks a part of it: {error}") from None
-    return weights, moments, sketches
 
 
 def improved_bytes(improved: Improved) -> bytes:
-    """Return the result of a piece of work."""
-    arrays = _named(improved.weights, improved.moments)
+    """Return the result of a piece of work: weights where they are exact, else what has changed of them."""
+    fields, arrays = _delta_parts(improved.deltas)
+    arrays |= _named(
+        weights={} if improved.deltas else improved.weights, moments=improved.moments, residuals=improved.residuals
+    )
     arrays |= {"proxy_before": improved.proxy_before, "proxy_after": improved.proxy_after}
-    return pack_arrays("improved", None, arrays)
+    return pack_arrays("improved", fields, arrays)
 
 
-def improved_from(data: bytes) -> Improved:
-    """Return the result, or raise `RemoteProtocolError`."""
-    arrays = unpack_arrays(data, "improved")[1]
+def improved_from(data: bytes, before: HeldExperts) -> Improved:
+    """Return the result of work on `before`, or raise `RemoteProtocolError`."""
+    raw, arrays = unpack_arrays(data, "improved")
     try:
-        before, after = arrays.pop("proxy_before"), arrays.pop("proxy_after")
+        proxies = arrays.pop("proxy_before"), arrays.pop("proxy_after")
     except KeyError as error:
         raise RemoteProtocolError(f"a result of expert work lacks its {error}") from None
-    return Improved(*_parted(arrays), before, after)
+    found = _parted(arrays, (*HELD, "delta"))
+    deltas = _deltas(raw, found["delta"])
+    weights = found["weights"] or added(before.weights, deltas)
+    return Improved(weights, found["moments"], *proxies, found["residuals"], deltas)
 
 
-def _named(weights: Tensors, moments: Tensors) -> dict[str, np.ndarray]:
-    return {f"weights/{n}": v for n, v in weights.items()} | {f"moments/{n}": v for n, v in moments.items()}
+def change_bytes(deltas: Mapping[str, Delta], accepted: np.ndarray) -> bytes:
+    """Return what has changed of experts, bool [slots] saying of which, as a payload of kind `change`."""
+    fields, arrays = _delta_parts(deltas)
+    return pack_arrays("change", fields, {**arrays, "accepted": accepted.astype(np.uint8)})
 
 
-def _parted(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    found: dict[str, dict[str, np.ndarray]] = {"weights": {}, "moments": {}}
+def changed_from(data: bytes, before: Tensors) -> dict[str, np.ndarray]:
+    """Return the weights that a change makes of `before`, or raise `RemoteProtocolError`."""
+    raw, arrays = unpack_arrays(data, "change")
+    accepted = arrays.pop("accepted", np.zeros(0, np.uint8)).astype(bool)
+    after = added(before, _deltas(raw, _parted(arrays, ("delta",))["delta"]))
+    for name, value in before.items():
+        if accepted.shape != value.shape[:1] or after.get(name, np.zeros(0)).shape != value.shape:
+            raise RemoteProtocolError(f"a change of experts does not fit their {name} {list(value.shape)}")
+        after[name][~accepted] = value[~accepted]
+    return after
+
+
+def added(weights: Tensors, deltas: Mapping[str, Delta]) -> dict[str, np.ndarray]:
+    """Return weights with their deltas: the same bits wherever it is done. Raises `ProtocolError`."""
+    try:
+        return {name: weights[name] + expand(delta) for name, delta in deltas.items()}
+    except (KeyError, ValueError) as error:
+        raise RemoteProtocolError(f"an update of experts has other tensors than they: {error}") from None
+
+
+class _DeltaFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    form: str
+    shape: tuple[int, ...]
+    parts: int
+
+
+def _delta_parts(deltas: Mapping[str, Delta]) -> tuple[dict[str, _DeltaFields], dict[str, np.ndarray]]:
+    fields = {name: _DeltaFields(d.form, d.shape, len(d.parts)) for name, d in deltas.items()}
+    return fields, {f"delta/{name}/{i}": part for name, d in deltas.items() for i, part in enumerate(d.parts)}
+
+
+def _deltas(raw: msgspec.Raw, parts: Tensors) -> dict[str, Delta]:
+    try:
+        fields = msgspec.json.decode(raw, type=dict[str, _DeltaFields])
+        return {
+            name: Delta(f.form, f.shape, tuple(parts[f"{name}/{i}"] for i in range(f.parts)))
+            for name, f in fields.items()
+        }
+    except (msgspec.DecodeError, KeyError) as error:
+        raise RemoteProtocolError(f"an update of experts lacks a part: {error}") from None
+
+
+def _named(**groups: Tensors) -> dict[str, np.ndarray]:
+    return {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
+
+
+def _parted(arrays: Mapping[str, np.ndarray], groups: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+    found: dict[str, dict[str, np.ndarray]] = {group: {} for group in groups}
     for path, value in arrays.items():
         group, _, name = path.partition("/")
         if group not in found or not name:
-            raise RemoteProtocolError(f"experts have weights and moments, found {path!r}")
+            raise RemoteProtocolError(f"expected {', '.join(groups)} of experts, found {path!r}")
         found[group][name] = value.copy()  # aligned, and without the rest of the payload in memory
-    return found["weights"], found["moments"]
+    return found

@@ -10,18 +10,41 @@ import numpy as np
 from planetary.core.tensors import Tensors
 from planetary.moe import ownership
 from planetary.moe.acceptance import ExpertState, Policy, Update, Verdict, judge
-from planetary.moe.delta import Form, compress, expand
+from planetary.moe.delta import Delta, Form, compress, expand
 from planetary.moe.signature import GRADIENT, Runner, signature
 from planetary.moe.sketch import EncodedSketch, Sketch, decode, dense_gates
 
 
+class HeldExperts(msgspec.Struct, frozen=True):
+    """A shard's experts of one layer with all that is needed to improve them.
+
+    Attributes:
+        weights: float32 [slots, ...] by name.
+        moments: of their optimizer.
+        residuals: what lossy updates have dropped so far, by weight; empty without.
+    """
+
+    weights: Tensors
+    moments: Tensors
+    residuals: Tensors = {}
+
+
 class Improved(msgspec.Struct, frozen=True):
-    """Experts of one layer after an update, and each slot's proxy before and after (0 where nobody asked)."""
+    """Experts of one layer after an update.
+
+    Attributes:
+        weights, moments: as `HeldExperts`.
+        proxy_before, proxy_after: of each slot, 0 where nobody asked.
+        residuals: as `HeldExperts`.
+        deltas: what has changed of the weights as it travels, by name; empty where they travel exactly.
+    """
 
     weights: dict[str, np.ndarray]
     moments: dict[str, np.ndarray]
     proxy_before: np.ndarray
     proxy_after: np.ndarray
+    residuals: dict[str, np.ndarray] = {}
+    deltas: dict[str, Delta] = {}
 
 
 def sketched_gradient(
@@ -91,42 +114,42 @@ def optimizer_step(
     return {name: found[name] for name in weights}, {name: found[name] for name in moments}
 
 
-def returned(
-    weights: Tensors, improved: Improved, residuals: Tensors, form: Form, keep: float
-) -> tuple[Improved, dict[str, np.ndarray], int]:
-    """Return the experts as their owner gets them, the new residuals, and the bytes of the message.
+def returned(before: HeldExperts, improved: Improved, form: Form, keep: float) -> Improved:
+    """Return the experts as their owner gets them, with the new residuals and the deltas that travel.
 
-    Only the deltas of the weights travel; the moments stay with the expert worker. A delta is a message per weight
-    tensor of the layer. "exact" is bit for bit what the worker has.
+    A delta is a message per weight tensor of the layer. "exact" is bit for bit what the worker has. So travels what is
+    not finite, which no other form can say and whoever judges it refuses.
     """
-    if form == "exact":
-        return improved, {}, sum(value.nbytes for value in improved.weights.values())
-    found, left, size = {}, {}, 0
-    for name, start in weights.items():
-        delta, left[name] = compress(improved.weights[name] - start, residuals.get(name), form, keep=keep)
-        found[name] = start + expand(delta)
-        size += delta.nbytes
-    return msgspec.structs.replace(improved, weights=found), left, size
+    if form == "exact" or not all(np.isfinite(value).all() for value in improved.weights.values()):
+        return improved
+    weights, left, deltas = {}, {}, {}
+    for name, start in before.weights.items():
+        delta, left[name] = compress(improved.weights[name] - start, before.residuals.get(name), form, keep=keep)
+        weights[name], deltas[name] = start + expand(delta), delta
+    return msgspec.structs.replace(improved, weights=weights, residuals=left, deltas=deltas)
 
 
 def accept_slots(
-    before: tuple[Tensors, Tensors], improved: Improved, policy: Policy, *, layer: int, owner: int, slots: np.ndarray
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[Verdict]]:
-    """Return weights and moments with the accepted experts' updates only, and the verdict of every owned expert.
+    before: HeldExperts, improved: Improved, policy: Policy, *, layer: int, owner: int, slots: np.ndarray
+) -> tuple[HeldExperts, list[Verdict]]:
+    """Return the experts with the accepted ones' updates only, and the verdict of every owned expert.
 
     Moments that are not per expert (the optimizer's count) go on for the whole layer.
     """
-    old_weights, old_moments = before
+    old_weights = before.weights
     weights = {name: value.copy() for name, value in improved.weights.items()}
     moments = {name: value.copy() for name, value in improved.moments.items()}
+    residuals = {name: value.copy() for name, value in improved.residuals.items()}
     verdicts = []
 
     def put_back(slot: int) -> None:
         for name, value in old_weights.items():
             weights[name][slot] = value[slot]
-        for name, value in old_moments.items():
+        for name, value in before.moments.items():
             if value.ndim:
                 moments[name][slot] = value[slot]
+        for name, value in residuals.items():
+            value[slot] = before.residuals[name][slot] if name in before.residuals else 0
 
     for slot, expert in enumerate(slots):
         if expert == ownership.EMPTY:
@@ -147,7 +170,7 @@ def accept_slots(
         verdicts.append(verdict)
         if not verdict.accepted:
             put_back(slot)
-    return weights, moments, verdicts
+    return HeldExperts(weights, moments, residuals), verdicts
 
 
 def _inputs(run: Runner, sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:

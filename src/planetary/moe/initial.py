@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planetary.core.tensors import Tensors
 from planetary.models.initial import Params, draw
 from planetary.models.latent_moe import dense_parameters, expert_parameters
 from planetary.models.latent_moe_config import LatentMoeConfig
@@ -18,11 +19,25 @@ from planetary.moe.surrogate import initial_surrogates
 
 
 def initial_training(
-    config: LatentMoeConfig, training: MoeTraining, owners: np.ndarray, composer: Program, expert: Program
+    config: LatentMoeConfig,
+    training: MoeTraining,
+    owners: np.ndarray,
+    composer: Program,
+    expert: Program,
+    *,
+    given: Tensors | None = None,
 ) -> TrainingState:
-    """Return the state before the first step: the model drawn from its seed, the same for any number of composers."""
-    dense = flat_names(draw(dense_parameters(config), config.seed))
-    whole = [_layer_experts(config, layer) for layer in range(config.n_layer)]
+    """Return the state before the first step, from the same model for any number of composers.
+
+    `given`: the ordinary model's parameters by the names of `models.latent_moe`; None: drawn from the model's seed.
+    """
+    if given is None:
+        dense = flat_names(draw(dense_parameters(config), config.seed))
+        whole = [_layer_experts(config, layer) for layer in range(config.n_layer)]
+    else:
+        dense = {name: given[name] for name in flat_names(dense_parameters(config))}
+        names = expert_parameters(config, config.n_expert)
+        whole = [{n: given[in_layer(i, "experts", n)] for n in names} for i in range(config.n_layer)]
     composers = []
     for number, slots in enumerate(replicated_slots(owners, training.composers, training.replicas)):
         experts = tuple(

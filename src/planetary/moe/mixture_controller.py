@@ -20,6 +20,7 @@ from planetary.fabric.records import (
 )
 from planetary.fabric.sessions import WorkerSession
 from planetary.fabric.status import RoundMetrics
+from planetary.moe.composer_data import HELD_OUT
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import (
     CollectPayloads,
@@ -27,6 +28,7 @@ from planetary.moe.mixture_events import (
     FragmentMade,
     MixturePolicy,
     ModelAssembled,
+    TokensOf,
     WorkLeased,
 )
 from planetary.moe.mixture_rounds import Composing, Rounds
@@ -40,12 +42,16 @@ from planetary.moe.records import (
 from planetary.moe.syncer_messages import (
     Joined,
     Lost,
+    Returning,
 )
 from planetary.moe.syncer_messages import Tick as SyncTick
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
 COLLECT_EVERY_S = 30.0
+FromComposer = (
+    m.PublishFragment | m.PublishSurrogates | m.KeepShard | m.StepTaken | m.OfferSketches | m.ViewModel | m.WantTokens
+)
 
 
 class MixtureController:
@@ -134,6 +140,8 @@ class MixtureController:
         if isinstance(message, m.Hello):
             for replaced in self.membership.hello(session, message):
                 self._lose(replaced, "replaced by a newer connection of the same worker", now)
+            if session in self.desk.workers:
+                self.syncing.tell(Returning(message.worker), now)
         elif session in self.desk.supervisors:
             ended = self.membership.supervisor_says(self.desk.supervisors[session], message)
             if ended is not None and isinstance(message, m.WorkerExited):
@@ -157,7 +165,7 @@ class MixtureController:
                 self._ready(worker, message, now)
             case m.PublishFragment() | m.PublishSurrogates() | m.KeepShard() | m.StepTaken():
                 self._from_composer(worker, event, now)
-            case m.OfferSketches():
+            case m.OfferSketches() | m.ViewModel() | m.WantTokens():
                 self._from_composer(worker, event, now)
             case m.ExpertsImproved() if self.policy.plan.offloads:
                 self.offload.improved(worker, message, event.attachment)
@@ -178,14 +186,16 @@ class MixtureController:
             self.syncing.claims[worker.worker] = (message.shard, message.epoch, message.step)
         else:
             self.syncing.claims.pop(worker.worker, None)
+        plan = self.policy.plan
+        if plan.delivery == "gateway" and plan.held_out:
+            told = m.TokensReady(shard=HELD_OUT, first=0, count=len(plan.held_out))
+            self.desk.send(worker.session, told, TokensOf(plan.held_out))
         self._standby.append(worker.session)
 
     def _from_composer(self, worker: WorkerSession, event: e.Received, now: float) -> None:
         message = event.message
         composing = self.composing.get(worker.session)
-        assert isinstance(
-            message, m.PublishFragment | m.PublishSurrogates | m.KeepShard | m.StepTaken | m.OfferSketches
-        )
+        assert isinstance(message, FromComposer)
         if composing is None or (message.shard, message.epoch) != (composing.shard, composing.epoch):
             self.syncing.refuse(
                 "fenced", f"{worker.worker} speaks for shard {message.shard} under epoch {message.epoch}, which is over"
@@ -202,12 +212,21 @@ class MixtureController:
                 composing.loss, composing.step_s = message.loss, message.seconds
                 composing.surrogate_age = message.surrogate_age
                 self.membership.succeeded(worker)
+            case m.ViewModel():
+                self.rounds.viewed(message, event.payload)
+            case m.WantTokens():
+                self._send_tokens(worker.session, message)
             case m.PublishFragment():
                 self.syncing.published(worker.worker, message, event.payload, now)
             case m.OfferSketches():
                 if self.policy.plan.offloads and not self.offload.offered(message, event.payload):
                     self.offload.send_experts(worker.session, message.shard, message.layer)
             case m.PublishSurrogates():
+                held = self.state.shards[message.shard]
+                if message.step <= held.surrogate_step:  # of a composer that went back: what is here is newer
+                    why = f"surrogates of shard {message.shard} went back to step {message.step}"
+                    self.syncing.refuse("regression", why, told=False)
+                    return
                 self.desk.append(
                     SurrogatesRefreshed(
                         shard=message.shard,
@@ -234,6 +253,16 @@ class MixtureController:
                         compute_s=message.compute_s,
                     )
                 )
+
+    def _send_tokens(self, session: int, wanted: m.WantTokens) -> None:
+        plan = self.policy.plan
+        last = wanted.first + wanted.count
+        if not (0 <= wanted.first < last <= plan.steps and wanted.count <= plan.steps_ahead):
+            self.syncing.refuse("unusable", f"shard {wanted.shard} wants tokens of steps {wanted.first} to {last}")
+            return
+        slices = tuple(plan.tokens_of(wanted.shard, step) for step in range(wanted.first, last))
+        message = m.TokensReady(shard=wanted.shard, first=wanted.first, count=wanted.count)
+        self.desk.send(session, message, TokensOf(slices))
 
     def _knows(self, message: m.PublishFragment) -> bool:
         return (Tier(message.tier), message.fragment) in self.state.fragments
@@ -265,10 +294,9 @@ class MixtureController:
         self.offload.lost(worker.session)
         self._standby = [session for session in self._standby if session != worker.session]
         self.rounds.lost(worker.session)
-        if self.composing.pop(worker.session, None) is None:
-            return
+        composed = self.composing.pop(worker.session, None) is not None
         self.syncing.tell(Lost(worker.worker), now)
-        if self.policy.plan.pace == "lockstep":
+        if composed and self.policy.plan.pace == "lockstep":
             self._end("peer", f"composer {worker.worker} was lost ({reason}), and in lock step nobody can go on")
 
     # --- what follows -----------------------------------------------------------------------------------------

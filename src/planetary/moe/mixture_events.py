@@ -8,10 +8,11 @@ from planetary.core.step import FunctionSpec
 from planetary.fabric.events import Event, Instruction, Payload
 from planetary.fabric.policy import FabricPolicy
 from planetary.moe.plan import MixturePlan
+from planetary.moe.routing import RoutingAgreement
 from planetary.moe.syncer_messages import SyncPolicy
 from planetary.moe.tiers import Tier
 from planetary.moe.work_queue import Lease, Work
-from planetary.wire.messages import MixtureJob
+from planetary.wire.messages import MixtureJob, Slice
 
 
 class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
@@ -58,6 +59,18 @@ class StoredPayload(Payload, frozen=True):
     name: str
 
 
+class WeightsOf(Payload, frozen=True):
+    """The weights alone of the experts in a payload: composers need no more."""
+
+    experts: str
+
+
+class TokensOf(Payload, frozen=True):
+    """The tokens of slices, one after the other."""
+
+    slices: tuple[Slice, ...]
+
+
 class Published(msgspec.Struct, frozen=True):
     """One shard's part of a merge."""
 
@@ -98,6 +111,7 @@ class AssembleModel(Instruction, frozen=True):
     round: int
     shards: tuple[str, ...]  # payloads, by shard
     checkpoint: bool  # also write it as a checkpoint of the run folder
+    views: tuple[str, ...] = ()  # payloads: where each composer's router sends the same tokens
 
 
 class ModelAssembled(Event, frozen=True):
@@ -108,6 +122,7 @@ class ModelAssembled(Event, frozen=True):
     checkpoint: str = ""  # name of the checkpoint's folder
     seconds: float = 0.0
     failed: str = ""
+    routing: RoutingAgreement | None = None
 
 
 class QueueWork(Instruction, frozen=True):
@@ -163,6 +178,7 @@ class ExpertsJudged(Event, frozen=True):
     accepted: int = 0  # experts
     refused: dict[str, int] = msgspec.field(default_factory=dict)  # experts, by reason
     failed: str = ""
+    change: str = ""  # payload of what has changed, as it travels to composers; "": they get the weights
 
 
 class CollectPayloads(Instruction, frozen=True):

@@ -27,6 +27,7 @@ from planetary.fabric.run_host import GatewayOptions, RunHost
 from planetary.fabric.shell import Shell
 from planetary.fabric.status import RoundMetrics, RunStatus
 from planetary.moe.compiling import compile_mixture_apart
+from planetary.moe.composer_data import tokens_payload
 from planetary.moe.composer_machine import FORGET_STEPS
 from planetary.moe.mixture_controller import MixtureController
 from planetary.moe.mixture_events import (
@@ -39,6 +40,8 @@ from planetary.moe.mixture_events import (
     ModelAssembled,
     QueueWork,
     StoredPayload,
+    TokensOf,
+    WeightsOf,
     WorkLeased,
     WorkOf,
 )
@@ -48,7 +51,14 @@ from planetary.moe.mixture_status import mixture_status
 from planetary.moe.payload_checks import KINDS, PayloadChecks
 from planetary.moe.records import mixture_news
 from planetary.moe.shard_payload import model_bytes
-from planetary.moe.syncer_work import assembled_model, expert_work, judge_experts, make_fragment
+from planetary.moe.syncer_work import (
+    assembled_model,
+    expert_weights,
+    expert_work,
+    judge_experts,
+    make_fragment,
+    routing_of,
+)
 from planetary.moe.tiers import tier_fragments
 from planetary.moe.work_queue import Lease, WorkQueue
 from planetary.net.connection import Connection
@@ -60,7 +70,7 @@ from planetary.wire.limits import MIB, Limits
 log = logging.getLogger(__name__)
 
 PAYLOADS = "payloads"
-KEPT_KINDS = ("fragment", "surrogate", "shard", "model", "sketch", "experts")
+KEPT_KINDS = ("fragment", "surrogate", "shard", "model", "sketch", "experts", "change", "view")
 QUEUE = "expert-work.sqlite"
 
 
@@ -180,6 +190,12 @@ class MixtureGateway(RunHost):
         if isinstance(payload, StoredPayload):
             name = payload.name
             return lambda: {"payload": np.frombuffer(self._payloads.get(name), np.uint8)}
+        if isinstance(payload, WeightsOf):
+            experts = payload.experts
+            return lambda: {"payload": np.frombuffer(expert_weights(self._payloads, experts), np.uint8)}
+        if isinstance(payload, TokensOf):
+            slices = payload.slices
+            return lambda: {"payload": tokens_payload(slices)}
         if isinstance(payload, WorkOf):
             return lambda: {"payload": np.frombuffer(expert_work(self._payloads, payload), np.uint8)}
         return super()._source(payload)
@@ -228,9 +244,11 @@ class MixtureGateway(RunHost):
             model = assembled_model(self._payloads, instruction.shards, self.prepared.plan)
             payload = self._payloads.put("model", model_bytes(instruction.round, model))
             checkpoint = self._checkpoint(instruction.round, model) if instruction.checkpoint else ""
+            routing = routing_of(self._payloads, instruction.views, self.prepared.plan)
         except PlanetaryError as error:
             return ModelAssembled(instruction.round, failed=str(error))
-        return ModelAssembled(instruction.round, payload, checkpoint, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return ModelAssembled(instruction.round, payload, checkpoint, seconds, routing=routing)
 
     def _checkpoint(self, round_: int, model: Tensors) -> str:
         """Write the ordinary model as a checkpoint, which `planetary generate` reads; return its folder's name."""

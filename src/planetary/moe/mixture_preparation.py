@@ -6,16 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.config import Config
 from planetary.core.errors import UserError
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
-from planetary.fabric.preparation import step_options
+from planetary.fabric.preparation import builder_options, given_weights, step_options
 from planetary.moe.composer import LayerFit
 from planetary.moe.composer_machine import Held
 from planetary.moe.expert_payloads import experts_bytes
+from planetary.moe.expert_work import HeldExperts
 from planetary.moe.initial import initial_training
 from planetary.moe.mixture_program import mixture_program
 from planetary.moe.part import part_of
@@ -36,11 +39,13 @@ class PreparedMixture:
         data: the prepared token files.
         plan: what every participant is told.
         program: all their functions in StableHLO.
+        given: reads the ordinary model's parameters to start from; None: they are drawn from the seed.
     """
 
     data: PreparedData
     plan: MixturePlan
     program: Program
+    given: Callable[[], Tensors] | None = None
 
     @property
     def dense(self) -> tuple[TensorSpec, ...]:
@@ -61,7 +66,9 @@ class PreparedMixture:
     def initial(self) -> TrainingState:
         """Return all participants' values before the first step."""
         composer, expert = part_of(self.program, "composer"), part_of(self.program, "expert")
-        return initial_training(self.plan.model, self.plan.training, self.plan.owner_map, composer, expert)
+        given = self.given() if self.given is not None else None
+        plan = self.plan
+        return initial_training(plan.model, plan.training, plan.owner_map, composer, expert, given=given)
 
 
 def plan_of(config: Config, data: PreparedData) -> MixturePlan:
@@ -83,6 +90,8 @@ def plan_of(config: Config, data: PreparedData) -> MixturePlan:
         steps_per_round=config.train.inner_steps,
         pace=config.moe.pace,
         window=config.moe.window,
+        delivery=config.data.delivery,
+        view_every=config.eval.every,
     )
 
 
@@ -96,7 +105,20 @@ def prepare_mixture(config: Config, cache: Path, stage: Callable[[str], None]) -
     data = prepare(config, cache / "data")
     plan = plan_of(config, data)
     stage("exporting the mixture to StableHLO and differentiating it")
-    return PreparedMixture(data, plan, mixture_program(plan))
+    given = (lambda: model_values(config)) if config.model.weights else None
+    return PreparedMixture(data, plan, mixture_program(plan), given)
+
+
+def model_values(config: Config) -> Tensors:
+    """Return the parameters of the file that `model.weights` names.
+
+    Raises:
+        UserError: it cannot be read, or is of another model.
+    """
+    from planetary.compiler.export import export_model
+
+    source = config.model.source
+    return given_weights(export_model(source, builder_options(config, source)), config.model).initial("param")
 
 
 def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarted:
@@ -104,7 +126,10 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
     state, plan = prepared.initial(), prepared.plan
     names = tier_fragments(prepared.dense, plan.training.cadence)
     held = {key: Held() for key in names}
-    shards = tuple(store.put("shard", shard_bytes(c, 0, held)) for c in state.composers)
+    # Under offload moments live with the experts in the store; a composer has none.
+    without = {"expert_moments": tuple({} for _ in range(plan.model.n_layer))} if plan.offloads else {}
+    kept = [msgspec.structs.replace(c, **without) for c in state.composers]
+    shards = tuple(store.put("shard", shard_bytes(c, 0, held)) for c in kept)
     surrogates: tuple[str, ...] = ()
     bank = state.surrogates
     if bank is not None:
@@ -124,7 +149,7 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
     if plan.offloads:
         experts = tuple(
             tuple(
-                store.put("experts", experts_bytes(weights, moments))
+                store.put("experts", experts_bytes(HeldExperts(weights, moments)))
                 for weights, moments in zip(c.experts, c.expert_moments, strict=True)
             )
             for c in state.composers

@@ -39,6 +39,14 @@ class Evaluating(msgspec.Struct):
     session: int = 0
 
 
+class Viewed(msgspec.Struct, frozen=True):
+    """How a composer sees the model at the end of a round, and the payload with its routing."""
+
+    mixed: float
+    surrogates: float
+    payload: str
+
+
 class Rounds:
     """A round is a number of steps of every shard; it is finished when every shard's state after them is saved."""
 
@@ -58,6 +66,7 @@ class Rounds:
         self._assembling: int | None = None
         self._evaluating: dict[int, Evaluating] = {}  # by round
         self._unreported: dict[int, RoundMetrics] = {}
+        self._views: dict[int, dict[int, Viewed]] = {}  # of rounds that are not finished, by round and shard
 
     @property
     def under_way(self) -> bool:
@@ -71,6 +80,13 @@ class Rounds:
     def began(self, now: float) -> None:
         """A composer begins."""
         self._began = now if self._began is None else self._began
+
+    def viewed(self, message: m.ViewModel, payload: str) -> None:
+        """A composer has said how it sees the model."""
+        round_ = message.step // self._desk.policy.plan.steps_per_round
+        if round_ > self._desk.state.round:
+            seen = Viewed(message.mixed_loss, message.surrogate_loss, payload)
+            self._views.setdefault(round_, {})[message.shard] = seen
 
     def lost(self, session: int) -> None:
         """A worker is gone; what it evaluates is given to somebody else."""
@@ -122,19 +138,23 @@ class Rounds:
                 durable=True,
             )
             self._began = now
-            self._unreported[number] = self._metrics(finished, kept)
+            views = self._views.pop(number, {})
+            self._unreported[number] = self._metrics(finished, kept, views)
             self._desk.append(finished)
             if policy.eval_due(number) or policy.checkpoint_due(number):
                 self._assembling = number
                 payloads = tuple(mark.payload for mark in kept)
-                self._desk.out.append(AssembleModel(number, payloads, policy.checkpoint_due(number)))
+                said = tuple(one.payload for one in views.values()) if len(views) == len(kept) else ()
+                self._desk.out.append(AssembleModel(number, payloads, policy.checkpoint_due(number), said))
             else:
                 self._report(number)
 
-    def _metrics(self, finished: RoundFinished, kept: Sequence[ShardKept]) -> RoundMetrics:
+    def _metrics(self, finished: RoundFinished, kept: Sequence[ShardKept], views: Mapping[int, Viewed]) -> RoundMetrics:
         shards = tuple(
             ShardMetrics(
                 loss=mark.loss,
+                mixed_loss=views[number].mixed if number in views else None,
+                surrogate_loss=views[number].surrogates if number in views else None,
                 surrogate_error=shard.surrogate_error,
                 surrogate_step=shard.surrogate_step,
                 surrogate_age=owner.surrogate_age if owner is not None else None,
@@ -144,6 +164,7 @@ class Rounds:
         )
         mixture = MixtureMetrics(
             shards=shards,
+            seconds=finished.seconds,
             refused=dict(self.refused),
             merges={tier.value: len(found) for tier, found in self.merges.items()},
             updates=dict(self.updates),
@@ -179,6 +200,11 @@ class Rounds:
     def assembled(self, event: ModelAssembled) -> str:
         """A model was put together; return why the run cannot end well, or ""."""
         self._assembling = None
+        metrics = self._unreported.get(event.round)
+        if event.routing is not None and metrics is not None and metrics.mixture is not None:
+            agreed = {"routing_overlap": event.routing.overlap, "routing_divergence": event.routing.divergence}
+            mixture = msgspec.structs.replace(metrics.mixture, **agreed)
+            self._unreported[event.round] = msgspec.structs.replace(metrics, mixture=mixture)
         if event.failed:
             self._desk.append(CheckpointFailed(round=event.round, reason=event.failed))
             if event.round == self._desk.policy.rounds:

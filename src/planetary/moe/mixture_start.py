@@ -116,7 +116,9 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
         functions=dict(prepared.program.functions),
         rounds=config.train.rounds,
         config_hash=config_hash(config),
-        sync=SyncPolicy(moe.composers, fragments, quorum=quorum, grace_s=timings.grace_s),
+        sync=SyncPolicy(
+            moe.composers, fragments, quorum=quorum, grace_s=timings.grace_s, return_s=timings.startup_grace_s
+        ),
         expert_workers=moe.expert_workers,
         eval_every=config.eval.every,
         checkpoint_every=config.checkpoint.every,

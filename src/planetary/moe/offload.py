@@ -20,6 +20,7 @@ from planetary.moe.mixture_events import (
     LeaseWork,
     QueueWork,
     StoredPayload,
+    WeightsOf,
     WorkLeased,
     WorkOf,
 )
@@ -51,6 +52,7 @@ class Offload:
         self._next_task = 1
         self._sketches: dict[tuple[int, int], dict[int, str]] = {}  # lock step: by step and layer, then shard
         self._newest: dict[int, dict[int, tuple[int, str]]] = {}  # by layer and shard: step and payload
+        self._sent: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the version that is there
 
     def offered(self, message: m.OfferSketches, payload: str) -> bool:
         """A composer has made a sketch; return False where it came too late to be used."""
@@ -142,12 +144,14 @@ class Offload:
                 accepted=event.accepted,
                 refused=event.refused,
                 payload=event.payload,
+                change=event.change,
             )
         )
         return work.owner, work.layer
 
     def lost(self, session: int) -> None:
         """A worker is gone; a result that it has sent is judged all the same."""
+        self._sent = {key: version for key, version in self._sent.items() if key[0] != session}
         self._asked.discard(session)
         one = self.improving.pop(session, None)
         if one is not None and one.task not in self._judging:
@@ -155,10 +159,21 @@ class Offload:
             self._may_have_work = True
 
     def send_experts(self, session: int, shard: int, layer: int) -> None:
-        """Send a composer the newest experts of a layer."""
+        """Send a composer the newest experts of a layer, or what has changed since those that it has got here."""
         held = self._desk.state.experts[shard, layer]
-        message = m.UseExperts(shard=shard, layer=layer, version=held.version, step=held.step, payload=held.payload)
-        self._desk.send(session, message, StoredPayload(held.payload))
+        there = self._sent.get((session, shard, layer))
+        self._sent[session, shard, layer] = held.version
+        changes = bool(held.change) and there == held.version - 1
+        payload = held.change if changes else held.payload
+        message = m.UseExperts(
+            shard=shard,
+            layer=layer,
+            version=held.version,
+            step=held.step,
+            base=held.version - 1 if changes else -1,
+            payload=payload,
+        )
+        self._desk.send(session, message, StoredPayload(payload) if changes else WeightsOf(payload))
 
     def _queue(self, layer: int, shard: int, step: int, payloads: tuple[str, ...]) -> None:
         self._may_have_work = True

@@ -8,6 +8,7 @@ import numpy as np
 
 from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.moe.composer_view import routing_from
 from planetary.moe.payloads import fragment_from, sketch_from
 from planetary.moe.plan import MixturePlan
 from planetary.moe.shard_payload import empty_bank, install_payload, shard_from
@@ -20,6 +21,7 @@ KINDS: Mapping[type[m.Message], str] = {
     m.PublishSurrogates: "surrogate",
     m.KeepShard: "shard",
     m.OfferSketches: "sketch",
+    m.ViewModel: "view",
 }
 """What the payload of a message is, in the store's words."""
 
@@ -59,6 +61,9 @@ class PayloadChecks:
                     if (sketch.layer, sketch.step, sketch.composer) != (message.layer, message.step, message.shard):
                         return f"it is of layer {sketch.layer}, step {sketch.step}, composer {sketch.composer}"
                     return _not_finite({"u": sketch.inputs, "g_y": sketch.output_gradients})
+                case m.ViewModel():
+                    routing_from(data, self._plan)
+                    return ""
                 case _:
                     return f"no payload is expected with {type(message).__name__}"
         except (PlanetaryError, ValueError, KeyError, IndexError) as error:

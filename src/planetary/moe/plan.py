@@ -23,6 +23,7 @@ from planetary.wire.messages import Slice
 
 log = logging.getLogger(__name__)
 
+AHEAD_BYTES = 1 << 20  # of tokens; at half a millisecond a step this is a second of a small model, else minutes
 MODEL = "planetary.models.latent_moe:build"
 
 
@@ -39,6 +40,8 @@ class MixturePlan(msgspec.Struct, frozen=True):
         steps_per_round: after which losses are reported and the model may be evaluated.
         pace: whether anybody waits for anybody.
         window: versions that an expert update may lag behind.
+        delivery: whether composers read their tokens, or get them from the gateway.
+        view_every: rounds between two evaluations of the composers' own views; 0: never.
     """
 
     model: LatentMoeConfig
@@ -50,6 +53,25 @@ class MixturePlan(msgspec.Struct, frozen=True):
     steps_per_round: int
     pace: Literal["free", "lockstep"] = "free"
     window: int = 2
+    delivery: Literal["path", "gateway"] = "path"
+    view_every: int = 0
+
+    def tokens_of(self, shard: int, step: int) -> Slice:
+        """Return which tokens a shard's composer trains on in a step (from 0)."""
+        whole, parts = self.order.locate(step), self.training.composers
+        count = whole.count // parts
+        return msgspec.structs.replace(whole, offset=whole.offset + shard * count, count=count)
+
+    @property
+    def steps_ahead(self) -> int:
+        """For how many steps a composer that gets its tokens from the gateway has them at most."""
+        return max(8, min(self.steps, AHEAD_BYTES // (4 * self.order.slice_tokens // self.training.composers)))
+
+    def views_due(self, done: int) -> bool:
+        """Whether composers say after `done` steps how they see the model, with surrogates in it."""
+        if not (self.held_out and self.view_every and self.has_surrogates):
+            return False
+        return done == self.steps or done % (self.view_every * self.steps_per_round) == 0
 
     @property
     def owner_map(self) -> np.ndarray:
@@ -110,8 +132,6 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
             f"moe.composers = {moe.composers}, but the model has {model.n_expert} experts per layer and every composer "
             "owns at least one"
         )
-    if config.data.delivery != "path":
-        raise UserError('composers read their tokens themselves: set data.delivery = "path"')
     if train.micro_batches != 1 or train.precision != "f32" or train.remat != "none":
         raise UserError('a mixture over composers takes train.micro_batches = 1, precision = "f32" and remat = "none"')
     if config.sync.topology != "star":
@@ -141,6 +161,8 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         merge=MergeRule(radial=moe.radial),
         sketches=moe.sketches if moe.expert_workers else "none",
         precision=moe.precision,
+        update_form=moe.update_form if moe.expert_workers else "exact",
+        update_keep=moe.update_keep,
         acceptance=Policy(window=moe.window) if moe.expert_workers else None,
         dense=options,
         experts=options,

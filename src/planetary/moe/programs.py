@@ -1,14 +1,14 @@
 """The compiled functions of composers and expert workers, in StableHLO: forward, backward and optimizer in the graph.
 
-A composer's program has four functions over named tensors:
+A composer's program has three functions over named tensors:
 
 `gradients(dense..., experts..., held..., tokens, targets)` returns the loss, the cross-entropy, the gradients of the
 dense parameters and (under direct ownership) of the owned experts, and of each layer u, the gates and g_y: what a
 sketch is made of. Gradients and update are two functions because with a horizon of 1 the gradients are averaged
 between them.
 
-`update(dense..., state..., step, gradients...)` is one step of the optimizer; `evaluate` returns the cross-entropy, and
-`routing` each layer's router probabilities.
+`update(dense..., state..., step, gradients...)` is one step of the optimizer; `evaluate` returns the cross-entropy and
+each layer's router probabilities.
 
 An expert worker's program is about the experts of one layer: `gradients` and `proxy` of the Taylor proxy
 Σ ⟨g_e g_y, E_e(u)⟩ (13.5), and the same `update`. A composer that owns its experts directly uses that update too, so
@@ -124,11 +124,14 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
         observed = made.results[2 : 2 + len(seen)]
         return [*made.results[:2], *found[: len(trained)], *observed, *found[len(trained) :]]
 
+    def evaluate(main: ir.Operation, values: Sequence[Value]) -> list[Value]:
+        results = forward(main, values).results
+        return [results[1], *results[2 + len(seen) :]]
+
     builder = _Builder(text, lookups=not config.capacity)
     gradients = [_gradient(spec) for spec in trained]
     builder.add("gradients", arguments, (*scalars, *gradients, *seen, *probes), gradient)
-    builder.add("evaluate", arguments, (scalars[1],), lambda m, v: [forward(m, v).results[1]])
-    builder.add("routing", arguments, tuple(routing), lambda m, v: list(forward(m, v).results[2 + len(seen) :]))
+    builder.add("evaluate", arguments, (scalars[1], *routing), evaluate)
     builder.add_update(dense, options)
     return builder.finish()
 

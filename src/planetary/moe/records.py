@@ -92,6 +92,7 @@ class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
     accepted: int  # experts
     refused: dict[str, int]  # experts, by reason
     payload: str
+    change: str = ""  # payload of what it changed of the version before, where updates are lossy
 
 
 class SyncNote(Record, frozen=True, kw_only=True, tag="sync_note"):
@@ -142,6 +143,7 @@ class Experts(msgspec.Struct):
     payload: str = ""
     version: int = 0
     step: int = -1
+    change: str = ""  # from the version before; "": only the whole is there
 
 
 class MixtureState(msgspec.Struct):
@@ -164,7 +166,7 @@ class MixtureState(msgspec.Struct):
         names = {s.payload for s in self.shards} | {s.surrogates for s in self.shards}
         names |= {kept.payload for s in self.shards for kept in s.marks.values()}
         names |= {f.payload for f in self.fragments.values()} | {f.velocity for f in self.fragments.values()}
-        names |= {held.payload for held in self.experts.values()}
+        names |= {held.payload for held in self.experts.values()} | {held.change for held in self.experts.values()}
         return names - {""}
 
 
@@ -190,7 +192,9 @@ def apply(state: MixtureState, record: Record) -> None:
                     f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}, not "
                     f"before {record.version}"
                 )
-            state.experts[record.shard, record.layer] = Experts(record.payload, record.version, record.step)
+            state.experts[record.shard, record.layer] = Experts(
+                record.payload, record.version, record.step, record.change
+            )
         case ShardGranted():
             shard = state.shards[record.shard]
             if record.epoch != shard.epoch + 1:

@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import LocalProtocolError
+from planetary.core.tensors import Tensors
+from planetary.moe.signature import in_layer
 
 _SMALLEST = 1e-30  # a probability that underflowed counts as this
 
@@ -46,6 +48,11 @@ def routing_agreement(probabilities: Sequence[np.ndarray], active: int) -> Routi
     overlap = [np.mean(np.sum(chosen[i] & chosen[j], axis=1)) / active for i, j in pairs]
     divergence = [np.mean(np.sum(probabilities[i] * (logs[i] - logs[j]), axis=1)) for i, j in pairs]
     return RoutingAgreement(float(np.mean(overlap)), float(np.mean(divergence)))
+
+
+def all_layers(evaluated: Tensors, layers: int) -> np.ndarray:
+    """Return the probabilities of all layers, one below the other, of what a composer's `evaluate` returned."""
+    return np.concatenate([evaluated[in_layer(i, "router", "probabilities")] for i in range(layers)])
 
 
 def _chosen(probabilities: np.ndarray, active: int) -> np.ndarray:

@@ -25,7 +25,8 @@ class ComposerState(msgspec.Struct, frozen=True):
         dense: everything but the routed experts, by name.
         dense_moments: of its optimizer.
         experts: per layer, weights [slots, ...] by name.
-        expert_moments: per layer; under offload they live with the expert worker and are carried along here.
+        expert_moments: per layer; under offload they live with the experts in the payload store, and
+            a composer on the fabric has none; the trainer carries them along here.
         rows: per layer, what the owned experts saw lately.
         residuals: per layer, what expert workers' lossy updates have dropped so far, by weight; empty without.
     """

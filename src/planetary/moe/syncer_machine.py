@@ -28,6 +28,7 @@ from planetary.moe.syncer_messages import (
     Note,
     Publication,
     Reject,
+    Returning,
     Standby,
     SyncPolicy,
     Tick,
@@ -101,7 +102,7 @@ class SyncerMachine:
         for shard, (owner, epoch) in zip(self._shards, shards, strict=True):
             shard.epoch = epoch
             if owner:
-                shard.owner, shard.kept_until = owner, now + self.policy.grace_s
+                shard.owner, shard.kept_until = owner, now + self.policy.return_s
 
     # --- what can be asked ----------------------------------------------------------------------------------
 
@@ -134,6 +135,10 @@ class SyncerMachine:
         match event:
             case Joined():
                 return self._joined(event, now)
+            case Returning():
+                for number in self._owned(event.composer):
+                    self._shards[number].kept_until = None
+                return []
             case Lost():
                 return self._lost(event, now)
             case Publication():
@@ -165,11 +170,11 @@ class SyncerMachine:
         return said
 
     def _lost(self, event: Lost, now: float) -> list[Instruction]:
-        if event.composer not in self._connected:
-            return []
-        del self._connected[event.composer]
+        self._connected.pop(event.composer, None)
         said: list[Instruction] = []
         for number in self._owned(event.composer):
+            if self._shards[number].kept_until is not None:
+                continue
             self._shards[number].kept_until = now + self.policy.grace_s
             said.append(Note("owner_lost", f"shard {number} is kept {self.policy.grace_s:g} s for {event.composer}"))
         return [*said, *self._merge_what_is_ready(now)]  # it is waited for no longer

@@ -18,6 +18,8 @@ class SyncPolicy(msgspec.Struct, frozen=True):
         grace_s: seconds from a fragment's first publication until a quorum is enough, and for which a lost composer's
             shard is kept for it.
         max_shards: that one composer may own; above 1 it also adopts those of lost ones.
+        return_s: for which shards are kept for their owners after the syncer was restarted: these have to notice that
+            it is there again.
     """
 
     shards: int
@@ -25,12 +27,13 @@ class SyncPolicy(msgspec.Struct, frozen=True):
     quorum: int = 1
     grace_s: float = 30.0
     max_shards: int = 1
+    return_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Raise `UserError` for limits that cannot be."""
         counts = (self.shards, self.quorum, self.max_shards, *self.fragments.values())
-        if min(counts) < 1 or self.grace_s < 0:
-            raise UserError(f"a syncer needs counts of at least 1 and a grace time of at least 0 s, found {self}")
+        if min(counts) < 1 or min(self.grace_s, self.return_s) < 0:
+            raise UserError(f"a syncer needs counts of at least 1 and grace times of at least 0 s, found {self}")
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -38,6 +41,12 @@ class Joined(msgspec.Struct, frozen=True):
 
     composer: str
     claims: int | None = None
+
+
+class Returning(msgspec.Struct, frozen=True):
+    """A composer is connected and not ready yet: its shards are kept for it as long as it is."""
+
+    composer: str
 
 
 class Lost(msgspec.Struct, frozen=True):
@@ -76,7 +85,7 @@ class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Event = Joined | Lost | Publication | Merged | Tick
+Event = Joined | Returning | Lost | Publication | Merged | Tick
 
 
 class Grant(msgspec.Struct, frozen=True):

@@ -10,12 +10,21 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.moe import averaging
 from planetary.moe.acceptance import Policy
-from planetary.moe.expert_payloads import experts_bytes, experts_from, improved_from, work_bytes
+from planetary.moe.composer_view import routing_from
+from planetary.moe.expert_payloads import (
+    change_bytes,
+    experts_bytes,
+    experts_from,
+    improved_from,
+    weights_bytes,
+    work_bytes,
+)
 from planetary.moe.expert_work import accept_slots
 from planetary.moe.mixture_events import ExpertsJudged, FragmentMade, JudgeExperts, MakeFragment, WorkOf
-from planetary.moe.ownership import owned_slots
+from planetary.moe.ownership import EMPTY, owned_slots
 from planetary.moe.payloads import fragment_bytes, fragment_from
 from planetary.moe.plan import MixturePlan
+from planetary.moe.routing import RoutingAgreement, routing_agreement
 from planetary.moe.shard_payload import shard_from
 from planetary.moe.states import SyncerState, TrainingState, merged_model
 
@@ -45,9 +54,25 @@ def make_fragment(store: PayloadStore, wanted: MakeFragment, plan: MixturePlan) 
     return FragmentMade(made.tier, made.fragment, made.version, shards, payload, name, wanted.why)
 
 
+def routing_of(store: PayloadStore, views: tuple[str, ...], plan: MixturePlan) -> RoutingAgreement | None:
+    """Return how far composers agree about routing, or None where not all of them have said it.
+
+    Raises:
+        PlanetaryError: a payload is missing, damaged or of another model.
+    """
+    if len(views) < 2:
+        return None
+    return routing_agreement([routing_from(store.get(name), plan) for name in views], plan.model.n_active)
+
+
 def expert_work(store: PayloadStore, wanted: WorkOf) -> bytes:
     """Return what an expert worker needs for a lease. Raises `PlanetaryError` where a part of it is gone."""
     return work_bytes(store.get(wanted.experts), [store.get(name) for name in wanted.lease.work.payloads])
+
+
+def expert_weights(store: PayloadStore, experts: str) -> bytes:
+    """Return the weights of the experts in a payload, as composers get them. Raises `PlanetaryError`."""
+    return weights_bytes(experts_from(store.get(experts)).weights)
 
 
 def judge_experts(store: PayloadStore, wanted: JudgeExperts, result: bytes, plan: MixturePlan) -> ExpertsJudged:
@@ -55,18 +80,23 @@ def judge_experts(store: PayloadStore, wanted: JudgeExperts, result: bytes, plan
     policy = plan.training.acceptance or Policy()
     slots = owned_slots(plan.owner_map, wanted.shard, plan.slots)[wanted.layer]
     try:
-        before, improved = experts_from(store.get(wanted.before)), improved_from(result)
-        for mine, theirs in zip(before, (improved.weights, improved.moments), strict=True):
+        before = experts_from(store.get(wanted.before))
+        improved = improved_from(result, before)
+        expected = (before.weights, before.moments, before.weights if improved.deltas else {})
+        for mine, theirs in zip(expected, (improved.weights, improved.moments, improved.residuals), strict=True):
             if {n: v.shape for n, v in mine.items()} != {n: v.shape for n, v in theirs.items()}:
                 return ExpertsJudged(wanted.task, failed="the result has other tensors than the experts")
-        weights, moments, verdicts = accept_slots(
-            before, improved, policy, layer=wanted.layer, owner=wanted.shard, slots=slots
-        )
-        payload = store.put("experts", experts_bytes(weights, moments))
+        after, verdicts = accept_slots(before, improved, policy, layer=wanted.layer, owner=wanted.shard, slots=slots)
+        payload = store.put("experts", experts_bytes(after))
+        change = ""
+        if improved.deltas:
+            accepted = np.zeros(len(slots), bool)
+            accepted[np.flatnonzero(slots != EMPTY)] = [verdict.accepted for verdict in verdicts]
+            change = store.put("change", change_bytes(improved.deltas, accepted))
     except PlanetaryError as error:
         return ExpertsJudged(wanted.task, failed=str(error))
     refused = Counter(str(v.refusal) for v in verdicts if not v.accepted)
-    return ExpertsJudged(wanted.task, payload, sum(v.accepted for v in verdicts), dict(refused))
+    return ExpertsJudged(wanted.task, payload, sum(v.accepted for v in verdicts), dict(refused), change=change)
 
 
 def assembled_model(store: PayloadStore, shards: tuple[str, ...], plan: MixturePlan) -> dict[str, np.ndarray]:

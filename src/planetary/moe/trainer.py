@@ -23,7 +23,7 @@ from planetary.moe.execution import composer_runner, expert_runner
 from planetary.moe.initial import initial_training
 from planetary.moe.programs import dense_specs
 from planetary.moe.replicas import authorities, consolidate, replicated_slots
-from planetary.moe.routing import RoutingAgreement, routing_agreement
+from planetary.moe.routing import RoutingAgreement, all_layers, routing_agreement
 from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import GRADIENT, ComposerShape, Runner
 from planetary.moe.states import ComposerState, Surrogates, SyncerState, TrainingState, assembled
@@ -158,9 +158,9 @@ class MoeTrainer:
         """Return how far the composers agree about routing the same tokens i32 [batch, T], over all layers at once."""
         batch = {"tokens": tokens, "targets": tokens}
         found = [
-            self.composer("routing", {**self.steps.arguments(c, state.surrogates), **batch}) for c in state.composers
+            self.composer("evaluate", {**self.steps.arguments(c, state.surrogates), **batch}) for c in state.composers
         ]
-        return routing_agreement([np.concatenate(list(layers.values())) for layers in found], self.config.n_active)
+        return routing_agreement([all_layers(one, self.config.n_layer) for one in found], self.config.n_active)
 
     def refresh(
         self, composers: Sequence[ComposerState], surrogates: Surrogates, done: int

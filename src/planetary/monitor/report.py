@@ -76,6 +76,12 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int]  # what composers sent and did not count, by reason
     updates: dict[str, int]  # of experts by expert workers: "accepted", "stale" and reasons of refusals
     sketch_bytes: int
+    updates_per_s: dict[str, float]  # over the time in rounds
+    # Held-out, where composers were last asked: with own experts and others' surrogates, and with surrogates only
+    mixed_losses: tuple[float | None, ...]
+    surrogate_losses: tuple[float | None, ...]
+    routing_overlap: float | None  # of two composers' choices, when they were last compared
+    routing_divergence: float | None  # KL, nats
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,14 +204,22 @@ def _mixture(metrics: Sequence[RoundMetrics]) -> Mixture | None:
     def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
         return dict(sum((Counter(one) for one in counts), Counter()))
 
+    updates, seconds = total(one.updates for one in known), sum(one.seconds for one in known)
+    viewed = next((one for one in reversed(known) if any(s.mixed_loss is not None for s in one.shards)), known[-1])
+    compared = next((one for one in reversed(known) if one.routing_overlap is not None), known[-1])
     errors = [shard.surrogate_error for shard in known[-1].shards if shard.surrogate_error is not None]
     return Mixture(
         shard_losses=tuple(shard.loss for shard in known[-1].shards),
         surrogate_error=sum(errors) / len(errors) if errors else None,
         merges=total(one.merges for one in known),
         refused=total(one.refused for one in known),
-        updates=total(one.updates for one in known),
+        updates=updates,
+        updates_per_s={what: count / seconds for what, count in updates.items()} if seconds else {},
         sketch_bytes=sum(one.sketch_bytes for one in known),
+        mixed_losses=tuple(shard.mixed_loss for shard in viewed.shards),
+        surrogate_losses=tuple(shard.surrogate_loss for shard in viewed.shards),
+        routing_overlap=compared.routing_overlap,
+        routing_divergence=compared.routing_divergence,
     )
 
 

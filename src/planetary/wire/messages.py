@@ -29,10 +29,13 @@ from planetary.wire.mixture_messages import (
     StandBy,
     StepTaken,
     SurrogatesReady,
+    TokensReady,
     UseExperts,
+    ViewModel,
+    WantTokens,
 )
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 
@@ -335,5 +338,8 @@ AnyMessage = (
     | OfferSketches
     | ImproveExperts
     | ExpertsImproved
+    | TokensReady
     | UseExperts
+    | ViewModel
+    | WantTokens
 )

@@ -115,6 +115,37 @@ class StepTaken(MixtureMessage, frozen=True, kw_only=True):
     surrogate_age: float = 0.0  # steps since the others' surrogates that it used were fitted, mean
 
 
+class ViewModel(MixtureMessage, frozen=True, kw_only=True):
+    """How a composer sees the model at the end of a round, on held-out batches.
+
+    With it come the router's probabilities of the first batch.
+    """
+
+    shard: int
+    epoch: int
+    step: int
+    mixed_loss: float  # its own experts, surrogates for the others; nats per token
+    surrogate_loss: float  # surrogates for all
+    payload: str
+
+
+class WantTokens(MixtureMessage, frozen=True, kw_only=True):
+    """A composer that cannot read its tokens asks for those of `count` steps of its shard, from step `first` on."""
+
+    shard: int
+    epoch: int
+    first: int
+    count: int
+
+
+class TokensReady(MixtureMessage, frozen=True, kw_only=True):
+    """Tokens of a shard's steps, one after the other, in the token file's type; shard -1: of the held-out batches."""
+
+    shard: int
+    first: int
+    count: int
+
+
 class EvaluateMixture(MixtureMessage, frozen=True, kw_only=True):
     """Evaluate the assembled model, which comes along, on held-out batches; answer with `EvalResult`."""
 
@@ -155,10 +186,14 @@ class ExpertsImproved(MixtureMessage, frozen=True, kw_only=True):
 
 
 class UseExperts(MixtureMessage, frozen=True, kw_only=True):
-    """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one."""
+    """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one.
+
+    Their weights come along, or what has changed since version `base`.
+    """
 
     shard: int
     layer: int
     version: int
+    base: int = -1  # -1: the weights whole
     step: int  # index of the step whose sketches were last used; -1: none yet
     payload: str

@@ -1,0 +1,66 @@
+"""How a composer sees the model: the loss with surrogates in it, and where its router sends tokens (table 12)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.core.errors import RemoteProtocolError
+from planetary.moe.composer import ComposerSteps
+from planetary.moe.composer_data import Batch
+from planetary.moe.ownership import EMPTY
+from planetary.moe.plan import MixturePlan
+from planetary.moe.routing import all_layers
+from planetary.moe.states import ComposerState, Surrogates
+
+ROWS = 128
+"""Tokens whose routing composers compare."""
+
+
+class ComposerView(msgspec.Struct, frozen=True):
+    """Mean cross-entropy with own experts and others' surrogates, and with surrogates only; the router's choices.
+
+    Attributes:
+        mixed, surrogates: nats per token.
+        probabilities: of the router for the first batch's first tokens in every layer, f32 [rows, experts].
+    """
+
+    mixed: float
+    surrogates: float
+    probabilities: np.ndarray
+
+
+def composer_view(
+    steps: ComposerSteps, state: ComposerState, bank: Surrogates, batches: Sequence[Batch]
+) -> ComposerView:
+    """Evaluate a composer's view on held-out batches."""
+    nothing = msgspec.structs.replace(state, slots=np.full_like(state.slots, EMPTY))
+    losses: dict[bool, list[float]] = {True: [], False: []}
+    first: np.ndarray | None = None
+    for tokens, targets in batches:
+        for own in (True, False):
+            arguments = steps.arguments(state if own else nothing, bank)
+            found = steps.composer("evaluate", {**arguments, "tokens": tokens, "targets": targets})
+            losses[own].append(float(found["cross_entropy"]))
+            if first is None:
+                every = all_layers(found, steps.config.n_layer).reshape(steps.config.n_layer, -1, steps.config.n_expert)
+                first = every[:, :ROWS].reshape(-1, steps.config.n_expert)
+    assert first is not None
+    return ComposerView(float(np.mean(losses[True])), float(np.mean(losses[False])), first)
+
+
+def view_bytes(view: ComposerView) -> bytes:
+    """Return the router's choices as a payload of kind `view`."""
+    return pack_arrays("view", None, {"probabilities": view.probabilities})
+
+
+def routing_from(data: bytes, plan: MixturePlan) -> np.ndarray:
+    """Return the router's choices f32 [rows, experts], or raise `RemoteProtocolError`."""
+    found = unpack_arrays(data, "view")[1].get("probabilities", np.zeros(0))
+    rows = plan.model.n_layer * min(ROWS, plan.tokens_per_step)
+    if found.shape != (rows, plan.model.n_expert) or not np.isfinite(found).all():
+        raise RemoteProtocolError(f"routing is finite and [{rows}, {plan.model.n_expert}], found {list(found.shape)}")
+    return found

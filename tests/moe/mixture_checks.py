@@ -1,0 +1,46 @@
+"""What tests of whole mixtures compare."""
+
+from __future__ import annotations
+
+import msgspec
+from mixture_cluster import MixtureCluster
+
+from planetary.core.tensors import Tensors
+from planetary.data.reader import batches, read_slice
+from planetary.moe.plan import MixturePlan
+from planetary.moe.records import MixtureRecord, replay
+from planetary.moe.states import ComposerState, TrainingState
+from planetary.moe.trainer import MoeTrainer
+from planetary.moe.version_streams import expert_streams
+
+
+def trained(plan: MixturePlan) -> TrainingState:
+    """What the trainer makes of a plan."""
+    trainer = MoeTrainer(plan.model, plan.training, optimise=False)
+    state = trainer.initial()
+    for step in range(plan.steps):
+        state, _ = trainer.step(state, *next(batches(read_slice(plan.order.locate(step)), plan.training.batch_size, 8)))
+    return state
+
+
+def check_equal(found: Tensors, expected: Tensors) -> None:
+    assert found.keys() == expected.keys()
+    assert all((found[name] == value).all() for name, value in expected.items())
+
+
+def composing(cluster: MixtureCluster, shard: int) -> ComposerState:
+    found = next(w.driver.state for w in cluster.workers.values() if w.driver.machine.shard == shard)
+    assert found is not None
+    return found
+
+
+def of_kind(cluster: MixtureCluster, kind: type) -> list:
+    records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
+    return [record for record in records if isinstance(record, kind)]
+
+
+def check_streams(cluster: MixtureCluster) -> None:
+    """Every fragment, shard and expert has one stream of versions or epochs, without gaps."""
+    records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
+    replay(records, cluster.plan.steps_per_round)  # of fragments
+    assert all(expert_streams(records, cluster.plan.owners).values())

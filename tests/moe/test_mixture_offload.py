@@ -1,0 +1,139 @@
+"""Expert workers of a mixture in one process: equal to the trainer, lossy, dead, and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mixture_checks import check_equal, check_streams, composing, of_kind, trained
+from mixture_cluster import MixtureCluster, make_plan
+
+from planetary.fabric import events as e
+from planetary.moe.acceptance import Policy
+from planetary.moe.delta import Form
+from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from
+from planetary.moe.expert_work import HeldExperts
+from planetary.moe.records import ExpertsAdvanced
+from planetary.wire import messages as m
+
+
+@pytest.mark.parametrize("form", ["exact", "topk"])
+def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(tmp_path: Path, form: Form) -> None:
+    options = {"sketches": "all", "acceptance": Policy(norm_ratio=10), "update_form": form}
+    plan = make_plan(tmp_path, steps=4, pace="lockstep", **options)
+    cluster = MixtureCluster(tmp_path, plan)
+    for name in ("a", "b", "c", "d"):
+        cluster.start(name)
+    assert cluster.finish().ok
+    state = trained(plan)
+    for composer in state.composers:
+        found = composing(cluster, composer.number)
+        assert not any(found.expert_moments)  # they live with the experts
+        for layer, theirs in enumerate(composer.experts):
+            held = experts_from(cluster.store.get(cluster.controller.state.experts[composer.number, layer].payload))
+            check_equal(found.experts[layer], theirs)
+            check_equal(held.weights, theirs)
+            check_equal(held.moments, composer.expert_moments[layer])
+            check_equal(held.residuals, composer.residuals[layer])
+        check_equal(found.dense, composer.dense)
+    updates = cluster.metrics[-1].mixture.updates
+    assert sum(updates.values()) == plan.steps * plan.model.n_layer * plan.model.n_expert
+    assert updates["accepted"] > 0
+    changes = [s for s in cluster.told if isinstance(s, m.UseExperts) and s.base >= 0]
+    assert bool(changes) == (form != "exact")
+
+
+@pytest.mark.parametrize("form", ["bf16", "4bit"])
+def test_lossy_updates_reach_composers_that_come_and_go(tmp_path: Path, form: Form) -> None:
+    """A change is only of use to who has what it changes; who comes back gets the weights whole."""
+    options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10), "update_form": form}
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, **options), seed=11)
+    a, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
+    cluster.until(lambda: a.driver.machine.done >= 5)
+    cluster.cut(a)
+    cluster.connect(a)
+    cluster.until(lambda: a.driver.machine.done >= 9)
+    cluster.kill(a)
+    again = cluster.start("a")
+    cluster.until(lambda: again.driver.machine.composes)
+    cluster.restart_gateway()
+    assert cluster.finish().ok
+    assert w.driver.machine.shard == -1
+    check_streams(cluster)
+    for worker in (again, cluster.workers["b"]):
+        state, machine = worker.driver.state, worker.driver.machine
+        assert state is not None
+        for layer, version in enumerate(machine.expert_versions):
+            newest = cluster.controller.state.experts[machine.shard, layer]
+            held = experts_from(cluster.store.get(newest.payload))
+            assert held.residuals
+            if version == newest.version:
+                check_equal(state.experts[layer], held.weights)
+
+
+def test_expert_workers_may_die_and_composers_never_wait_for_them(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=40, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=8)
+    a, _ = cluster.start("a"), cluster.start("b")
+    for _ in range(3):
+        worker = cluster.start("w")
+        done = len(of_kind(cluster, ExpertsAdvanced))
+        cluster.until(lambda: len(of_kind(cluster, ExpertsAdvanced)) > done + 1)  # noqa: B023
+        cluster.kill(worker)
+    before = a.driver.machine.done
+    cluster.until(lambda: a.driver.machine.done >= min(before + 6, 40))  # nobody improves experts, and it goes on
+    assert cluster.finish().ok
+    check_streams(cluster)
+
+
+def test_an_expert_worker_that_returns_nan_changes_nothing_and_is_counted(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    for name in ("a", "b", "w"):
+        cluster.start(name)
+    for worker in cluster.workers.values():
+        send = worker.driver._send
+
+        def spoil(message: m.Message, payload: bytes | None, send: Callable[..., None] = send) -> None:
+            if isinstance(message, m.ExpertsImproved) and payload is not None:
+                improved = improved_from(payload, HeldExperts({}, {}))
+                improved.weights["up"][:] = np.nan
+                payload = improved_bytes(improved)
+            send(message, payload)
+
+        worker.driver._send = spoil
+    assert cluster.finish().ok
+    updates = of_kind(cluster, ExpertsAdvanced)
+    assert len(updates) > 3
+    assert not any(record.accepted for record in updates)
+    assert {reason for record in updates for reason in record.refused} == {"not finite"}
+    assert all(np.isfinite(line.eval_loss) for line in cluster.metrics)
+
+
+def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=10)
+    a, _ = cluster.start("a"), cluster.start("b")
+    cluster.until(lambda: any(isinstance(s, m.OfferSketches) for s in cluster.sent))
+    gone = next(s for s in cluster.sent if isinstance(s, m.OfferSketches))
+    cluster.store.remove(gone.payload)
+    cluster.start("w")
+    assert cluster.finish().ok
+    assert a.driver.machine.done == 24
+    assert of_kind(cluster, ExpertsAdvanced)  # of other work
+    assert not any(
+        (r.shard, r.layer, r.step) == (gone.shard, gone.layer, gone.step) for r in of_kind(cluster, ExpertsAdvanced)
+    )
+
+
+def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=7)
+    a = cluster.start("a")
+    cluster.until(lambda: a.driver is not None and a.session in cluster.controller.desk.workers)
+    answer = m.ExpertsImproved(task=1, payload="x")
+    gone = cluster.controller.handle(e.Received(999, answer, "", 7, ""), cluster.now)
+    assert e.DropAttachment(7) in gone  # the session ended before its result was read
+    unasked = cluster.controller.handle(e.Received(a.session, answer, "", 8, ""), cluster.now)
+    assert e.DropAttachment(8) in unasked  # this run has no expert workers

@@ -1,0 +1,39 @@
+"""A real S3 server on loopback, which a test can stop and start again.
+
+Needs `pip install -e '.[test-s3]'`, which is too large for every run of the tests.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+moto = pytest.importorskip("moto.server", reason="pip install -e '.[test-s3]'")
+
+KEY = {"key": "somebody", "secret": "anything"}
+
+
+class S3Server:
+    """On a port of its own choice; its objects stay while it is stopped."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.running: Any = None
+
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self.running = moto.ThreadedMotoServer("127.0.0.1", port=self.port, verbose=False)
+        self.running.start()
+        self.port = self.running.get_host_and_port()[1]
+
+    def stop(self) -> None:
+        """Refuse connections from now on. Stopping twice is fine."""
+        if self.running is not None:
+            self.running.stop()
+        self.running = None

@@ -8,7 +8,8 @@ A gateway that is stopped (SIGSTOP) answers nothing and takes nothing, like a ne
 channel of the composers is gone, they notice that it is silent, lose their connection and try again in vain. Then it
 goes on (SIGCONT). Two composers run; the one that is timed has a processor core to itself, as if it were another
 machine, and everything else runs on the other cores. A step's time is wall time over steps between two moments that
-the journal knows, so everything that happens between two steps is in it.
+the journal knows, so everything that happens between two steps is in it: also a composer's own work of packing what it
+publishes and taking what it gets. The time inside steps is what the composer itself has counted.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
 from planetary.artifacts.jsonl import JsonLinesTail
 
 ROOT = Path(__file__).parents[1]
+PER_ROUND = 10  # steps, in the examples
 Event = dict[str, Any]
 
 
@@ -69,6 +71,30 @@ def apart(journal: Journal, family: list[psutil.Process], core: int) -> int:
     return owner["shard"]
 
 
+class Timed(NamedTuple):
+    """A stretch of one composer's steps: wall time from a step to the next, time inside steps, and how many."""
+
+    wall_ms: float
+    inside_ms: float
+    steps: int
+
+
+def timed(journal: Journal, shard: int, first: Event, last: Event, told: Event) -> Timed:
+    """Time the steps between two events; the saved state `told`, at or after the last, says what was spent inside."""
+    inside = 0.0
+    kept = journal.of("shard_kept", shard=shard)
+    mine = [e for e in kept if first["t"] <= e["t"] <= told["t"]]
+    for before, after in itertools.pairwise(mine):
+        # After the state that ends a round a composer's sum begins anew.
+        ended = before["step"] // PER_ROUND > max(
+            (e["step"] // PER_ROUND for e in kept if e["t"] < before["t"]), default=0
+        )
+        inside += after["compute_s"] - (0.0 if ended else before["compute_s"])
+    steps = last["step"] - first["step"]
+    wall = (last["t"] - first["t"]) / steps
+    return Timed(1e3 * wall, 1e3 * inside / (mine[-1]["step"] - mine[0]["step"]), steps)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--offload", action="store_true", help="parallax-offload.toml and one expert worker")
@@ -101,38 +127,40 @@ def main() -> None:
 
 def measured(journal: Journal, gateway: psutil.Process, shard: int, args: argparse.Namespace) -> dict[str, Any]:
     """Alternate between a gateway that answers and one that stands still; return step times and what came of it."""
-    there: list[tuple[float, int]] = []  # ms per step, steps
-    gone: list[tuple[float, int]] = []
+    there: list[Timed] = []
+    gone: list[Timed] = []
     grants = len(journal.of("shard_granted"))
 
     def kept_after(t: float) -> Event:
         journal.until(lambda: any(e["t"] > t for e in journal.of("shard_kept", shard=shard)))
         return next(e for e in journal.of("shard_kept", shard=shard) if e["t"] > t)
 
-    def between(first: Event, last: Event) -> tuple[float, int]:
-        steps = last["step"] - first["step"]
-        return 1e3 * (last["t"] - first["t"]) / steps, steps
-
     loss_before = journal.of("round_finished")[-1]["loss"]
     for _ in range(args.cycles):
         first = kept_after(time.time() + 2)  # what was postponed is through
         last = kept_after(first["t"] + args.between)
-        there.append(between(first, last))
+        there.append(timed(journal, shard, first, last, last))
         os.kill(gateway.pid, signal.SIGSTOP)
         time.sleep(args.seconds)
         os.kill(gateway.pid, signal.SIGCONT)
         back = time.time()
         journal.until(lambda: any(e["t"] > back for e in journal.of("shard_granted", shard=shard)))  # noqa: B023
-        gone.append(between(last, journal.of("shard_granted", shard=shard)[-1]))
+        granted = journal.of("shard_granted", shard=shard)[-1]
+        gone.append(timed(journal, shard, last, granted, kept_after(granted["t"])))
     kept_after(time.time() + args.between)
     steps = [e["step"] for e in journal.of("shard_kept", shard=shard)]
-    ratios = [g / t for (t, _), (g, _) in zip(there, gone, strict=True)]
-    return {
-        "ms per step, gateway there": [round(ms, 2) for ms, _ in there],
-        "ms per step, gateway gone": [round(ms, 2) for ms, _ in gone],
-        "steps timed": [sum(n for _, n in there), sum(n for _, n in gone)],
-        "ratio, each": [round(ratio, 4) for ratio in ratios],
-        "ratio, median": round(statistics.median(ratios), 4),
+    found: dict[str, Any] = {}
+    for what, times in {
+        "between two steps": [[one.wall_ms for one in phase] for phase in (there, gone)],
+        "inside a step": [[one.inside_ms for one in phase] for phase in (there, gone)],
+    }.items():
+        ratios = [g / t for t, g in zip(*times, strict=True)]
+        found[f"ms {what}, gateway there"] = [round(ms, 2) for ms in times[0]]
+        found[f"ms {what}, gateway gone"] = [round(ms, 2) for ms in times[1]]
+        found[f"{what}, gone by there"] = [round(ratio, 4) for ratio in ratios]
+        found[f"{what}, median"] = round(statistics.median(ratios), 4)
+    return found | {
+        "steps timed": [sum(one.steps for one in there), sum(one.steps for one in gone)],
         "granted again": len(journal.of("shard_granted")) - grants,
         "steps lost": sum(after < before for before, after in itertools.pairwise(steps)),
         "loss before and after": [loss_before, journal.of("round_finished")[-1]["loss"]],

@@ -27,7 +27,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
     variables = {"AWS_ENDPOINT_URL": made.url, "AWS_ACCESS_KEY_ID": KEY["key"], "AWS_SECRET_ACCESS_KEY": KEY["secret"]}
     for name, value in {**variables, "AWS_DEFAULT_REGION": "us-east-1"}.items():
         monkeypatch.setenv(name, value)
-    fsspec.filesystem("s3", endpoint_url=made.url, **KEY).mkdir("payloads")
+    fsspec.filesystem("s3", endpoint_url=made.url, **KEY).makedirs("payloads", exist_ok=True)
     yield made
     made.stop()
 

@@ -101,7 +101,7 @@ def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeCon
     arm = dict(arm)
     options = StepOptions(learning_rate=args.rate, warmup_steps=args.steps // 10, total_steps=args.steps)
     experts = replace(options, learning_rate=args.rate * arm.pop("expert_rate", 1.0))
-    base = MoeTraining(composers=args.composers, batch_size=16, rank=16, dense=options, experts=experts)
+    base = MoeTraining(composers=args.composers, batch_size=args.batch, rank=16, dense=options, experts=experts)
     training = replace(base, **arm)
     if training.composers == 1 or not training.rank:
         rank = 0
@@ -141,6 +141,7 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
     return {
         "arm": name,
         "preset": args.preset,
+        "tokens_a_step": args.batch * config.sequence_length,
         "seed": args.seed,
         "composers": training.composers,
         "rank": training.rank,
@@ -207,6 +208,7 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=80)
     parser.add_argument("--preset", default="default", help="of models/latent_moe.py (default: default)")
     parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--batch", type=int, default=16, help="sequences of 128 tokens a step, of all composers together")
     parser.add_argument("--composers", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0, help="of surrogates (0: the arm's)")
     parser.add_argument("--backbone", type=int, default=0, help="horizon of the backbone (0: the arm's)")

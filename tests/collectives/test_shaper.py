@@ -28,8 +28,8 @@ def drain(flows: list[Flow], seconds: float, clock: FakeClock) -> list[int]:
         now = clock.monotonic()
         for i in turn:
             if room := flows[i].room(now):
-                flows[i].enter(bytes(min(room, 2 * QUANTUM)), now)
-            got[i] += sum(len(data) for data in flows[i].come_out(now))
+                flows[i].enter(min(room, 2 * QUANTUM), now)
+            got[i] += flows[i].come_out(now)
         turn.append(turn.pop(0))
         soonest = min(min(flow.next_arrival(), flow.next_room(now)) for flow in flows)
         if soonest > end:
@@ -56,7 +56,7 @@ def test_who_is_served_late_loses_nothing_and_who_rests_gains_nothing() -> None:
     flow = Flow(Way(flow_bytes_per_s=1e6), opens_at=0.0)
     burst = flow.room(5.0)
     assert burst == flow.room(6.0) == 2 * QUANTUM
-    flow.enter(bytes(burst), 6.0)
+    flow.enter(burst, 6.0)
     assert flow.room(6.1) == pytest.approx(1e5, abs=1)  # 100 ms late, with more to send
     flow.rest()
     assert flow.room(6.1) == burst
@@ -77,22 +77,25 @@ def test_a_link_that_lets_nothing_pass_is_an_error() -> None:
             TokenBucket(rate, burst=burst)
 
 
-def test_bytes_come_out_in_order_after_the_delay_and_the_end_after_them() -> None:
+def test_bytes_come_out_after_the_delay_and_the_end_after_them() -> None:
     flow = Flow(Way(delay_s=0.05), opens_at=1.1)
     assert flow.room(1.0) == 0
     assert flow.next_room(1.0) == 1.1
-    flow.enter(b"one", 1.1)
-    flow.enter(b"two", 1.12)
-    flow.enter(b"", 1.13)
+    flow.enter(3, 1.1)
+    flow.enter(4, 1.12)
+    flow.end(1.13)
     assert flow.room(2.0) == 0  # nothing follows the end
     assert flow.next_room(2.0) == math.inf
-    assert flow.come_out(1.149) == []
+    assert flow.come_out(1.149) == 0
     assert flow.next_arrival() == pytest.approx(1.15)
-    assert flow.come_out(1.15 + 1e-9) == [b"one"]
-    assert flow.held == 3
-    assert flow.come_out(9.0) == [b"two", b""]
+    assert flow.come_out(1.15 + 1e-9) == 3
+    assert flow.held == 4
+    assert not flow.over(1.16)
+    assert flow.come_out(1.17 + 1e-9) == 4
+    assert not flow.over(1.17 + 1e-9)
+    assert flow.next_arrival() == pytest.approx(1.18)
+    assert flow.over(1.18 + 1e-9)
     assert flow.held == 0
-    assert flow.next_arrival() == math.inf
 
 
 def test_one_flow_has_its_own_rate_and_many_share_the_trunk() -> None:

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 from planetary.core.errors import UserError
 
 QUANTUM = 32 << 10
-"""Bytes for which it is worth waking up: a flow with room for less waits until there is room for as many."""
+"""Bytes for which it is worth waking up: a flow with room for less waits until there is room for as many. Fast flows
+wait for what `_QUANTUM_S` let through.
+"""
 
+_QUANTUM_S = 0.003
 _BURST_S = 0.005  # what a rested link lets through at once; several ticks of the relay's timer
 _LATE_S = 0.2  # how late a sender with more to send may be served without loss; busy machines serve late
 _ROUNDING_S = 1e-9  # at the moment that `when` names there is room whatever floats do
@@ -83,16 +86,22 @@ class Way:
 
 
 class Flow:
-    """One direction of one connection: bytes enter as the limits allow and come out `delay_s` later, in order."""
+    """One direction of one connection: bytes enter as the limits allow and come out `delay_s` later, in order.
+
+    It counts them; who uses it keeps them.
+    """
 
     def __init__(self, way: Way, opens_at: float) -> None:
         """Nothing enters before `opens_at`, when the connection is established."""
         self._delay_s, self._opens_at = way.delay_s, opens_at
         self._buckets: Sequence[TokenBucket] = (TokenBucket(way.flow_bytes_per_s), *way.shared)
-        self._quantum = min(QUANTUM, *(int(bucket.burst) for bucket in self._buckets))
-        self._line: deque[tuple[float, bytes]] = deque()  # an empty one is the end
+        slowest = min(bucket.bytes_per_s for bucket in self._buckets)
+        worth = QUANTUM if math.isinf(slowest) else max(QUANTUM, int(slowest * _QUANTUM_S))
+        self._quantum = min(worth, *(int(bucket.burst) for bucket in self._buckets))
+        self._line: deque[tuple[float, int]] = deque()
         self._held = 0
         self._resting = True
+        self._ends_at = math.inf
         self.ended = False  # whether the end has entered
 
     @property
@@ -109,30 +118,37 @@ class Flow:
         room = min(bucket.room(now) for bucket in self._buckets)
         return room if room >= self._quantum else 0
 
-    def enter(self, data: bytes, now: float) -> None:
-        """Bytes enter; `room` said how many may. An empty one: the sender has ended the stream."""
-        self.ended, self._resting = not data, False
+    def enter(self, count: int, now: float) -> None:
+        """Bytes enter; `room` said how many may."""
+        self._resting = False
         for bucket in self._buckets:
-            bucket.take(len(data), now)
-        self._held += len(data)
-        self._line.append((now + self._delay_s, data))
+            bucket.take(count, now)
+        self._held += count
+        self._line.append((now + self._delay_s, count))
+
+    def end(self, now: float) -> None:
+        """The sender has ended the stream."""
+        self.ended, self._ends_at = True, now + self._delay_s
 
     def rest(self) -> None:
         """The sender has nothing to send now."""
         self._resting = True
 
-    def come_out(self, now: float) -> list[bytes]:
-        """Return what has arrived by now; an empty one at the end of the stream."""
-        out: list[bytes] = []
+    def come_out(self, now: float) -> int:
+        """Return how many bytes have arrived by now, since the last time."""
+        out = 0
         while self._line and self._line[0][0] <= now:
-            data = self._line.popleft()[1]
-            self._held -= len(data)
-            out.append(data)
+            out += self._line.popleft()[1]
+        self._held -= out
         return out
 
+    def over(self, now: float) -> bool:
+        """Whether the end has arrived, after all bytes."""
+        return self._ends_at <= now and not self._line
+
     def next_arrival(self) -> float:
-        """When something comes out next; infinite when nothing is on the way."""
-        return self._line[0][0] if self._line else math.inf
+        """When something comes out next, the end too; infinite when nothing is on the way."""
+        return self._line[0][0] if self._line else self._ends_at
 
     def next_room(self, now: float) -> float:
         """When something may enter again, if nothing may now; infinite when only an arrival can change that."""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterable
 
 from planetary.collectives import messages as m
-from planetary.collectives.group_machine import GroupMachine, Peer
+from planetary.collectives.group_desk import Peer
+from planetary.collectives.group_machine import GroupMachine
 from planetary.collectives.master_events import (
     Append,
     Close,
@@ -59,17 +60,17 @@ class MasterMachine:
                 last[record.number] = record
         for number, record in last.items():
             group = self._group(number)
-            group.key = record.key
-            group.decided = decided.get(number, {})
+            group.operations.decided = decided.get(number, {})
+            desk = group.desk
             # Operations may have begun after the last record: leave their numbers behind.
-            group.seq = ((max([record.seq, *group.decided]) >> 32) + 1) << 32
-            group.epoch, group.revision = record.epoch, record.revision
-            group.counts, group.pending = record.counts, record.pending
+            desk.seq = ((max([record.seq, *group.operations.decided]) >> 32) + 1) << 32
+            desk.key, desk.epoch, desk.revision = record.key, record.epoch, record.revision
+            desk.counts, desk.pending = record.counts, record.pending
             for member in record.ring:
                 known = Peer(member.info, member.secret, member.digests, None, return_by=now + grace_s)
                 known.doing = "away since the master was restarted"
-                group.peers[member.info.peer] = known
-                group.ring.append(member.info.peer)
+                desk.peers[member.info.peer] = known
+                desk.ring.append(member.info.peer)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """See `core.machine.Machine.handle`."""
@@ -112,8 +113,8 @@ class MasterMachine:
         """Return a journal that says all there is to say."""
         out: list[Record] = []
         for group in self.groups.values():
-            out.append(group.record())
-            out.extend(Decided(group.number, seq) for seq in group.decided)
+            out.append(group.desk.record())
+            out.extend(Decided(group.desk.number, seq) for seq in group.operations.decided)
         return out
 
     # --- inside
@@ -144,12 +145,12 @@ class MasterMachine:
             return self._reject(connection, text + "upgrade planetary on the older side")
         if not 0 <= hello.group < 2**32 or not 0 < len(hello.name) <= _NAME_MOST or not 0 < hello.port < 65536:
             return self._reject(connection, "a registration needs a group of 32 bits, a name and a port")
-        if sum(len(group.peers) for group in self.groups.values()) >= self._peers_most and not hello.peer:
+        if sum(len(group.desk.peers) for group in self.groups.values()) >= self._peers_most and not hello.peer:
             return self._reject(connection, f"the master has its {self._peers_most} peers")
         group = self._group(hello.group)
-        host = hello.host or seen_host
+        peers, host = group.desk.peers, hello.host or seen_host
         if hello.peer:
-            known = group.peers.get(hello.peer)
+            known = peers.get(hello.peer)
             if known is None or known.secret != hello.secret:
                 return self._reject(connection, "the master does not know this peer any more; register as a new one")
             old = known.connection
@@ -164,17 +165,17 @@ class MasterMachine:
                 self._heard.pop(old, None)
                 out.append(Close(old, "it came back over another connection"))
             return out
-        other = next((known.info for known in group.peers.values() if is_loopback(known.info.host)), None)
-        if is_loopback(host) != (other is not None) and group.peers:
+        other = next((known.info for known in peers.values() if is_loopback(known.info.host)), None)
+        if is_loopback(host) != (other is not None) and peers:
             return self._reject(
                 connection,
                 f"bulk data for this peer would go to {host}, which is not reachable from all members (one is at "
-                f"{next(iter(group.peers.values())).info.host}): loopback and network addresses do not mix. Connect "
+                f"{next(iter(peers.values())).info.host}): loopback and network addresses do not mix. Connect "
                 "every peer by the master's network address, or give advertise=",
             )
         peer, secret = self._draw(), self._draw()
         info = m.PeerInfo(peer, hello.name, host, hello.port, hello.machine, hello.certificate)
-        group.peers[peer] = Peer(info, secret, hello.digests, connection, doing="registered, not admitted", since=now)
+        peers[peer] = Peer(info, secret, hello.digests, connection, doing="registered, not admitted", since=now)
         self._where[connection] = (hello.group, peer)
         return [
             Send(
@@ -193,7 +194,7 @@ class MasterMachine:
         return group
 
     def _everyone(self) -> tuple[int, int, int]:
-        sizes = [len(group.ring) for group in self.groups.values() if group.ring]
+        sizes = [len(group.desk.ring) for group in self.groups.values() if group.desk.ring]
         return sum(sizes), len(sizes), max(sizes, default=0)
 
     def _tidy(self, out: list[Instruction]) -> list[Instruction]:
@@ -202,9 +203,9 @@ class MasterMachine:
             if isinstance(instruction, Close):
                 self._where.pop(instruction.connection, None)
                 self._heard.pop(instruction.connection, None)
-        for number in [number for number, group in self.groups.items() if not group.peers]:
-            group = self.groups.pop(number)
-            out.append(Append(GroupRecord(number, group.key, group.epoch, group.seq, None, m.Counts(), False, ())))
+        for number in [number for number, group in self.groups.items() if not group.desk.peers]:
+            desk = self.groups.pop(number).desk
+            out.append(Append(GroupRecord(number, desk.key, desk.epoch, desk.seq, None, m.Counts(), False, ())))
         return out
 
 

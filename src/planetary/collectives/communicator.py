@@ -15,14 +15,14 @@ from planetary.collectives.active_calls import ActiveSync, Job
 from planetary.collectives.elements import Flat
 from planetary.collectives.errors import AbortedError
 from planetary.collectives.options import Quantization, ReduceOp, Spec, SyncStrategy
-from planetary.collectives.peer_shell import PeerShell
+from planetary.collectives.peer_calls import PeerCalls
 from planetary.collectives.ring_plan import split
 from planetary.collectives.shared_state import SharedState, SyncInfo
 from planetary.collectives.work import Work
 from planetary.core.errors import PlanetaryError, UserError
 
 
-class Communicator(PeerShell):
+class Communicator(PeerCalls):
     """One peer of a group. Also a context manager: connects on entry, leaves on exit. Thread-safe.
 
     The methods that take `timeout_s` wait that long for the other peers to make the same call, and then fail with

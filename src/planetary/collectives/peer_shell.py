@@ -11,22 +11,19 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, Self
 
-import numpy as np
-
 from planetary.collectives import messages as m
 from planetary.collectives import peer_events as e
-from planetary.collectives.active_calls import ActiveCollective, ActiveSync, Job
+from planetary.collectives.active_calls import ActiveCollective, ActiveSync
 from planetary.collectives.buffers import BufferPool
 from planetary.collectives.control_stream import ControlStream
+from planetary.collectives.control_thread import ControlThread
 from planetary.collectives.data_plane import DataPlane
-from planetary.collectives.errors import AbortedError, PendingOperationsError, TooFewPeersError
 from planetary.collectives.frames import Introduction
 from planetary.collectives.links import Link, measure
 from planetary.collectives.neighbours import STREAMS, Reach, machine_identity
-from planetary.collectives.operation import Operation, Outgoing, good_piece_bytes, piece_elements
+from planetary.collectives.operation import Operation, Outgoing
 from planetary.collectives.peer_machine import PeerMachine
 from planetary.collectives.shared_state import digest, digest_algorithms
-from planetary.collectives.small_operations import is_small
 from planetary.collectives.sockets import SocketOptions, listen, parse_address, parse_advertised
 from planetary.collectives.tls import PeerCertificate
 from planetary.collectives.work import Work
@@ -35,8 +32,6 @@ from planetary.net.client import Trust
 
 log = logging.getLogger(__name__)
 
-_WATCH_S = 0.2
-_MASTER_AWAY_S = 0.02
 _KEEP_BYTES = 1 << 30
 
 
@@ -150,10 +145,7 @@ class PeerShell:
             self._stream = stream
             self._machine = PeerMachine(self._hello, grace_s=self._grace_s)
             registered = self._calls[0] = Work("connect")
-            thread = threading.Thread(
-                target=self._run, args=(self._machine, stream), name="planetary ring control", daemon=True
-            )
-            thread.start()
+            ControlThread(self, self._machine, stream).start()
         self._handle(e.Connected())
         try:
             registered.wait()
@@ -195,75 +187,6 @@ class PeerShell:
     @property
     def _peer_id(self) -> str:
         return self._machine.peer if self._machine is not None else ""
-
-    def _piece(self, flat: np.ndarray, dtype: str) -> int:
-        return piece_elements(dtype, self._reach.piece_bytes or good_piece_bytes(flat.nbytes))
-
-    def _limit(self, timeout_s: float | None) -> float:
-        return self._timeout_s if timeout_s is None else timeout_s
-
-    def _no_operation(self, what: str) -> None:
-        with self._lock:
-            if self._tags:
-                raise PendingOperationsError(
-                    f"{what}: operations are under way with the tags {sorted(self._tags)}; wait for them"
-                )
-
-    def _blocking(self, title: str, event: Callable[[int, float], e.Event], timeout_s: float | None) -> Any:
-        """Make a call and wait for it; `event` takes the call's number and its seconds."""
-
-        def start(limit: float) -> Work:
-            work = Work(title)
-            self._launch(work, lambda call: event(call, limit))
-            return work
-
-        return self._with_retry(timeout_s, start)
-
-    def _launch(self, work: Work, event: Callable[[int], e.Event]) -> int:
-        if self._machine is None:
-            raise UserError(f"{work.title}: the communicator is not connected; call connect first")
-        call = next(self._number)
-        with self._lock:
-            self._calls[call] = work
-        self._handle(event(call))
-        return call
-
-    def _with_retry(self, timeout_s: float | None, start: Callable[[float], Work]) -> Any:
-        """Try again while that can help; what aborts here aborts on all peers, so all of them try again."""
-        deadline = time.monotonic() + self._limit(timeout_s)
-        while True:
-            try:
-                return start(max(deadline - time.monotonic(), 0.001)).wait()
-            except AbortedError as error:
-                if time.monotonic() >= deadline or not self._usable:
-                    raise
-                if error.peers == ("master",):
-                    time.sleep(_MASTER_AWAY_S)  # it may be restarting, and calls fail at once until it is back
-
-    def _start(self, job: Job, timeout_s: float | None) -> Work:
-        spec, tag = job.spec, job.tag
-        if self._machine is not None and self._machine.error is None:
-            if self._topology is None:
-                raise UserError(f"{spec.kind}: this peer is not admitted; call update_topology first")
-            if self.world_size < self._min_world:
-                raise TooFewPeersError(
-                    f"{spec.kind}: the group has {self.world_size} peers, min_world_size is {self._min_world}"
-                )
-        with self._lock:
-            if tag in self._tags:
-                raise UserError(f"{spec.kind}: an operation with tag {tag} is under way; choose another or wait for it")
-            self._tags.add(tag)
-        work = Work(f"{spec.kind} with tag {tag}")
-        work.begun = ActiveCollective(self, job).begin
-        limit = self._limit(timeout_s)
-        try:
-            data = job.source.tobytes() if is_small(spec, max(self.world_size, 1)) else None
-            self._launch(work, lambda call: e.CallCollective(call, limit, tag, spec, data))
-        except UserError:
-            with self._lock:
-                self._tags.discard(tag)
-            raise
-        return work
 
     # --- the machine
 
@@ -426,58 +349,6 @@ class PeerShell:
             finally:
                 operation.leave()
         self._handle(e.PiecesComplete(found, result, speed))
-
-    def _run(self, machine: PeerMachine, stream: ControlStream) -> None:
-        """The control thread: what the master says, deadlines, and reconnecting."""
-        try:
-            self._attend(machine, stream)
-        except Exception as error:
-            log.exception("the control thread failed")
-            stream.close()
-            self._fail_all(ClosedError(f"internal error of the communicator: {type(error).__name__}: {error}"))
-            raise
-
-    def _attend(self, machine: PeerMachine, stream: ControlStream) -> None:
-        while self._machine is machine and machine.error is None and not self._closing:
-            try:
-                self._listen(machine, stream)
-            except (PlanetaryError, OSError) as error:
-                stream.close()
-                self._handle(e.Disconnected(str(error)))
-            if machine.error is None and machine.state == "away" and not self._closing:
-                found = self._dial_again(machine)
-                if found is None:
-                    return
-                stream = found
-                with self._lock:
-                    self._stream = stream
-                self._handle(e.Connected())
-
-    def _listen(self, machine: PeerMachine, stream: ControlStream) -> None:
-        while self._machine is machine and machine.error is None and not self._closing:
-            for message in stream.receive(self._until_next(machine)):
-                self._handle(e.FromMasterReceived(message))
-            self._watch()
-            deadline = machine.next_deadline()
-            if deadline is not None and deadline <= time.monotonic():
-                self._handle(e.PeerTick())
-            if machine.state == "away":
-                raise PeerError("the master was silent")
-
-    def _dial_again(self, machine: PeerMachine) -> ControlStream | None:
-        while machine.error is None and not self._closing:
-            try:
-                return ControlStream(self._host, self._port, self._trust, 1.0)
-            except (PlanetaryError, OSError) as error:
-                log.debug("reconnecting to the master: %s", error)
-                time.sleep(0.05)
-                self._handle(e.PeerTick())
-        return None
-
-    def _until_next(self, machine: PeerMachine) -> float:
-        deadline = machine.next_deadline()
-        wait = _WATCH_S if self._active else 1.0
-        return wait if deadline is None else min(wait, max(deadline - time.monotonic(), 0.0))
 
     def _watch(self) -> None:
         """Fail operations that make no progress."""

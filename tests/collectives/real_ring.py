@@ -7,7 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from planetary.collectives import Communicator, Master
+import pytest
+
+from planetary.collectives import Communicator, Master, direct_memory
 
 DEADLINE_S = 100.0  # a hang, not slowness: below the test runner's own limit
 
@@ -66,3 +68,8 @@ def vanish(peer: Communicator) -> None:
     plane.close()
     if link is not None:
         link.close()
+
+
+def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system not allow one process to read the memory of another."""
+    monkeypatch.setattr(direct_memory, "_process_vm_readv", lambda: None)

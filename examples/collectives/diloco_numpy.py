@@ -35,35 +35,35 @@ def outer_step(mean):
     theta[...] = theta - np.float32(0.7) * (mean + np.float32(0.5) * velocity)
 
 
+def land(comm, flying):
+    """Wait for a reduction under way, and take the outer step with what it gives."""
+    mean, work = flying
+    try:
+        work.wait()
+    except AbortedError:
+        comm.all_reduce(mean, op=ReduceOp.AVG)  # intact: reduce it again with those that are left
+    outer_step(mean)
+
+
 with Communicator(sys.argv[1], name=f"diloco-{sys.argv[-1]}") as comm:
     comm.update_topology(min_world_size=2)
     rank = comm.rank  # noted here: it changes when a peer leaves
     rng = np.random.default_rng(rank)
-    flying = None  # the reduction of the last round, and its array
+    flying = None  # the array of the last round, and its reduction
     newcomer = True
     while state.revision < ROUNDS:
         if not newcomer and comm.are_peers_pending():
             # The state may only change hands when nothing is under way: first land what is flying.
             if flying is not None:
-                mean, work = flying
+                land(comm, flying)
                 flying = None
-                try:
-                    work.wait()
-                except AbortedError:
-                    comm.all_reduce(mean, op=ReduceOp.AVG)  # intact: reduce it again with those that are left
-                outer_step(mean)
             comm.update_topology()
         newcomer = False
         if flying is None:
             comm.sync_shared_state(state)
         delta = train(theta, rng)
         if flying is not None:
-            mean, work = flying
-            try:
-                work.wait()
-            except AbortedError:
-                comm.all_reduce(mean, op=ReduceOp.AVG)
-            outer_step(mean)  # one round late
+            land(comm, flying)  # one round late
             flying = None
         if overlap:
             flying = (delta, comm.all_reduce_async(delta, op=ReduceOp.AVG, quantization=Quantization(8)))
@@ -72,6 +72,5 @@ with Communicator(sys.argv[1], name=f"diloco-{sys.argv[-1]}") as comm:
             outer_step(delta)
         state.push_revision()
     if flying is not None:
-        flying[1].wait()
-        outer_step(flying[0])
+        land(comm, flying)
     sys.stdout.write(f"rank {rank}: distance {np.abs(theta - truth).max():.4f}, theta[0] {theta[0]!r}\n")

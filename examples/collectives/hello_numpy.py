@@ -1,6 +1,6 @@
 """Average an array over all peers, however often they come and go.
 
-python -c "from planetary.collectives import Master; m = Master('127.0.0.1:48148'); m.start(); m.wait()" &
+planetary master --listen 127.0.0.1:48148 --plain-loopback &
 python examples/collectives/hello_numpy.py 127.0.0.1:48148 &
 python examples/collectives/hello_numpy.py 127.0.0.1:48148
 """

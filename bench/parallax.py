@@ -208,7 +208,7 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=80)
     parser.add_argument("--preset", default="default", help="of models/latent_moe.py (default: default)")
     parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--batch", type=int, default=16, help="sequences of 128 tokens a step, of all composers together")
+    parser.add_argument("--batch", type=int, default=16, help="sequences of 128 tokens a step, of all composers")
     parser.add_argument("--composers", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0, help="of surrogates (0: the arm's)")
     parser.add_argument("--backbone", type=int, default=0, help="horizon of the backbone (0: the arm's)")

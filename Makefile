@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install train soak test test-all test-unit test-compiles test-processes lint format types layers bench clean
+.PHONY: help install train soak test test-all test-unit lint format types layers bench clean
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -35,17 +35,16 @@ $(STAMP): pyproject.toml src/planetary/version.py
 train: $(STAMP) ## train the example model with two workers (the main job)
 	$(BIN)/planetary train $(CONFIG) $(TRAIN_FLAGS)
 
-# The checks and the quick tests take one core, and most of compiling no more: they go side by side, and what the former
-# say follows when the latter are through. Tests of processes have deadlines, so they run alone and last. A failure
-# hides nothing: everything runs, and the exit status counts all of it.
+# The checks take one core, and so do most of the tests that come first: they go side by side, and what the checks say
+# follows when the tests are through. A failure hides nothing: everything runs, and the exit status counts all of it.
 test: $(STAMP) ## run every check and every test
 	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; failed=0; \
-	$(MAKE) --no-print-directory --keep-going lint types layers test-unit >"$$said" 2>&1 & quick=$$!; \
-	$(MAKE) --no-print-directory test-compiles || failed=1; \
-	wait $$quick || failed=1; cat "$$said"; \
-	$(MAKE) --no-print-directory test-processes || failed=1; \
+	$(MAKE) --no-print-directory --keep-going lint types layers >"$$said" 2>&1 & checks=$$!; \
+	$(MAKE) --no-print-directory test-all || failed=1; \
+	wait $$checks || { failed=1; echo "a check failed:"; }; cat "$$said"; \
 	exit $$failed
 
+# tests/conftest.py puts the quick tests first and those of processes, which have deadlines, last. One run, one closing line.
 test-all: $(STAMP) ## run every test and no check, one after the other
 	$(PYTEST) -q $(PYTEST_FLAGS)
 
@@ -55,12 +54,6 @@ soak: $(STAMP) ## run what `make test` has no time for: thousands of fault sched
 
 test-unit: $(STAMP) ## run the tests that start no process and no compiler
 	$(PYTEST) -q -m "not processes and not compiles and not soak" $(PYTEST_FLAGS)
-
-test-compiles: $(STAMP) ## run the tests that compile, and start no process
-	$(PYTEST) -q -m "compiles and not processes and not soak" $(PYTEST_FLAGS)
-
-test-processes: $(STAMP) ## run the tests that start processes and kill some of them
-	$(PYTEST) -q -m "processes and not soak" $(PYTEST_FLAGS)
 
 lint: $(STAMP) ## check style and format
 	$(BIN)/ruff check $(CODE)

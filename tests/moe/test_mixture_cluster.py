@@ -154,6 +154,21 @@ def test_shards_are_kept_for_composers_that_are_connected_while_a_restarted_gate
     assert not any(note.what == "fenced" for note in of_kind(cluster, SyncNote))
 
 
+def test_a_store_that_is_away_until_all_steps_are_taken_costs_no_round_and_no_loss(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=14)
+    a, b = cluster.start("a"), cluster.start("b")
+    cluster.until(lambda: min(a.driver.machine.done, b.driver.machine.done) >= 5)
+    cluster.store_away = True
+    cluster.until(lambda: min(a.driver.machine.done, b.driver.machine.done) == 16)
+    for _ in range(20):
+        cluster.turn()
+    cluster.store_away = False
+    assert cluster.finish().ok
+    assert [line.round for line in cluster.metrics] == [1, 2, 3, 4]
+    assert all(np.isfinite(line.loss) for line in cluster.metrics)
+    check_streams(cluster)
+
+
 def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path) -> None:
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=6)
     a, _ = cluster.start("a"), cluster.start("b")

@@ -83,7 +83,8 @@ class ComposerDriver:
         self._arrived: dict[Key, bytes] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
         self._fitting = False
-        self._losses: list[float] = []  # since the end of a round was last saved
+        self._losses: list[float] = []  # of the round; after its end they stay until the next step
+        self._round_sent = False
         self._compute_s = 0.0
         self._saved_round = 0
         self._reported_at = -math.inf
@@ -183,7 +184,7 @@ class ComposerDriver:
         self.machine.owns(message.shard, message.epoch, step, held)
         self._data.forget()
         self._published.clear()
-        self._losses, self._compute_s = [], 0.0
+        self._losses, self._compute_s, self._round_sent = [], 0.0, False
 
     def _install(self, message: m.SurrogatesReady, payload: bytes) -> None:
         assert self.bank is not None
@@ -213,6 +214,8 @@ class ComposerDriver:
         self.state = self.steps.remember(state, found)
         self.machine.stepped()
         seconds = self._clock() - began
+        if self._round_sent:
+            self._losses, self._compute_s, self._round_sent = [], 0.0, False
         self._losses.append(loss)
         self._compute_s += seconds
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.done == self.plan.steps
@@ -333,7 +336,7 @@ class ComposerDriver:
         loss = float(np.mean(self._losses)) if self._losses else None
         self._tell(m.KeepShard, "shard", payload, loss=loss, compute_s=self._compute_s)
         if round_ > self._saved_round:
-            self._saved_round, self._losses, self._compute_s = round_, [], 0.0
+            self._saved_round, self._round_sent = round_, True  # it may have to be sent again
 
     def _view(self) -> None:
         if self.state is None or self.bank is None:

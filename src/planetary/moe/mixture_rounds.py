@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -125,7 +126,8 @@ class Rounds:
             losses = [mark.loss for mark in kept if mark.loss is not None]
             seconds = max(now - (self._began if self._began is not None else now), 1e-9)
             tokens = policy.plan.steps_per_round * policy.plan.tokens_per_step * len(marks)
-            loss = sum(losses) / len(losses) if losses else float("nan")
+            losses = losses or [self._last_loss()]
+            loss = sum(losses) / len(losses)
             busy = sum(mark.compute_s for mark in kept)
             finished = RoundFinished(
                 round=number,
@@ -148,6 +150,11 @@ class Rounds:
                 self._desk.out.append(AssembleModel(number, payloads, policy.checkpoint_due(number), said))
             else:
                 self._report(number)
+
+    def _last_loss(self) -> float:
+        """What stands for a round whose states were all saved by composers that took no step in it."""
+        unknown = math.log(self._desk.policy.plan.model.vocab_size)
+        return self._desk.state.train_losses.get(self._desk.state.round, unknown)
 
     def _metrics(self, finished: RoundFinished, kept: Sequence[ShardKept], views: Mapping[int, Viewed]) -> RoundMetrics:
         shards = tuple(

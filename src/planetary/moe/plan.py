@@ -121,6 +121,11 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         UserError: keys do not fit together; they are named.
     """
     moe, train = config.moe, config.train
+    if moe.composers == 1:
+        raise UserError(
+            "moe.composers = 1 leaves nothing to divide: set moe.composers to at least 2, or to 0 for an ordinary run "
+            "of the whole model"
+        )
     needed = moe.composers + moe.expert_workers
     if config.fabric.workers < needed:
         raise UserError(
@@ -145,13 +150,11 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
             model.n_hidden,
         )
     cadence = Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
-    if moe.composers > 1 and cadence.router == 1:
+    if cadence.router == 1:
         raise UserError(
             "moe.router_every = 1 averages gradients inside every step, for which all composers would have to wait: "
             "set router_every, latent_every and backbone_every to at least 2"
         )
-    if moe.expert_workers and moe.composers == 1:
-        raise UserError("expert workers improve the experts of several composers: set moe.composers to at least 2")
     return MoeTraining(
         composers=moe.composers,
         batch_size=train.batch_size * moe.composers,

@@ -35,18 +35,11 @@ $(STAMP): pyproject.toml src/planetary/version.py
 train: $(STAMP) ## train the example model with two workers (the main job)
 	$(BIN)/planetary train $(CONFIG) $(TRAIN_FLAGS)
 
-# The checks take one core, and so do most of the tests that come first: they go side by side, and what the checks say
-# follows when the tests are through. A failure hides nothing: everything runs, and the exit status counts all of it.
-test: $(STAMP) ## run every check and every test
-	@said=$$(mktemp); trap 'rm -f "$$said"' EXIT; failed=0; \
-	$(MAKE) --no-print-directory --keep-going lint types layers >"$$said" 2>&1 & checks=$$!; \
-	$(MAKE) --no-print-directory test-all || failed=1; \
-	wait $$checks || { failed=1; echo "a check failed:"; }; cat "$$said"; \
-	exit $$failed
+test: lint types layers test-all ## run every check and every test
 
-# tests/conftest.py puts the quick tests first and those of processes, which have deadlines, last. One run, one closing line.
-test-all: $(STAMP) ## run every test and no check, one after the other
-	$(PYTEST) -q $(PYTEST_FLAGS)
+# Two files at a time: tests of processes mostly wait. tests/conftest.py puts the quick ones first.
+test-all: $(STAMP) ## run every test and no check
+	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 soak: $(STAMP) ## run what `make test` has no time for: thousands of fault schedules, every gradient, ten minutes of churn
 	$(PYTEST) -q -m soak $(PYTEST_FLAGS)

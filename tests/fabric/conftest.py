@@ -6,6 +6,12 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prepared data and compiled steps of all tests that start processes: compiling is most of their time."""
-    return tmp_path_factory.mktemp("cache")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Prepared data and compiled steps of all tests that start processes: compiling is most of their time.
+
+    One for both of pytest's processes: a cache may be used by several at once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    cache = (base if worker_id == "master" else base.parent) / "cache"
+    cache.mkdir(exist_ok=True)
+    return cache

@@ -11,7 +11,6 @@ from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError
 from planetary.moe.composer import ComposerSteps
 from planetary.moe.composer_data import Batch
-from planetary.moe.ownership import EMPTY
 from planetary.moe.plan import MixturePlan
 from planetary.moe.routing import all_layers
 from planetary.moe.states import ComposerState, Surrogates
@@ -37,12 +36,11 @@ def composer_view(
     steps: ComposerSteps, state: ComposerState, bank: Surrogates, batches: Sequence[Batch]
 ) -> ComposerView:
     """Evaluate a composer's view on held-out batches."""
-    nothing = msgspec.structs.replace(state, slots=np.full_like(state.slots, EMPTY))
     losses: dict[bool, list[float]] = {True: [], False: []}
     first: np.ndarray | None = None
     for tokens, targets in batches:
         for own in (True, False):
-            arguments = steps.arguments(state if own else nothing, bank)
+            arguments = steps.arguments(state if own else state.owning_nothing(), bank)
             found = steps.composer("evaluate", {**arguments, "tokens": tokens, "targets": targets})
             losses[own].append(float(found["cross_entropy"]))
             if first is None:

@@ -50,7 +50,7 @@ def _worker(controller: MixtureController, worker: WorkerSession) -> WorkerStatu
     if composing is not None:
         done = composing.step >= controller.policy.plan.steps
         state = "ready" if done else "training"
-        round_, step, loss = min(composing.step // steps + 1, controller.policy.rounds), composing.step % steps, None
+        round_, step = min(composing.step // steps + 1, controller.policy.rounds), composing.step % steps
         loss = composing.loss if composing.loss is not None and math.isfinite(composing.loss) else None
     if controller.rounds.evaluates(worker.session):
         state = "evaluating"

@@ -40,6 +40,10 @@ class ComposerState(msgspec.Struct, frozen=True):
     rows: tuple[RecentRows, ...]
     residuals: tuple[Tensors, ...] = ()
 
+    def owning_nothing(self) -> ComposerState:
+        """Return the state of one that has surrogates in place of all experts."""
+        return msgspec.structs.replace(self, slots=np.full_like(self.slots, ownership.EMPTY))
+
 
 class Surrogates(msgspec.Struct, frozen=True):
     """All experts' surrogates as the composers hold them: per layer a [E, L, R] and b [E, R, L], and versions."""

@@ -150,8 +150,7 @@ class MoeTrainer:
         """
         if state.surrogates is None:
             raise UserError("there are no surrogates to evaluate: the training has one composer, or rank 0")
-        first = state.composers[0]
-        nothing = replace(first, slots=np.full_like(first.slots, ownership.EMPTY))
+        nothing = state.composers[0].owning_nothing()
         return mean_loss(self.composer, self.steps.arguments(nothing, state.surrogates), batches)
 
     def agreement(self, state: TrainingState, tokens: np.ndarray) -> RoutingAgreement:

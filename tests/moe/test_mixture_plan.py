@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
 from planetary.core.errors import UserError
 from planetary.core.step_options import StepOptions
-from planetary.moe.plan import model_of, owners_of, training_of
+from planetary.moe.plan import model_of, owners_of, training_of, warnings_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -57,14 +56,13 @@ def test_what_cannot_be_trained_is_refused_with_the_keys_that_say_so(overrides: 
     assert words in refusal(*overrides)
 
 
-def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warned_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warned_of() -> None:
     given = config("moe.composers=3", "moe.rank=128")
-    with caplog.at_level(logging.WARNING):
-        training_of(given, model_of(given), StepOptions())
-    assert "16 experts on 3 composers" in caplog.text
-    assert "moe.rank = 128 is not below" in caplog.text
+    training_of(given, model_of(given), StepOptions())
+    shards, rank = warnings_of(given, model_of(given))
+    assert shards == "16 experts on 3 composers: shards are not equal, they have 5 or 6 experts of a layer"
+    assert "moe.rank = 128 is not below" in rank
+    assert warnings_of(config(), model_of(config())) == []
 
 
 def test_the_hash_is_about_the_mathematics_and_a_file_reads_back(tmp_path: Path) -> None:

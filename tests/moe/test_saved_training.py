@@ -17,7 +17,7 @@ from planetary.cli.main import main
 from planetary.cli.trained_model import load_trained
 from planetary.compiler.export import export_model
 from planetary.compiler.weights import with_weights
-from planetary.core.config import load_config
+from planetary.core.config import DataConfig, load_config
 from planetary.core.errors import NumericsError, ResourceError, TrustError, UserError
 from planetary.fabric.preparation import builder_options
 from planetary.models import latent_moe
@@ -125,7 +125,7 @@ def test_weights_that_are_no_whole_model_or_not_finite_are_refused(
     trained: tuple[MoeTrainer, SavedTraining], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, saved = trained
-    export_merged(saved, tmp_path)
+    export_merged(saved, tmp_path, data=DataConfig())
     specs, tensors = read_safetensors(tmp_path / "merged.safetensors")
     pieces = safetensors_pieces(specs[1:], tensors)
     (tmp_path / "part.safetensors").write_bytes(b"".join(bytes(piece) for piece in pieces))
@@ -137,7 +137,7 @@ def test_weights_that_are_no_whole_model_or_not_finite_are_refused(
     composers = (replace(composer, dense=broken), saved.state.composers[1])
     before = (tmp_path / "merged.safetensors").read_bytes()
     with pytest.raises(NumericsError, match="step 2"):
-        export_merged(replace(saved, state=replace(saved.state, composers=composers)), tmp_path)
+        export_merged(replace(saved, state=replace(saved.state, composers=composers)), tmp_path, data=DataConfig())
     assert (tmp_path / "merged.safetensors").read_bytes() == before
 
 

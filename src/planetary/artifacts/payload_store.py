@@ -266,8 +266,8 @@ class PayloadStore:
             attempts += 1
             try:
                 return action()
-            except PlanetaryError:
-                raise
+            except PlanetaryError as error:
+                raise type(error)(f"the payload store {self.url} failed at {doing}: {error}") from error
             except FileNotFoundError as error:
                 if may_miss:
                     raise

@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         examples=[
             "planetary generate runs/stdlib --prompt 'def '",
             "planetary generate runs/stdlib --prompt 'import ' --tokens 500 --temperature 0.6 --seed 7",
+            "planetary generate runs/parallax-tiny --experts composer:0 --prompt 'def '",
             "planetary generate merged --checkpoint merged/merged.safetensors --prompt 'def '",
         ],
     )
@@ -54,6 +55,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", type=Path, metavar="PATH", help="not the newest one: its folder, or a safetensors file"
     )
+    parser.add_argument(
+        "--experts",
+        default="real",
+        metavar="WHICH",
+        help="of a mixture over composers, in its newest state: real, surrogates in place of all of them, or "
+        "composer:N, that composer's own with surrogates in place of the others (default: %(default)s)",
+    )
     return parser
 
 
@@ -71,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.trained_model import load_trained
 
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
-    model = load_trained(args.run, args.checkpoint)
+    model = load_trained(args.run, args.checkpoint, args.experts)
     ids = [int(token) for token in model.tokenizer.encode(prompt.encode())]
     drawn = continue_tokens(model.logits, model.params, ids, window=model.window, sampling=sampling)
     end = model.tokenizer.end_of_document

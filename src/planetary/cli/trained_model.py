@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -21,6 +21,9 @@ from planetary.core.config import Config, load_config
 from planetary.core.errors import UserError
 from planetary.data.tokenizer import Tokenizer, load_tokenizer
 from planetary.fabric.preparation import builder_options
+
+if TYPE_CHECKING:
+    from planetary.moe.inference import Experts
 
 
 @dataclass(frozen=True)
@@ -34,19 +37,29 @@ class TrainedModel:
     round: int  # that the parameters are from; 0 for a file of weights
 
 
-def load_trained(run: Path, checkpoint: Path | None = None) -> TrainedModel:
+def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real") -> TrainedModel:
     """Load the model of a run folder from its newest checkpoint, or from `checkpoint`: a folder, or a safetensors
     file with all of the model's parameters.
 
     The model's source must be `module:build` and have a sibling `logits(params, tokens, **options)`.
 
+    With other `experts` than real ones (see `moe.inference.experts_named`) it is a mixture's newest state, or the
+    surrogates beside the file `checkpoint`. A saved training can stand for a run.
+
     Raises:
-        UserError: no run, no checkpoint, or a model that has no such function.
+        UserError: no run, no checkpoint, a model that has no such function, or no such experts.
         TrustError: the checkpoint is damaged.
     """
+    from planetary.moe.inference import experts_named
+
+    wanted = experts_named(experts)
+    if (run / "training.json").is_file():
+        return _saved_training(run, checkpoint, wanted)
     if not (run / "config.toml").is_file():
         raise UserError(f"{run} is not a run folder: expected config.toml in it, as `planetary train` writes it")
     config = load_config(run / "config.toml")
+    if wanted.kind != "real":
+        return _with_surrogates(run, config, checkpoint, wanted)
     if checkpoint is not None and checkpoint.is_file():
         values, round_, whole = _weights_in(checkpoint), 0, True
     else:
@@ -96,6 +109,50 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
             )
         filled.append(jax.numpy.asarray(value, dtype=leaf.dtype))
     return jax.tree_util.tree_unflatten(structure, filled)
+
+
+def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted: Experts) -> TrainedModel:
+    from planetary.moe.inference import model_with, with_surrogates
+    from planetary.moe.merged_export import SURROGATES
+    from planetary.moe.plan import model_of
+    from planetary.moe.run_state import read_run
+
+    round_ = 0
+    if checkpoint is None:
+        saved = read_run(run, config)
+        model, round_ = model_with(saved, wanted), saved.state.steps // config.train.inner_steps
+    elif not checkpoint.is_file():
+        raise UserError(
+            f"cannot take surrogates from {checkpoint}: a checkpoint holds the model with its real experts only. Leave "
+            f"--checkpoint out to take the newest state that the composers of {run} have saved"
+        )
+    else:
+        beside = checkpoint.with_name(SURROGATES)
+        if wanted.kind == "composer" or not beside.is_file():
+            raise UserError(
+                f"cannot use other than real experts with {checkpoint}: expected --experts surrogates, and "
+                f"{SURROGATES} beside it as `planetary moe export` writes it; what a composer has is in its run's "
+                "folder only"
+            )
+        model = with_surrogates(_weights_in(checkpoint), _weights_in(beside), model_of(config))
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    return TrainedModel(model.logits, model.params, tokenizer, config.train.sequence_length, round_)
+
+
+def _saved_training(folder: Path, checkpoint: Path | None, wanted: Experts) -> TrainedModel:
+    from planetary.moe.inference import model_with
+    from planetary.moe.saved_training import read_training
+
+    if checkpoint is not None:
+        raise UserError(f"the saved training {folder} is a single state: leave --checkpoint {checkpoint} out")
+    saved = read_training(folder)
+    if saved.config.vocab_size > 256:
+        raise UserError(
+            f"the saved training {folder} does not say which tokenizer its {saved.config.vocab_size} tokens come from: "
+            "write its model with `planetary moe export --tokenizer`, and generate from that"
+        )
+    model = model_with(saved, wanted)
+    return TrainedModel(model.logits, model.params, load_tokenizer("byte"), saved.config.sequence_length, 0)
 
 
 def _weights_in(path: Path) -> dict[str, np.ndarray]:

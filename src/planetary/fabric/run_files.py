@@ -9,9 +9,10 @@ from pathlib import Path
 from planetary.core.errors import ResourceError
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
+PAYLOADS = "payloads"  # of a mixture, unless moe.store says otherwise
 LOCK = "gateway.lock"
 
-STARTING = frozenset({LOCK, "authority", "logs", "workers"})
+STARTING = frozenset({LOCK, "authority", "logs", "workers", PAYLOADS})
 """What a folder holds before its run begins; nothing of it is worth keeping when it never does."""
 
 

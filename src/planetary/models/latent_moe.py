@@ -190,6 +190,37 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: La
     return cross_entropy(found, targets) + config.balance * balance
 
 
+def composer_mixture(
+    experts: Sequence[Params], held: Sequence[Params], config: LatentMoeConfig, *, detach: bool = True
+) -> Mixture:
+    """Return the mixture of a composer's own experts and of surrogates for the others; see `composer_forward`.
+
+    Layers whose `held` has no `ownership` have surrogates in place of all experts; `experts` is not read then.
+    """
+
+    def stand_ins(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
+        a, b = stop_gradient(held[layer]["a"]), stop_gradient(held[layer]["b"])
+        return surrogate_bank(a, b, stop_gradient(u) if detach else u, gates)
+
+    def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
+        ownership = held[layer].get("ownership")
+        if ownership is None:
+            return stand_ins(layer, u, gates)
+        y = real_mixture(experts[layer], u, gates @ ownership, config)
+        if "a" not in held[layer]:
+            return y
+        return y + stand_ins(layer, u, gates * (1.0 - jnp.sum(ownership, axis=1)))
+
+    return mix
+
+
+def composer_logits(
+    params: Params, experts: Sequence[Params], held: Sequence[Params], tokens: jax.Array, config: LatentMoeConfig
+) -> jax.Array:
+    """Return next-token logits [B, T, V] for `tokens` i32 [B, T] of the model as `composer_mixture` has it."""
+    return forward(params, tokens, config, composer_mixture(experts, held, config))[0]
+
+
 def composer_forward(
     params: Params,
     experts: Sequence[Params],
@@ -217,18 +248,9 @@ def composer_forward(
         config: of the model.
         detach: stop the gradient at the surrogates' input.
     """
-
-    def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
-        ownership = held[layer]["ownership"]
-        y = real_mixture(experts[layer], u, gates @ ownership, config)
-        if "a" in held[layer]:
-            a, b = stop_gradient(held[layer]["a"]), stop_gradient(held[layer]["b"])
-            elsewhere = gates * (1.0 - jnp.sum(ownership, axis=1))
-            y = y + surrogate_bank(a, b, stop_gradient(u) if detach else u, elsewhere)
-        return y + probes[layer]
-
+    mix = composer_mixture(experts, held, config, detach=detach)
     tokens, targets = batch
-    found, balance, seen = forward(params, tokens, config, mix)
+    found, balance, seen = forward(params, tokens, config, lambda i, u, g: mix(i, u, g) + probes[i])
     entropy = cross_entropy(found, targets)
     observed = [array for u, gates, _ in seen for array in (u, gates)]
     return entropy + config.balance * balance, entropy, *observed, *(probabilities for _, _, probabilities in seen)

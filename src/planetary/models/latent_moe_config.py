@@ -41,7 +41,8 @@ class LatentMoeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require_multiple("latent_moe", self, "n_embd", "n_head", times=2)
         if self.n_active > self.n_expert:
             raise UserError(
-                f"latent_moe: n_active={self.n_active} experts per token, but n_expert={self.n_expert} in all"
+                f"latent_moe: n_active={self.n_active} experts per token, but n_expert={self.n_expert} in all: set "
+                f"n_active to at most {self.n_expert}"
             )
         if self.capacity < 0 or self.balance < 0:
             raise UserError(f"latent_moe: capacity and balance are at least 0, found {self.capacity}, {self.balance}")

@@ -1,4 +1,6 @@
-"""The ordinary model of a lock-step training as files: weights in safetensors and a configuration that uses them."""
+"""The ordinary model of a trained mixture as files: weights in safetensors and a configuration that uses them; and its
+surrogates.
+"""
 
 from __future__ import annotations
 
@@ -14,42 +16,68 @@ from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, to_toml
 from planetary.core.errors import NumericsError, ResourceError
-from planetary.core.tensors import TensorSpec
-from planetary.data.tokenizer import BYTE_TOKENIZER
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe.inference import named_surrogates
 from planetary.moe.saved_training import SavedTraining
 from planetary.moe.states import merged_model
 
-WEIGHTS = "merged.safetensors"
+WEIGHTS, SURROGATES = "merged.safetensors", "surrogates.safetensors"
 SOURCE = "planetary.models.latent_moe:build"
+_WRITING = ".writing-"
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What was written: the number of parameters, and the sha256 of the weights' file."""
+    """What was written: the numbers of parameters, and the sha256 of the real model's file. 0 surrogates: no file."""
 
     parameters: int
     sha256: str
+    surrogates: int
 
 
-def export_merged(saved: SavedTraining, folder: Path, *, tokenizer: str = "byte") -> Exported:
-    """Write `merged.safetensors` and `config.toml` to a folder, replacing files of these names.
+def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig) -> Exported:
+    """Write `merged.safetensors`, `surrogates.safetensors` and `config.toml` to a folder, replacing files of these
+    names.
 
     Args:
         saved: the training.
         folder: made when missing.
-        tokenizer: that the training's tokens came from, for the configuration.
+        data: that the configuration names.
 
     Raises:
         NumericsError: a parameter is not finite.
         ResourceError: the disk is full or fails; a model that was there is still there.
     """
     tensors = merged_model(saved.state, saved.config)
-    broken = [name for name, value in tensors.items() if not np.isfinite(value).all()]
+    surrogates = {} if saved.state.surrogates is None else named_surrogates(saved.state.surrogates)
+    broken = [name for name, value in {**tensors, **surrogates}.items() if not np.isfinite(value).all()]
     if broken:
         raise NumericsError(
             f"cannot export the training of step {saved.state.steps}: {broken[0]} and {len(broken) - 1} more tensors "
             "contain NaN or infinite numbers"
         )
+    written = {WEIGHTS: tensors} | ({SURROGATES: surrogates} if surrogates else {})
+    files, digests = DurableFiles(), {}
+    try:
+        files.make_folder(folder)
+        for name, named in written.items():
+            digests[name] = _write(files, folder / f"{_WRITING}{name}", named)
+        for name in written:  # both are on the disk: what is there now is replaced at once
+            files.rename(folder / f"{_WRITING}{name}", folder / name)
+        if not surrogates:
+            (folder / SURROGATES).unlink(missing_ok=True)  # those of a model that was here before
+    except OSError as error:
+        for name in written:
+            (folder / f"{_WRITING}{name}").unlink(missing_ok=True)
+        raise ResourceError(f"writing the model to {folder} failed: {error.strerror or error}") from error
+    config = merged_config(saved.config, saved.training.batch_size, folder.name, data)
+    write_atomically(folder / "config.toml", to_toml(config).encode())
+    sizes = [sum(value.size for value in named.values()) for named in (tensors, surrogates)]
+    return Exported(sizes[0], digests[WEIGHTS], sizes[1])
+
+
+def _write(files: DurableFiles, path: Path, tensors: Tensors) -> str:
+    """Write tensors to a file and return its sha256."""
     specs = [TensorSpec(name, "f32", value.shape) for name, value in tensors.items()]
     digest = hashlib.sha256()
 
@@ -58,20 +86,11 @@ def export_merged(saved: SavedTraining, folder: Path, *, tokenizer: str = "byte"
             digest.update(piece)
             yield piece
 
-    files, temporary = DurableFiles(), folder / f".writing-{WEIGHTS}"
-    try:
-        files.make_folder(folder)
-        files.write_file(temporary, pieces())
-        files.rename(temporary, folder / WEIGHTS)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ResourceError(f"writing {folder / WEIGHTS} failed: {error.strerror or error}") from error
-    config = merged_config(saved.config, saved.training.batch_size, folder.name, tokenizer)
-    write_atomically(folder / "config.toml", to_toml(config).encode())
-    return Exported(sum(spec.size for spec in specs), digest.hexdigest())
+    files.write_file(path, pieces())
+    return digest.hexdigest()
 
 
-def merged_config(config: LatentMoeConfig, batch_size: int, name: str, tokenizer: str) -> Config:
+def merged_config(config: LatentMoeConfig, batch_size: int, name: str, data: DataConfig) -> Config:
     """Return a configuration of ordinary training that starts from the weights beside it."""
     elsewhere = {"batch_size", "sequence_length", "seed"}  # sections of their own say these
     options = {key: value for key, value in msgspec.to_builtins(config).items() if key not in elsewhere}
@@ -80,6 +99,6 @@ def merged_config(config: LatentMoeConfig, batch_size: int, name: str, tokenizer
         base,
         run=msgspec.structs.replace(base.run, name=name, seed=config.seed),
         model=ModelConfig(SOURCE, options, weights=WEIGHTS),
-        data=DataConfig(tokenizer=tokenizer if tokenizer == BYTE_TOKENIZER else str(Path(tokenizer).absolute())),
+        data=data,
         train=TrainConfig(batch_size=batch_size, sequence_length=config.sequence_length),
     )

@@ -22,7 +22,7 @@ from planetary.data.slices import LeaseLedger
 from planetary.fabric import events as e
 from planetary.fabric.compiling import CompileTarget, Published
 from planetary.fabric.records import Mark, Record
-from planetary.fabric.run_files import CHECKPOINTS, EVENTS, METRICS
+from planetary.fabric.run_files import CHECKPOINTS, EVENTS, METRICS, PAYLOADS
 from planetary.fabric.run_host import GatewayOptions, RunHost
 from planetary.fabric.shell import Shell
 from planetary.fabric.status import RoundMetrics, RunStatus
@@ -69,7 +69,6 @@ from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
 
-PAYLOADS = "payloads"
 KEPT_KINDS = ("fragment", "surrogate", "shard", "model", "sketch", "experts", "change", "view")
 QUEUE = "expert-work.sqlite"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,15 @@ from planetary.moe.initial import initial_training
 from planetary.moe.mixture_program import mixture_program
 from planetary.moe.part import part_of
 from planetary.moe.payloads import fragment_bytes
-from planetary.moe.plan import MixturePlan, model_of, owners_of, training_of
+from planetary.moe.plan import MixturePlan, model_of, owners_of, training_of, warnings_of
 from planetary.moe.records import FragmentStart, MixtureStarted
 from planetary.moe.shard_payload import fits_bytes, shard_bytes
 from planetary.moe.signature import Program, parameter_specs
 from planetary.moe.states import TrainingState
 from planetary.moe.tiers import tier_fragments
+from planetary.wire.messages import Slice
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,19 @@ def plan_of(config: Config, data: PreparedData) -> MixturePlan:
             f"{model.vocab_size}"
         )
     per_step = config.moe.composers * config.tokens_per_batch
+    order = SliceOrder(data.train, per_step, data.block_tokens, config.run.seed)
+    return plan_over(config, order, tuple(piece for piece, _ in data.eval_chunks(config, 1)))
+
+
+def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...]) -> MixturePlan:
+    """Return the plan over these tokens. Raises `UserError` where the keys do not fit together."""
+    model = model_of(config)
     return MixturePlan(
         model=model,
         training=training_of(config, model, step_options(config)),
         owners=owners_of(config, model),
-        order=SliceOrder(data.train, per_step, data.block_tokens, config.run.seed),
-        held_out=tuple(piece for piece, _ in data.eval_chunks(config, 1)),
+        order=order,
+        held_out=held_out,
         steps=config.total_inner_steps,
         steps_per_round=config.train.inner_steps,
         pace=config.moe.pace,
@@ -100,7 +111,10 @@ def prepare_mixture(config: Config, cache: Path, stage: Callable[[str], None]) -
 
     Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
     """
-    training_of(config, model_of(config), step_options(config))  # what is wrong with the keys is told at once
+    model = model_of(config)
+    training_of(config, model, step_options(config))  # what is wrong with the keys is told at once
+    for warning in warnings_of(config, model):
+        log.warning("%s", warning)
     stage("preparing the data")
     data = prepare(config, cache / "data")
     plan = plan_of(config, data)

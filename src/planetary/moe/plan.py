@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Literal
 
 import msgspec
@@ -20,8 +19,6 @@ from planetary.moe.averaging import MergeRule
 from planetary.moe.settings import MoeTraining
 from planetary.moe.tiers import Cadence
 from planetary.wire.messages import Slice
-
-log = logging.getLogger(__name__)
 
 AHEAD_BYTES = 1 << 20  # of tokens; at half a millisecond a step this is a second of a small model, else minutes
 MODEL = "planetary.models.latent_moe:build"
@@ -135,20 +132,12 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
     if moe.composers > model.n_expert:
         raise UserError(
             f"moe.composers = {moe.composers}, but the model has {model.n_expert} experts per layer and every composer "
-            "owns at least one"
+            f"owns at least one: set moe.composers to at most {model.n_expert}, or model.options.n_expert higher"
         )
     if train.micro_batches != 1 or train.precision != "f32" or train.remat != "none":
         raise UserError('a mixture over composers takes train.micro_batches = 1, precision = "f32" and remat = "none"')
     if config.sync.topology != "star":
         raise UserError('a mixture over composers is merged by the syncer: set sync.topology = "star"')
-    if model.n_expert % moe.composers:
-        log.warning("%d experts on %d composers: shards are not equal", model.n_expert, moe.composers)
-    if moe.rank >= model.n_hidden:
-        log.warning(
-            "moe.rank = %d is not below the experts' width %d: surrogates are as large as what they stand for",
-            moe.rank,
-            model.n_hidden,
-        )
     cadence = Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
     if cadence.router == 1:
         raise UserError(
@@ -170,6 +159,23 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         dense=options,
         experts=options,
     )
+
+
+def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
+    """Return what is allowed and perhaps not meant."""
+    moe, found = config.moe, []
+    if model.n_expert % moe.composers:
+        few = model.n_expert // moe.composers
+        found.append(
+            f"{model.n_expert} experts on {moe.composers} composers: shards are not equal, they have {few} or "
+            f"{few + 1} experts of a layer"
+        )
+    if moe.rank >= model.n_hidden:
+        found.append(
+            f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as what "
+            "they stand for"
+        )
+    return found
 
 
 def owners_of(config: Config, model: LatentMoeConfig) -> tuple[tuple[int, ...], ...]:

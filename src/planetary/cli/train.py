@@ -73,8 +73,14 @@ def run(args: argparse.Namespace) -> int:
     if args.baseline and config.moe.composers:
         raise UserError(
             "train: --baseline trains the tokens of a run in rounds on one worker; for a mixture, train another run "
-            "with --set moe.composers=1 --set fabric.workers=1 and its batch size times the composers"
+            "of the whole model: --set moe.composers=0 --set fabric.workers=1 --set "
+            f"train.batch_size={config.moe.composers * config.train.batch_size}"
         )
+    if config.moe.composers:
+        from planetary.moe.plan import model_of, warnings_of
+
+        for warning in warnings_of(config, model_of(config)):
+            print(f"warning: {warning}", file=sys.stderr)
     options = LocalRunOptions(
         folder=folder,
         cache=cache_folder(args.cache),

@@ -21,11 +21,12 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
     controller = gateway.controller
     if controller is None:
         return base_status(gateway, None)
-    state = controller.state
+    state, run_state = controller.state, _run_state(controller)
+    finishing = "evaluating the last round's model" if run_state == "finishing" else ""
     return msgspec.structs.replace(
         base_status(gateway, state),
-        state=_run_state(controller),
-        stage=controller.stall or gateway.stage,
+        state=run_state,
+        stage=controller.stall or finishing or gateway.stage,
         round=min(state.round + 1, gateway.config.train.rounds),
         workers=workers_seen(controller.desk, state.losses, lambda worker: _worker(controller, worker)),
         mixture=gateway.metrics[-1].mixture if gateway.metrics else None,

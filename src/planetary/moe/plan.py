@@ -164,7 +164,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
 def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
     """Return what is allowed and perhaps not meant."""
     moe, found = config.moe, []
-    if model.n_expert % moe.composers:
+    if model.n_expert > moe.composers and model.n_expert % moe.composers:
         few = model.n_expert // moe.composers
         found.append(
             f"{model.n_expert} experts on {moe.composers} composers: shards are not equal, they have {few} or "

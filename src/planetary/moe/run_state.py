@@ -69,7 +69,8 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
                 bank = install_payload(bank, store.get(shard.surrogates), plan)
         except PlanetaryError as error:
             raise type(error)(
-                f"cannot read what composer {number} of the run in {folder} has saved: {error}"
+                f"cannot read what composer {number} of the run in {folder} has saved: {error}. The run's checkpoints, "
+                "if it has any, are whole models with real experts"
             ) from error
         composers.append(state)
         steps.append(step)

@@ -146,6 +146,6 @@ def _title(history: RunHistory) -> str:
     if history.metrics:
         last = history.metrics[-1]
         most = max(m.workers for m in history.metrics)
-        word = "worker" if most == 1 else "workers"
-        parts.append(f"{most} {word}, {last.round} rounds of {last.inner_steps} steps")
+        word = "worker" if last.mixture is None else "composer"
+        parts.append(f"{most} {word if most == 1 else word + 's'}, {last.round} rounds of {last.inner_steps} steps")
     return "  ·  ".join(parts)

@@ -34,6 +34,7 @@ FILES = {
     "type.toml": '[train]\nrounds = "many"\n',
     "range.toml": "[train]\nrounds = 0\n",
     "syntax.toml": "[train\n",
+    "mixture.toml": "[moe]\ncomposers = 2\n",
     "latin.toml": "# caf\udce9\n",
     "broken.json": "{",
     "unknown.json": '{"learning_rat": 0.1}',
@@ -97,6 +98,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("node-manager --host h --port 70000", ["--port", "70000"]),
         ("node-manager", ["the following arguments are required: --host"]),
         ("--xyzzy", ["there is no flag --xyzzy"]),
+        # mixtures
+        ("train mixture.toml", ['trains model.source = "planetary.models.latent_moe:build"', "nanochat"]),
+        ("train mixture.toml --baseline", ["--set moe.composers=0", "--set train.batch_size=16"]),
+        ("moe cost --model 30b", ["there is no shape '30b'", "20b, 176b"]),
+        ("moe cost --composers 0", ["expected numbers of at least 1", "'0'"]),
+        ("moe cost --composers 4,300", ["300 composers cannot share the 256 experts", "at most 256"]),
+        ("moe cost --rank 0", ["--rank must be at least 1, found 0"]),
+        ("moe cost --rank 4 --delta-rank 8", ["--delta-rank 8 is above the rank 4", "at most 4"]),
+        ("moe export nowhere -o merged", ["nowhere is no run folder and no saved training", "training.json"]),
+        ("moe evaluate no-run", ["no-run is not a run folder"]),
+        ("generate no-run --prompt x --experts mixed", ["expected real, surrogates or composer:N", "'mixed'"]),
         # joining
         ("node-manager --host h --scale 0 --plain-loopback", ["--scale expects at least 1 worker, found 0"]),
         ("node-manager --host h", ["no invite token", "`planetary invite`", "--token-file"]),
@@ -178,6 +190,7 @@ def test_what_a_failed_start_left_is_used_again(here: Path) -> None:
     RunLock(folder).release()
     (folder / "logs").mkdir()
     (folder / "authority").mkdir()
+    (folder / "payloads" / "probes").mkdir(parents=True)
     assert new_run(Path("good.toml"), [], None)[1] == folder
     (folder / "notes.txt").write_text("somebody's")
     assert new_run(Path("good.toml"), [], None)[1] == here / "runs" / "good-2"

@@ -75,10 +75,11 @@ class Outbox:
         try:
             return await asyncio.to_thread(source)
         except Exception as error:
-            log.exception("the tensors of a message to %s could not be read", self.connection.peer)
+            known = isinstance(error, PlanetaryError)
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            said = "the tensors of a message to %s could not be read: %s"
+            log.error(said, self.connection.peer, why, exc_info=None if known else error)
             if self._unreadable is not None:
-                self._unreadable(
-                    str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
-                )
+                self._unreadable(why)
             self.connection.abort()
             raise ClosedError("the tensors of a message could not be read") from error

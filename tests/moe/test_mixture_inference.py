@@ -21,8 +21,8 @@ from planetary.core.config import Config, DataConfig, ModelConfig, MoeConfig, Tr
 from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
 from planetary.fabric.run_files import PAYLOADS
-from planetary.moe.evaluation import evaluate_run, losses_table
-from planetary.moe.inference import Experts, experts_named, model_with
+from planetary.moe.evaluation import Reported, RunEvaluation, evaluate_run, losses_table
+from planetary.moe.inference import Experts, MixtureLosses, experts_named, model_with
 from planetary.moe.mixture_gateway import KEPT_KINDS
 from planetary.moe.mixture_preparation import plan_of
 from planetary.moe.run_state import read_mixture, read_run
@@ -103,6 +103,14 @@ def test_losses_with_every_choice_of_experts_are_those_that_the_run_reported(run
     assert [row.split()[0] for row in rows] == ["real", "surrogates", "composer:0", "composer:1"]
     assert rows[0].split()[1] == rows[0].split()[2] == f"{found.losses.real:.4f}"
     assert rows[3].split()[1:] == [*[f"{found.losses.mixed[1]:.4f}"] * 2, *[f"{found.losses.alone[1]:.4f}"] * 2]
+
+
+def test_the_table_of_an_unfinished_run_without_surrogates_says_so() -> None:
+    found = RunEvaluation("mine", 7, 0, (1, 2, 8), MixtureLosses(2.5), Reported(None, (None, None), (None, None)))
+    head, _, *rows = losses_table(found)
+    assert head.startswith("mine after step 7: held-out loss")
+    assert [row.split() for row in rows[:1]] == [["real", "2.5000", "-"]]
+    assert rows[1:] == ["there are no surrogates: moe.rank is 0"]
 
 
 def test_a_run_generates_with_real_experts_with_surrogates_and_as_a_composer_has_it(

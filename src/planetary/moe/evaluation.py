@@ -96,9 +96,10 @@ def losses_table(found: RunEvaluation) -> list[str]:
     rows.append(("real", _number(losses.real), _number(reported.real), "", ""))
     if losses.surrogates is not None:
         rows.append(("surrogates", _number(losses.surrogates), "", "", ""))
-    unknown = (None,) * len(losses.mixed)
-    columns = losses.mixed, reported.mixed or unknown, losses.alone, reported.alone or unknown
-    for number, values in enumerate(zip(*columns, strict=True)):
+    composers = range(len(losses.mixed))  # none without surrogates
+    said = reported.mixed or [None for _ in composers], reported.alone or [None for _ in composers]
+    for number in composers:
+        values = losses.mixed[number], said[0][number], losses.alone[number], said[1][number]
         mixed, said_mixed, alone, said_alone = (_number(value) for value in values)
         rows.append((f"composer:{number}", mixed, said_mixed, alone, said_alone))
     first, *others = (max(len(cell) for cell in column) for column in zip(*rows, strict=True))

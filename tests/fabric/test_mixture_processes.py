@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from killable_run import KillableRun, kill
 from split_mixture import Role, SplitMixture
@@ -72,19 +73,21 @@ def start(tmp_path: Path, shared_cache: Path) -> Iterator[Start]:
         run.close()
 
 
-def check_finished(run: KillableRun, rounds: int) -> list[dict]:
+def check_finished(
+    run: KillableRun, rounds: int, *, per_round: int = PER_ROUND, composers: int = 2, replicas: int = 1
+) -> list[dict]:
     """Every round has one line, the journal replays to the end, and every expert has one stream of versions."""
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert sorted(line["round"] for line in lines) == list(range(1, rounds + 1))
     assert all(np.isfinite(line["loss"]) for line in lines)
     assert lines[-1]["eval_loss"] is not None
     records = list(read_json_lines(run.folder / "events.jsonl", MixtureRecord))
-    assert all(expert_streams(records, round_robin(1, 3, 2).tolist()).values())
-    state = replay(records, PER_ROUND)
+    assert all(expert_streams(records, round_robin(1, 3, composers).tolist(), replicas).values())
+    state = replay(records, per_round)
     assert state.ended is not None
     assert state.ended.ok
     assert state.round == rounds
-    assert all(shard.step == rounds * PER_ROUND for shard in state.shards)
+    assert all(shard.step == rounds * per_round for shard in state.shards)
     checkpoint = load_latest(run.folder / "checkpoints")
     assert checkpoint.info.round == rounds
     assert all(np.isfinite(value).all() for value in checkpoint.params.values())
@@ -117,6 +120,41 @@ def test_a_killed_composer_comes_back_and_a_killed_gateway_is_resumed(start: Sta
     lines = check_finished(resumed, 8)
     assert lines[-1]["loss"] < lines[0]["loss"]
     assert json.loads((run.folder / "report.json").read_text())["outcome"] == "finished"
+
+
+def test_when_a_first_owner_is_killed_the_next_speaks_for_its_experts_until_it_comes_back(start: Start) -> None:
+    twice = (
+        "moe.composers=3",
+        "moe.replicas=2",
+        "fabric.workers=3",
+        "fabric.latency_budget_s=1",  # a lost composer's shard is kept for twice that
+        "train.batch_size=8",
+        "train.sequence_length=64",
+        "train.inner_steps=1500",
+    )
+    run = start("--rounds=4", overrides=(*TINY, *twice))
+    run.wait_for(lambda event: event["event"] == "artifact_published", within_s=150)
+    for _ in range(3):
+        run.wait_for_event("shard_granted")
+    owner = {event["shard"]: event["worker"] for event in run.of("shard_granted")}
+    pids = {event["worker"]: event["pid"] for event in run.of("worker_joined")}
+    run.wait_for_event("fragment_merged", tier="experts", fragment=0)
+    # Its supervisor would have it back within seconds.
+    supervisor = psutil.Process(pids[owner[0]]).parent()
+    assert supervisor is not None
+    supervisor.suspend()
+    try:
+        kill(pids[owner[0]])
+        assert run.wait_for_event("speaker_changed", shard=0)["by"] == 1
+        run.wait_for_event("surrogates_refreshed", shard=0, by=1)
+        assert run.wait_for_event("fragment_merged", tier="experts", fragment=0)["shards"] == [1]
+    finally:
+        supervisor.resume()
+    assert run.wait_for_event("shard_granted", shard=0)["epoch"] == 2
+    code, _, error = run.finish(within_s=200)
+    assert code == 0, error
+    lines = check_finished(run, 4, per_round=1500, composers=3, replicas=2)
+    assert lines[-1]["loss"] < lines[0]["loss"]
 
 
 # --- fifty kills ------------------------------------------------------------------------------------------------

@@ -43,4 +43,4 @@ def check_streams(cluster: MixtureCluster) -> None:
     """Every fragment, shard and expert has one stream of versions or epochs, without gaps."""
     records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
     replay(records, cluster.plan.steps_per_round)  # of fragments
-    assert all(expert_streams(records, cluster.plan.owners).values())
+    assert all(expert_streams(records, cluster.plan.owners, cluster.plan.training.replicas).values())

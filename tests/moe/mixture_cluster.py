@@ -58,7 +58,7 @@ from planetary.moe.syncer_work import (
     make_fragment,
     routing_of,
 )
-from planetary.moe.tiers import Cadence, Tier, tier_fragments
+from planetary.moe.tiers import Cadence, Tier
 from planetary.moe.work_queue import WorkQueue
 from planetary.wire import messages as m
 
@@ -122,8 +122,7 @@ class MixtureCluster:
         self.store = PayloadStore(f"memory://{folder}", dict.fromkeys(KEPT_KINDS, 60.0))
         self.prepared = PreparedMixture(None, plan, self.run.program)  # type: ignore[arg-type]
         counts: dict[Tier, int] = {}
-        self.fragments = tier_fragments(self.prepared.dense, plan.training.cadence)
-        for tier, _ in self.fragments:
+        for tier, _ in plan.fragments(self.prepared.dense, self.prepared.experts):
             counts[tier] = counts.get(tier, 0) + 1
         composers = plan.training.composers
         self.policy = MixturePolicy(
@@ -136,7 +135,13 @@ class MixtureCluster:
             functions={},
             rounds=plan.steps // plan.steps_per_round,
             config_hash="",
-            sync=SyncPolicy(composers, counts, composers if plan.pace == "lockstep" else 1, grace_s),
+            sync=SyncPolicy(
+                composers,
+                counts,
+                composers if plan.pace == "lockstep" else 1,
+                grace_s,
+                replicas=plan.training.replicas,
+            ),
             expert_workers=0,
             eval_every=1,
             checkpoint_every=1000,
@@ -144,7 +149,7 @@ class MixtureCluster:
             stuck_after_s=1000,
             grace_s=grace_s,
         )
-        self.checks = PayloadChecks(plan, self.prepared.dense, self.fragments)
+        self.checks = PayloadChecks(plan, self.prepared.dense, self.prepared.experts)
         self.journal: list[bytes] = []
         self.workers: dict[str, Worker] = {}
         self.events: deque[e.Event] = deque()

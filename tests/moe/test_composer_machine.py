@@ -115,6 +115,38 @@ def test_in_lock_step_it_waits_for_merges_and_surrogates_and_saves_after_them(tm
     assert made.boundary() == [Keep(), Step()]
 
 
+def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_from_what_is_here(tmp_path: Path) -> None:
+    twice = {"composers": 3, "batch_size": 6, "replicas": 2}
+    copies = [(Tier.EXPERTS, shard) for shard in range(3)]
+    for pace in ("free", "lockstep"):
+        made = ComposerMachine(make_plan(tmp_path, steps=40, pace=pace, **twice), [ROUTER, *copies])
+        made.owns(0, 1, 0, {})
+        assert list(made.held) == [ROUTER, copies[0], copies[2]]  # its own shard, and the one before
+        for shard in range(3):
+            made.surrogates(shard, 0)
+        made.boundary()
+        publications = [Publish(key, 0, 2) for key in made.held]
+        if pace == "free":
+            assert take(made, 2) == [Fit(), *publications, Keep(), Step()]
+            continue
+        assert take(made, 2) == publications
+        for key in made.held:
+            made.merged(key, 1, [0, 1])
+            found = made.boundary()
+            assert found[0] == Adopt(key, 1, False)
+        assert found == [Adopt(copies[2], 1, False), Fit()]
+        assert made.boundary() == []  # the others' surrogates, and its own
+
+
+def test_who_speaks_for_no_shard_fits_nothing_and_who_speaks_for_two_fits_once(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    made.speaks = ()
+    assert Fit() not in take(made, 2)
+    made.owns(0, 2, made.done, None, (0, 1))
+    assert take(made, 2).count(Fit()) == 1
+    assert made.speaks == (0, 1)
+
+
 def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> None:
     made = machine(tmp_path, sketches="owner")
     assert made.plan.window == 2

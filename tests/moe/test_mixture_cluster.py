@@ -12,18 +12,23 @@ from mixture_cluster import MixtureCluster, make_plan
 from moe_support import model_of
 from msgspec.structs import replace
 
+from planetary.artifacts.store import digest_of
 from planetary.data.reader import batches, read_slice
 from planetary.moe import plan as plan_module
-from planetary.moe.records import FragmentAdvanced, ShardGranted, SyncNote
+from planetary.moe.payloads import fragment_from
+from planetary.moe.records import FragmentAdvanced, ShardGranted, SpeakerChanged, SurrogatesRefreshed, SyncNote
+from planetary.moe.shard_payload import shard_bytes, shard_from
 from planetary.moe.states import merged_model
+from planetary.moe.tiers import Tier
 from planetary.moe.trainer import MoeTrainer
 from planetary.wire import messages as m
 
 
-def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, steps=8, pace="lockstep")
+@pytest.mark.parametrize("options", [{}, {"composers": 3, "batch_size": 6, "replicas": 2}], ids=["once", "twice"])
+def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_path: Path, options: dict) -> None:
+    plan = make_plan(tmp_path, steps=8, pace="lockstep", **options)
     cluster = MixtureCluster(tmp_path, plan)
-    for name in ("a", "b"):
+    for name in "abc"[: plan.training.composers]:
         cluster.start(name)
     assert cluster.finish().ok
     trainer = MoeTrainer(plan.model, plan.training, optimise=False)
@@ -47,6 +52,7 @@ def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_
     assert [line.loss for line in cluster.metrics] == pytest.approx(
         [np.mean([r.cross_entropy for r in reports[i : i + 4]]) for i in (0, 4)]
     )
+    check_streams(cluster)
     held_out = [next(batches(read_slice(piece), 2, 8)) for piece in plan.held_out]
     assert cluster.metrics[-1].eval_loss == pytest.approx(trainer.evaluate(state, held_out))
     assert model_of(state).keys() == {*model_of(trainer.initial())}
@@ -117,6 +123,99 @@ def test_a_shard_goes_to_who_stands_by_and_its_old_owner_is_fenced_off(tmp_path:
     cluster.connect(a)  # it still believes that the shard is its own, and says so
     cluster.until(lambda: a.driver.machine.shard == -1)
     assert cluster.controller.owner_of(shard).worker == "c"  # type: ignore[union-attr]
+    assert cluster.finish().ok
+    check_streams(cluster)
+
+
+TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
+
+
+def surrogates_of(cluster: MixtureCluster, shard: int) -> list[SurrogatesRefreshed]:
+    return [record for record in of_kind(cluster, SurrogatesRefreshed) if record.shard == shard]
+
+
+def test_experts_whose_first_owner_is_lost_go_on_with_the_next_and_it_learns_from_that_when_it_comes_back(
+    tmp_path: Path,
+) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=60, **TWICE), seed=21, grace_s=2.0)
+    for name in ("a", "b", "c"):
+        cluster.start(name)
+    by_shard = {w.driver.machine.shard: w for w in cluster.workers.values()}
+    cluster.until(lambda: all(w.driver.machine.done >= 6 for w in cluster.workers.values()))
+    by_shard = {w.driver.machine.shard: w for w in cluster.workers.values()}
+    first, second = by_shard[0], by_shard[1]
+    cluster.kill(first)
+    cluster.until(lambda: surrogates_of(cluster, 0)[-1].by == 1)
+    assert 0 in second.driver.machine.speaks
+    key = (Tier.EXPERTS, 0)
+    alone = cluster.controller.state.fragments[key].version
+    cluster.until(lambda: cluster.controller.state.fragments[key].version >= alone + 2)
+    assert cluster.controller.state.fragments[key].shards == (1,)
+    again = cluster.start(first.name)
+    cluster.until(lambda: again.driver.machine.composes)
+    assert again.driver.machine.shard == 0
+    assert again.driver.machine.done < second.driver.machine.done
+    cluster.until(lambda: again.driver.machine.held[key].base >= alone + 2)
+    newest = fragment_from(cluster.store.get(cluster.controller.state.fragments[key].payload))
+    assert again.driver.state is not None
+    assert len(again.driver.state.named(newest)) == len(newest)
+    assert surrogates_of(cluster, 0)[-1].by == 1  # what the first has to say is still older
+    take_step, second.driver._step = second.driver._step, lambda: None  # it is overtaken
+    cluster.until(lambda: surrogates_of(cluster, 0)[-1].by is None)
+    second.driver._step = take_step
+    assert cluster.finish().ok
+    assert [(change.shard, change.by) for change in of_kind(cluster, SpeakerChanged)] == [(0, 1), (0, 0)]
+    check_streams(cluster)
+    steps = [record.step for record in surrogates_of(cluster, 0)]
+    assert steps == sorted(set(steps))
+
+
+def test_a_replacement_starts_from_the_kept_state_and_the_newest_merge_of_its_experts(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=60, **TWICE), seed=22, grace_s=2.0)
+    for name in ("a", "b", "c"):
+        cluster.start(name)
+    cluster.until(lambda: all(w.driver.machine.done >= 6 for w in cluster.workers.values()))
+    lost = next(w for w in cluster.workers.values() if w.driver.machine.shard == 0)
+    cluster.kill(lost)
+    fragments = cluster.controller.state.fragments
+    version = fragments[Tier.EXPERTS, 0].version
+    cluster.until(lambda: fragments[Tier.EXPERTS, 0].version >= version + 2)
+    heir = cluster.start("d")
+    take_step, heir.driver._step = heir.driver._step, lambda: None  # it does not train yet
+    cluster.until(lambda: heir.driver.machine.composes)
+    heir.driver.turn()
+    machine, state = heir.driver.machine, heir.driver.state
+    assert state is not None
+    assert machine.done == of_kind(cluster, ShardGranted)[-1].step
+    for shard in (0, 2):
+        held = fragments[Tier.EXPERTS, shard]
+        merged = fragment_from(cluster.store.get(held.payload))
+        assert machine.held[Tier.EXPERTS, shard].base == held.version
+        check_equal(state.named(merged), merged)
+    heir.driver._step = take_step
+    assert cluster.finish().ok
+    check_streams(cluster)
+
+
+def test_who_does_not_speak_for_a_shard_or_sends_other_experts_than_its_own_is_refused(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, **TWICE), seed=23)
+    for name in ("a", "b", "c"):
+        cluster.start(name)
+    cluster.until(lambda: all(w.driver.machine.done >= 5 for w in cluster.workers.values()))
+    first, second = (next(w for w in cluster.workers.values() if w.driver.machine.shard == n) for n in (0, 1))
+    said = [s for s in cluster.sent if isinstance(s, m.PublishSurrogates) and s.shard == 0][-1]
+    of_another = replace(said, shard=1, epoch=second.driver.machine.epoch, step=said.step + 1)
+    cluster._arrive(second.session, of_another, cluster.store.get(said.payload))
+    cluster._arrive(first.session, replace(said, of=1), cluster.store.get(said.payload))
+    kept = [s for s in cluster.sent if isinstance(s, m.KeepShard) and s.shard == 1][-1]
+    state, step, held = shard_from(cluster.store.get(kept.payload), cluster.plan)
+    wrong = shard_bytes(replace(state, slots=state.slots[:, ::-1]), step, held)
+    cluster._arrive(second.session, replace(kept, payload=f"shard/{digest_of(wrong)}"), wrong)
+    cluster._gateway()
+    notes = [note.why for note in of_kind(cluster, SyncNote)]
+    assert "the composer of shard 1 speaks for shard 0, for which 0 does" in notes[0]
+    assert "not the surrogates of all experts of shard 1" in notes[1]
+    assert "owns other experts than those of shard 1" in notes[2]
     assert cluster.finish().ok
     check_streams(cluster)
 
@@ -234,9 +333,18 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
     check_equal(merged_model(start, cluster.plan.model), given)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.soak) for n in range(2, 40))])
-def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same(tmp_path: Path, seed: int) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24), seed=seed)
+@pytest.mark.parametrize(
+    ("seed", "options"),
+    [
+        (0, {}),
+        (1, TWICE),
+        *(pytest.param(n, options, marks=pytest.mark.soak) for n in range(2, 40) for options in ({}, TWICE)),
+    ],
+)
+def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same(
+    tmp_path: Path, seed: int, options: dict
+) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, **options), seed=seed)
     for name in ("a", "b", "c"):
         cluster.start(name)
     rng = cluster.rng

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from mixture_cluster import make_plan
 
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
 from planetary.core.errors import UserError
 from planetary.core.step_options import StepOptions
+from planetary.core.tensors import TensorSpec
 from planetary.moe.plan import model_of, owners_of, training_of, warnings_of
+from planetary.moe.tiers import Tier
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -46,6 +49,8 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
         (["moe.composers=17", "fabric.workers=17"], "17, but the model has 16 experts per layer"),
         (["model.options.n_active=17"], "n_active=17 experts per token, but n_expert=16"),
         (["model.source=planetary.models.nanochat:build"], 'model.source = "planetary.models.latent_moe:build"'),
+        (["moe.replicas=5"], "moe.replicas to at most moe.composers = 4"),
+        (["moe.replicas=2", "moe.expert_workers=1", "fabric.workers=5"], "Set moe.replicas = 1 (experts then survive"),
         (["train.micro_batches=2"], "train.micro_batches = 1"),
         (["sync.topology=ring"], 'sync.topology = "star"'),
         (["moe.composers=1"], "moe.composers to at least 2, or to 0"),
@@ -65,10 +70,27 @@ def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warne
     assert warnings_of(config(), model_of(config())) == []
 
 
+def test_with_two_owners_a_composer_has_twice_the_slots_and_experts_are_merged_in_a_fragment_per_shard(
+    tmp_path: Path,
+) -> None:
+    plan = make_plan(tmp_path, steps=4, composers=3, batch_size=6, replicas=2)
+    assert plan.slots == 2
+    assert [slots[0].tolist() for slots in plan.held_slots] == [[0, 2], [0, 1], [1, 2]]
+    dense, experts = [TensorSpec("head", "f32", (4,))], [TensorSpec("up", "f32", (2, 3, 5))]
+    fragments = plan.fragments(dense, experts)
+    assert fragments[Tier.BACKBONE, 0] == ("head",)
+    assert fragments[Tier.EXPERTS, 1] == ("layers.0.experts.up.1",)
+    assert [plan.takes_part(0, (Tier.EXPERTS, shard)) for shard in range(3)] == [True, False, True]
+    assert plan.takes_part(0, (Tier.BACKBONE, 0))
+    once = make_plan(tmp_path, steps=4)
+    assert not [key for key in once.fragments(dense, experts) if key[0] is Tier.EXPERTS]
+
+
 def test_the_hash_is_about_the_mathematics_and_a_file_reads_back(tmp_path: Path) -> None:
     given = config()
     assert config_hash(given) == config_hash(config("moe.store=/elsewhere", "train.rounds=80"))
     assert config_hash(given) != config_hash(config("moe.rank=4"))
+    assert config_hash(given) == config_hash(config("moe.replicas=1")) != config_hash(config("moe.replicas=2"))
     assert config_hash(config(example="parallax-offload")) == config_hash(
         config("moe.expert_workers=3", "fabric.workers=7", example="parallax-offload")
     )

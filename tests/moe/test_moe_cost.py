@@ -102,5 +102,13 @@ def test_the_command_prints_the_table_and_names_wrong_input(capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "20.95×" in printed
     assert "722 GB" in printed
+    assert main(["moe", "cost", "--composers", "8", "--replicas", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "3.92×" in printed  # as of four composers
+    assert "77.2 GB" in printed
+    assert "308.8 GB" in printed  # 2 · 2 · 19.3·10⁹ numbers of four bytes
+    assert "offload" not in printed
+    assert main(["moe", "cost", "--composers", "4,8", "--replicas", "5"]) != 0
+    assert "between 1 and 4 owners" in capsys.readouterr().err
     assert main(["moe", "cost", "--composers", "zero"]) != 0
     assert "--composers" in capsys.readouterr().err

@@ -5,11 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from moe_support import TINY, train
+from msgspec.structs import replace
 
 from planetary.core.errors import UserError
 from planetary.moe import ownership
 from planetary.moe.averaging import MergeRule
-from planetary.moe.replicas import authorities, replicated_slots
+from planetary.moe.replicas import held_shards, holders, replicated_slots, speaker
+from planetary.moe.states import assembled
 from planetary.moe.tiers import Cadence
 
 
@@ -27,11 +29,12 @@ def test_every_expert_is_held_by_its_first_owner_and_those_after_it() -> None:
 
 
 def test_when_an_owner_dies_the_next_one_speaks_for_its_experts() -> None:
-    owners = ownership.round_robin(1, 6, 3)
-    assert (authorities(owners, 3, 2, [0, 1, 2]) == owners).all()
-    assert authorities(owners, 3, 2, [0, 2]).tolist() == [[0, 2, 2, 0, 2, 2]]
-    assert authorities(owners, 3, 2, [2]).tolist() == [[ownership.EMPTY, 2, 2, ownership.EMPTY, 2, 2]]
-    assert authorities(owners, 3, 1, [0, 2]).tolist() == [[0, ownership.EMPTY, 2, 0, ownership.EMPTY, 2]]
+    assert [holders(shard, 3, 2) for shard in range(3)] == [(0, 1), (1, 2), (2, 0)]
+    assert [held_shards(number, 3, 2) for number in range(3)] == [(0, 2), (1, 0), (2, 1)]
+    assert [speaker(shard, 3, 2, [0, 1, 2]) for shard in range(3)] == [0, 1, 2]
+    assert [speaker(shard, 3, 2, [0, 2]) for shard in range(3)] == [0, 2, 2]
+    assert [speaker(shard, 3, 2, [2]) for shard in range(3)] == [ownership.EMPTY, 2, 2]
+    assert [speaker(shard, 3, 1, [0, 2]) for shard in range(3)] == [0, ownership.EMPTY, 2]
 
 
 @pytest.mark.parametrize("radial", [False, True])
@@ -47,4 +50,18 @@ def test_copies_part_between_refreshes_and_are_merged_at_each(radial: bool) -> N
         before, after = states[1], states[2]
         moved = states[2].composers[0].experts[0]["up"] - before.composers[0].experts[0]["up"]
         assert np.abs(moved).max() > 0
-        assert (after.syncer.start["layers.0.experts.up"] == after.composers[0].experts[0]["up"]).all()
+        assert (after.syncer.start["layers.0.experts.up.2"] == after.composers[0].experts[0]["up"][2]).all()
+
+
+def test_of_an_expert_with_several_owners_the_ordinary_model_has_the_mean_and_of_one_alone_its_bits() -> None:
+    _, states, _ = train(3, replicas=2, cadence=Cadence(backbone=2, refresh=2))
+    copies = [c.experts[0]["up"].astype(np.float64) for c in states[3].composers]
+    assert (assembled(states[3], TINY)[1][0]["up"] == ((copies[0] + copies[1]) / 2).astype(np.float32)).all()
+    _, states, _ = train(1)
+    first = states[1].composers[0]
+    of_zero = first.experts[0]["up"].copy()
+    of_zero[:, 0, 0] = -0.0
+    alone = replace(first, experts=({**first.experts[0], "up": of_zero}, *first.experts[1:]))
+    found = assembled(replace(states[1], composers=(alone, *states[1].composers[1:])), TINY)[1][0]["up"]
+    for slot, expert in enumerate(first.slots[0]):
+        assert found[expert].tobytes() == of_zero[slot].tobytes()

@@ -8,9 +8,11 @@ import pytest
 from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, UserError
+from planetary.moe.replicas import holders
 from planetary.moe.syncer_machine import SyncerMachine, merge_decision
 from planetary.moe.syncer_messages import (
     Announce,
+    CaughtUp,
     Grant,
     Instruction,
     Joined,
@@ -20,6 +22,7 @@ from planetary.moe.syncer_messages import (
     Note,
     Publication,
     Reject,
+    Speak,
     Standby,
     SyncPolicy,
     Tick,
@@ -96,7 +99,7 @@ def test_a_quorum_that_is_not_reached_is_waited_for() -> None:
     machine.handle(Joined("b"), 101)
     (merge,) = machine.handle(published("b"), 102)
     assert isinstance(merge, Merge)
-    assert "1 of a quorum of 2" in merge_decision(["a"], ["a"], 50, replace(POLICY, quorum=2)).why
+    assert "1 of a quorum of 2" in merge_decision(["a"], ["a"], 50, 2, 10).why
 
 
 @pytest.mark.parametrize(
@@ -176,20 +179,81 @@ def test_a_merge_that_nobody_asked_for_is_a_bug_here() -> None:
         two().handle(Merged(Tier.ROUTER, 0, 1), 1)
     with pytest.raises(UserError, match="at least 1"):
         SyncPolicy(shards=0, fragments={})
+    with pytest.raises(UserError, match="none adopts another's shard"):
+        replace(TWICE, max_shards=2)
+
+
+TWICE = SyncPolicy(shards=3, fragments={Tier.ROUTER: 1, Tier.EXPERTS: 3}, quorum=3, grace_s=10, replicas=2)
+
+
+def three() -> SyncerMachine:
+    """Composers of three shards; the experts of shard 0 belong to a and b, of 1 to b and c, of 2 to c and a."""
+    machine = SyncerMachine(TWICE)
+    for name in ("a", "b", "c"):
+        machine.handle(Joined(name), 0)
+    return machine
+
+
+def copy_of(composer: str, shard: int) -> Publication:
+    return replace(published(composer), tier=Tier.EXPERTS, fragment=shard)
+
+
+def test_copies_of_experts_are_merged_from_their_owners_alone_and_announced_to_them() -> None:
+    machine = three()
+    assert "c owns no copy of the experts of shard 0" in rejection(machine.handle(copy_of("c", 0), 1))
+    assert machine.handle(copy_of("b", 0), 1) == []
+    (merge,) = machine.handle(copy_of("a", 0), 2)
+    assert isinstance(merge, Merge)
+    assert "all 2" in merge.why  # no quorum of 3 is waited for: there are two owners
+    said = machine.handle(Merged(Tier.EXPERTS, 0, 1), 3)
+    assert said == [Announce("a", Tier.EXPERTS, 0, 1), Announce("b", Tier.EXPERTS, 0, 1)]
+
+
+def test_the_next_owner_speaks_for_experts_whose_first_is_lost_until_somebody_composes_that_shard_again() -> None:
+    machine = three()
+    machine.handle(Lost("a"), 1)
+    assert machine.handle(Tick(), 10) == []  # the shard is kept for it
+    assert machine.handle(Tick(), 11) == [Note("shard_free", "a did not come back for shard 0")]
+    assert machine.next_deadline() == float("-inf")
+    assert machine.handle(Tick(), 11) == [Speak(0, 1, "nobody composes shard 0")]
+    assert machine.next_deadline() is None
+    said = machine.handle(Joined("d"), 12)
+    assert said == [Grant("d", 0, 2, "it has no owner")]  # it has to catch up with what b says
+    assert machine.behind(0)
+    assert machine.handle(CaughtUp(0), 13) == [Speak(0, 0, "it comes before shard 1")]
+
+
+def test_a_replacement_that_is_there_at_once_speaks_without_another_in_between() -> None:
+    machine = three()
+    machine.handle(Joined("d"), 1)
+    machine.handle(Lost("a"), 1)
+    assert Grant("d", 0, 2, "it has no owner") in machine.handle(Tick(), 11)
+    assert machine.handle(Tick(), 11) == []
+
+
+def test_after_a_restart_who_speaks_goes_on_until_an_owner_before_it_is_there() -> None:
+    machine = SyncerMachine(TWICE)
+    machine.go_on({}, [("a", 1, 1), ("b", 1, 1), ("c", 1, 2)], 0)
+    assert machine.handle(Tick(), 0) == []
+    assert machine.handle(Joined("b"), 1) == [Grant("b", 1, 2, "it comes back")]
+    assert machine.handle(Joined("a"), 2) == [Grant("a", 0, 2, "it comes back")]
+    assert machine.handle(CaughtUp(0), 3) == [Speak(0, 0, "it comes before shard 1")]
 
 
 class Schedule:
-    """A random life of six composers and a syncer; merges take time, composers die, repeat themselves and lag."""
+    """A random life of composers and a syncer; merges take time, composers die, repeat themselves and lag."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, replicas: int) -> None:
         self.random = random.Random(seed)
-        self.policy = SyncPolicy(3, {Tier.ROUTER: 1, Tier.BACKBONE: 2}, quorum=2, grace_s=5, max_shards=2)
+        fragments = {Tier.ROUTER: 1, Tier.BACKBONE: 2} | ({Tier.EXPERTS: 3} if replicas > 1 else {})
+        most = 2 if replicas == 1 else 1
+        self.policy = SyncPolicy(3, fragments, quorum=2, grace_s=5, max_shards=most, replicas=replicas)
         self.machine = SyncerMachine(self.policy)
         self.alive: set[str] = set()
         self.epochs = [0] * 3
-        self.versions: dict[tuple[Tier, int], int] = dict.fromkeys(
-            [(Tier.ROUTER, 0), (Tier.BACKBONE, 0), (Tier.BACKBONE, 1)], 0
-        )
+        self.versions = {(tier, i): 0 for tier, count in fragments.items() for i in range(count)}
+        self.speakers, self.changes = list(range(3)), 0
+        self.names = "abcdef" if replicas == 1 else "abc"  # without anybody who stands by, others speak
         self.known: dict[str, dict[tuple[Tier, int], int]] = {}
         self.under_way: list[Merge] = []
         self.used: set[str] = set()
@@ -202,12 +266,21 @@ class Schedule:
                     assert name in self.alive
                     assert epoch == self.epochs[shard] + 1  # one stream of epochs per shard, without gaps
                     self.epochs[shard] = epoch
+                    for tier, fragment in self.versions:  # with a shard its owner gets what it has a copy of
+                        if tier is Tier.EXPERTS and shard in holders(fragment, 3, self.policy.replicas):
+                            self.known[name][tier, fragment] = self.versions[tier, fragment]
                 case Merge(tier=tier, fragment=fragment, version=version, publications=found):
                     assert version == self.versions[tier, fragment] + 1
-                    assert len({p.composer for p in found}) == len(found) >= self.policy.quorum
+                    assert len({p.composer for p in found}) == len(found) >= self.policy.quorum_of(tier)
                     assert all(p.base == version - 1 for p in found)
                     assert not {p.payload for p in found} & self.used  # nothing is merged twice
                     self.under_way.append(instruction)
+                case Speak(shard=shard, by=by):
+                    assert by in holders(shard, 3, self.policy.replicas)
+                    assert self.machine.owners()[by] in self.alive
+                    assert by != self.speakers[shard]
+                    self.speakers[shard] = by
+                    self.changes += 1
                 case Announce(composer=name, tier=tier, fragment=fragment, version=version):
                     assert version <= self.versions[tier, fragment]
                     self.known[name][tier, fragment] = version
@@ -224,7 +297,9 @@ class Schedule:
         self.now += self.random.random()
         if (deadline := self.machine.next_deadline()) is not None and deadline <= self.now:
             self.send(Tick())
-        name = self.random.choice("abcdef")
+        if self.random.random() < 0.1:
+            self.send(CaughtUp(self.random.randrange(3)))
+        name = self.random.choice(self.names)
         choice = self.random.random()
         if name not in self.alive:
             self.alive.add(name)
@@ -249,20 +324,27 @@ class Schedule:
             self.send(Merged(merge.tier, merge.fragment, merge.version, failed))
 
 
-@pytest.mark.parametrize("block", range(4))
-def test_under_random_faults_versions_and_epochs_have_one_order_and_everything_goes_on_after_them(block: int) -> None:
-    deaths = 0
+@pytest.mark.parametrize(("block", "replicas"), [(0, 1), (1, 1), (2, 2), (3, 2)])
+def test_under_random_faults_versions_and_epochs_have_one_order_and_everything_goes_on_after_them(
+    block: int, replicas: int
+) -> None:
+    deaths = spoken = 0
     for seed in range(block * 50, block * 50 + 50):
-        schedule = Schedule(seed)
+        schedule = Schedule(seed, replicas)
         for _ in range(200):
             schedule.one_event(may_die=True)
         before = dict(schedule.versions)
-        for _ in range(300):
+        spoken += schedule.changes
+        for _ in range(300 * replicas):
             schedule.one_event(may_die=False)
         assert all(schedule.versions[key] > version for key, version in before.items()), seed
         schedule.now += schedule.policy.grace_s
         schedule.send(Tick())
         assert None not in schedule.machine.owners()
         assert set(schedule.machine.owners()) <= schedule.alive
+        for shard in range(3):
+            schedule.send(CaughtUp(shard))
+        assert schedule.speakers == [0, 1, 2]
         deaths += schedule.deaths
     assert deaths > 50
+    assert (spoken > 0) == (replicas > 1)

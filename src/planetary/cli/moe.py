@@ -47,6 +47,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     cost.add_argument("--length", type=int, default=1024, metavar="N", help="tokens per sequence (default: 1024)")
     cost.add_argument("--delta-rank", type=int, metavar="Q", help="of surrogate deltas (default: 8, or R if less)")
     cost.add_argument("--rank", type=int, metavar="R", help="of the surrogates (default: the model's)")
+    cost.add_argument("--replicas", type=int, default=1, metavar="R", help="owners of every expert (default: 1)")
     evaluate = actions.add_parser(
         "evaluate",
         help="print a run's held-out losses with real experts and with surrogates",
@@ -162,8 +163,13 @@ def _cost(args: argparse.Namespace) -> int:
             f"--delta-rank {args.delta_rank} is above the rank {args.rank} of the surrogates: such a delta is larger "
             f"than the surrogate, which is then sent whole. Give at most {args.rank}"
         )
+    if not 1 <= args.replicas <= min(composers):
+        raise UserError(
+            f"--replicas: an expert has between 1 and {min(composers)} owners among {min(composers)} composers, found "
+            f"{args.replicas}"
+        )
     shape = msgspec.structs.replace(shape, rank=args.rank)
-    rows = table(shape, composers, Workload(args.batch, args.length, args.delta_rank))
+    rows = table(shape, composers, Workload(args.batch, args.length, args.delta_rank, args.replicas))
     print(
         f"{shape.name}: {shape.layers} MoE layers × {shape.experts} experts, {shape.active} active, "
         f"{shape.latent} → {shape.hidden} → {shape.latent}, surrogates of rank {shape.rank}; "

@@ -249,5 +249,7 @@ def config_hash(config: Config) -> str:
     if config.moe.composers:
         kept["moe"] = {key: value for key, value in values["moe"].items() if key not in {"store", "expert_workers"}}
         kept["moe"]["offload"] = config.moe.expert_workers > 0
+        if config.moe.replicas == 1:
+            del kept["moe"]["replicas"]
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -165,7 +165,7 @@ class ComposerSteps:
     def published(self, composer: ComposerState, names: Sequence[str], steps: int) -> Published:
         """Return what a composer publishes of some tensors, `steps` steps after their last merge."""
         tokens = steps * self.batch * self.config.sequence_length
-        return Published(composer.number, {n: composer.dense[n] for n in names}, tokens, steps)
+        return Published(composer.number, composer.named(names), tokens, steps)
 
     def _offloaded(
         self,

@@ -29,10 +29,11 @@ from planetary.moe.ownership import owned_slots
 from planetary.moe.part import Part
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
 from planetary.moe.plan import MixturePlan
+from planetary.moe.replicas import held_shards, only_shards
 from planetary.moe.shard_payload import empty_bank, fits_bytes, install_payload, model_from, shard_bytes, shard_from
 from planetary.moe.signature import Runner, parameter_specs
 from planetary.moe.states import ComposerState, Surrogates
-from planetary.moe.tiers import Tier, tier_fragments
+from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
 Send = Callable[[m.Message, bytes | None], None]
@@ -43,7 +44,7 @@ REPORT_EVERY_S = 0.2
 
 class _Fitted(msgspec.Struct, frozen=True):
     step: int
-    fits: list[LayerFit]
+    fits: dict[int, list[LayerFit]]  # by shard
 
 
 _News = tuple[m.Message, bytes] | _Fitted | PlanetaryError | None  # None: the connection was lost
@@ -72,7 +73,7 @@ class ComposerDriver:
         composer = Part(run, "composer")
         self._whole = Part(run, "whole")
         self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, Part(run, "expert"))
-        self._names = tier_fragments(parameter_specs(composer.program), plan.training.cadence)
+        self._names = plan.fragments(parameter_specs(composer.program), parameter_specs(self.steps.expert.program))
         self.machine = ComposerMachine(plan, list(self._names))
         self.state: ComposerState | None = None
         self.bank: Surrogates | None = empty_bank(plan) if plan.has_surrogates else None
@@ -160,8 +161,10 @@ class ComposerDriver:
                 self.state = None
             case m.FragmentMerged():
                 key = (Tier(message.tier), message.fragment)
-                if key in self._names and self.machine.merged(key, message.version, message.shards):
+                if key in self.machine.held and self.machine.merged(key, message.version, message.shards):
                     self._arrived[key] = payload
+            case m.SpeakFor():
+                self.machine.speaks = message.shards
             case m.SurrogatesReady() if self.bank is not None:
                 self._install(message, payload)
             case m.UseExperts():
@@ -178,12 +181,13 @@ class ComposerDriver:
 
     def _own(self, message: m.OwnShard, payload: bytes) -> None:
         if not message.payload:
-            self.machine.owns(message.shard, message.epoch, message.step, None)
+            self.machine.owns(message.shard, message.epoch, message.step, None, message.speaks)
             return
         self.state, step, held = shard_from(payload, self.plan)
-        self.machine.owns(message.shard, message.epoch, step, held)
+        self.machine.owns(message.shard, message.epoch, step, held, message.speaks)
         self._data.forget()
         self._published.clear()
+        self._arrived.clear()
         self._losses, self._compute_s, self._round_sent = [], 0.0, False
 
     def _install(self, message: m.SurrogatesReady, payload: bytes) -> None:
@@ -270,20 +274,21 @@ class ComposerDriver:
         self._tell(m.ExpertsImproved, "improved", improved_bytes(improved), task=message.task)
 
     def _age(self) -> float:
-        others = [v for n, v in enumerate(self.machine.versions) if n != self.machine.shard]
+        training = self.plan.training
+        mine = held_shards(self.machine.shard, training.composers, training.replicas)
+        others = [v for n, v in enumerate(self.machine.versions) if n not in mine]
         return self.machine.done - float(np.mean(others)) if self.bank is not None and others else 0.0
 
     def _adopt(self, action: c.Adopt) -> None:
         assert self.state is not None
+        names = self._names[action.key]
         merged = fragment_from(self._arrived.pop(action.key))
-        dense = dict(self.state.dense)
+        new = {name: merged[name].copy() for name in names}
         published = self._published.pop(action.key, None)
-        for name in self._names[action.key]:
-            new = merged[name].copy()
-            if action.carry and published is not None:
-                new += dense[name] - published[name]
-            dense[name] = new
-        self.state = msgspec.structs.replace(self.state, dense=dense)
+        if action.carry and published is not None:
+            now = self.state.named(names)
+            new = {name: value + (now[name] - published[name]) for name, value in new.items()}
+        self.state = self.state.with_named(new)
 
     def _publish(self, action: c.Publish) -> None:
         assert self.state is not None
@@ -304,30 +309,37 @@ class ComposerDriver:
     def _fit(self) -> None:
         assert self.state is not None
         assert self.bank is not None
-        state, bank, step = self.state, self.bank, self.machine.done
+        state, bank, step, owners = self.state, self.bank, self.machine.done, self.plan.owner_map
+        speaking = {shard: only_shards(state, owners, [shard]) for shard in self.machine.speaks}
+
+        def fit() -> _Fitted:
+            return _Fitted(step, {shard: self.steps.fit(experts, bank) for shard, experts in speaking.items()})
+
+        def fit_and_leave() -> None:
+            try:
+                self._leave(fit())
+            except PlanetaryError as error:
+                self._leave(error)
+
         if self._background is None:
-            self._fitted(_Fitted(step, self.steps.fit(state, bank)))
+            self._fitted(fit())
         elif not self._fitting:  # one at a time: the next refresh comes
             self._fitting = True
-
-            def fit() -> None:
-                try:
-                    self._leave(_Fitted(step, self.steps.fit(state, bank)))
-                except PlanetaryError as error:
-                    self._leave(error)
-
-            self._background.submit(fit)
+            self._background.submit(fit_and_leave)
 
     def _fitted(self, found: _Fitted) -> None:
         self._fitting = False
         if self.bank is None or self.machine.shard < 0:
             return
-        payload = fits_bytes(found.fits, self.machine.shard, found.step)
-        self.bank = install_payload(self.bank, payload, self.plan)
-        self.machine.surrogates(self.machine.shard, found.step)
-        error = mean_error(found.fits) if any(fit.errors.size for fit in found.fits) else None
-        if self.machine.connected:
-            self._tell(m.PublishSurrogates, "surrogate", payload, step=found.step, error=error)
+        for shard, fits in found.fits.items():
+            if shard not in self.machine.speaks:
+                continue  # another owner speaks for it by now
+            payload = fits_bytes(fits, shard, found.step)
+            self.bank = install_payload(self.bank, payload, self.plan)
+            self.machine.surrogates(shard, found.step)
+            error = mean_error(fits) if any(fit.errors.size for fit in fits) else None
+            if self.machine.connected:
+                self._tell(m.PublishSurrogates, "surrogate", payload, of=shard, step=found.step, error=error)
 
     def _keep(self) -> None:
         assert self.state is not None

@@ -52,7 +52,7 @@ class Adopt(msgspec.Struct, frozen=True):
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """Fit the surrogates of the owned experts and publish them."""
+    """Fit the surrogates of the experts that it speaks for and publish them."""
 
 
 class Keep(msgspec.Struct, frozen=True):
@@ -83,8 +83,10 @@ class ComposerMachine:
     def __init__(self, plan: MixturePlan, fragments: Sequence[Key]) -> None:
         """Without a shard yet."""
         self.plan = plan
-        self.held = {key: Held() for key in fragments}
+        self._fragments = tuple(fragments)
+        self.held = {key: Held() for key in fragments}  # with a shard: those that it takes part in
         self.shard, self.epoch, self.done = -1, 0, 0
+        self.speaks: tuple[int, ...] = ()  # shards whose surrogates it publishes
         self.versions = [-1] * plan.training.composers  # step of each shard's surrogates; -1: none are here
         self.connected = False
         layers = plan.model.n_layer if plan.offloads else 0
@@ -94,26 +96,33 @@ class ComposerMachine:
         self._merged: dict[Key, tuple[int, bool]] = {}  # arrived and not adopted: version, whether mine is in it
         self._fit_at = self._kept_at = 0
         self._looked_at = -1  # the step whose publications, fit and saving have been decided
-        self._keep_soon = False
+        self._keep_soon = self._fit_soon = False
         self._tokens_until = plan.steps if plan.delivery == "path" else 0  # the first step without tokens
         self._asked_for_tokens = False
 
     # --- what happened ----------------------------------------------------------------------------------------
 
-    def owns(self, shard: int, epoch: int, step: int, held: dict[Key, Held] | None) -> None:
+    def owns(
+        self, shard: int, epoch: int, step: int, held: dict[Key, Held] | None, speaks: Sequence[int] | None = None
+    ) -> None:
         """Compose a shard from `step` on; `held` comes with its saved state, None: go on with what is here.
 
-        Only from now on does anything count that is sent: before, it would be under an epoch that is over.
+        `speaks`: shards whose surrogates it publishes; default: its own. Only from now on does anything count that is
+        sent: before, it would be under an epoch that is over.
         """
         self.shard, self.epoch = shard, epoch
+        self.speaks = (shard,) if speaks is None else tuple(speaks)
         self.connected = self._keep_soon = True
         self._asked_for_tokens = False
         if held is not None:
             if self.plan.delivery == "gateway":
                 self._tokens_until = step
             self.done, self._looked_at = step, step
-            self.held = {key: held.get(key, Held()) for key in self.held}
+            mine = [key for key in self._fragments if self.plan.takes_part(shard, key)]
+            self.held = {key: held.get(key, Held()) for key in mine}
+            self._merged.clear()  # it gets the newest of everything with the shard
             self._fit_at = self._kept_at = step
+            self._fit_soon = False
             self.expert_versions = [-1] * len(self.expert_versions)  # the gateway sends the newest
             self.expert_steps = [step - 1] * len(self.expert_steps)
 
@@ -201,6 +210,9 @@ class ComposerMachine:
             self._looked_at = self.done
         if self.plan.pace == "lockstep":
             found += self._adopt()
+        if self._fit_soon and not self.waits_for_copies:
+            self._fit_soon = False
+            found.append(Fit())
         if self._keep_soon and not self.waits_for() and self.connected and self.composes:
             self._keep_soon = False
             found.append(Keep())
@@ -213,6 +225,12 @@ class ComposerMachine:
     def waits_for_experts(self) -> bool:
         """Whether a composer in lock step waits for expert workers' answers to its last step."""
         return self.plan.pace == "lockstep" and any(step < self.done - 1 for step in self.expert_steps)
+
+    @property
+    def waits_for_copies(self) -> bool:
+        """Whether a composer in lock step waits for merges of experts, from which surrogates are fitted then."""
+        waiting = any(k[0] is Tier.EXPERTS and h.published == self.done for k, h in self.held.items())
+        return self.plan.pace == "lockstep" and waiting
 
     def waits_for(self) -> str:
         """Say what a composer in lock step waits for; "" for nothing."""
@@ -233,11 +251,14 @@ class ComposerMachine:
     def _due(self) -> list[Action]:
         found: list[Action] = []
         cadence, plan = self.plan.training.cadence, self.plan
-        if plan.has_surrogates and cadence.refresh_due(self.done) and self.done > self._fit_at:
+        refresh = cadence.refresh_due(self.done)
+        if plan.has_surrogates and refresh and self.done > self._fit_at and self.speaks:
             self._fit_at = self.done
-            found.append(Fit())
+            self._fit_soon = plan.pace == "lockstep" and plan.training.replicas > 1
+            found += [] if self._fit_soon else [Fit()]
         if self.connected and plan.training.composers > 1:
-            for key in cadence.due(self.done):
+            copies = [key for key in self.held if key[0] is Tier.EXPERTS] if refresh else []
+            for key in (*cadence.due(self.done), *copies):
                 held = self.held.get(key)
                 if held is None or self.done <= held.since or key in self._merged:
                     continue
@@ -247,7 +268,7 @@ class ComposerMachine:
         ends_round = self.done % plan.steps_per_round == 0 or self.done == plan.steps
         if ends_round and self.connected and plan.views_due(self.done) and self.done > self._kept_at:
             found.append(View())  # before the state is saved, which may finish the round
-        if (cadence.refresh_due(self.done) or ends_round) and self.done > self._kept_at:
+        if (refresh or ends_round) and self.done > self._kept_at:
             self._kept_at, self._keep_soon = self.done, True
         return found
 

@@ -81,8 +81,11 @@ def surrogate_forward_flops(shape: MoeShape) -> int:
     return 4 * shape.latent * shape.rank
 
 
-def rho_direct(shape: MoeShape, composers: int) -> float:
-    """A composer's routed-expert arithmetic over that of ordinary training, owned experts trained (section 5)."""
+def rho_direct(shape: MoeShape, composers: float) -> float:
+    """A composer's routed-expert arithmetic over that of ordinary training, owned experts trained (section 5).
+
+    With R owners of every expert a composer owns R/C of them, as if there were C/R composers. So it is for memory.
+    """
     return 1 / composers + (1 - 1 / composers) * shape.rank / (3 * shape.hidden)
 
 
@@ -100,7 +103,7 @@ def rho_offload_with_input_gradient(shape: MoeShape, composers: int) -> float:
     return 2 / (3 * composers) + (1 - 1 / composers) * shape.rank / (3 * shape.hidden)
 
 
-def dense_bank(shape: MoeShape, composers: int) -> float:
+def dense_bank(shape: MoeShape, composers: float) -> float:
     """What a surrogate bank without dispatch adds to any of these ratios: all N surrogates for every token.
 
     The report counts the k that are chosen. Two plain matrix products over all N cost N/k as much, and often run
@@ -120,13 +123,13 @@ def total_reduction(shape: MoeShape, rho: float) -> float:
     return 1 / (1 - expert_share(shape) * (1 - rho))
 
 
-def expert_weight_bytes(shape: MoeShape, composers: int) -> float:
+def expert_weight_bytes(shape: MoeShape, composers: float) -> float:
     """Experts and surrogates on one composer in bf16: the total times 1/C + (1 − 1/C) r/h (section 5)."""
     held = 1 / composers + (1 - 1 / composers) * shape.rank / shape.hidden
     return HALF * all_expert_params(shape) * held
 
 
-def expert_state_bytes(shape: MoeShape, composers: int) -> float:
+def expert_state_bytes(shape: MoeShape, composers: float) -> float:
     """Training state of the owned experts on one composer, `ADAM_BYTES` a parameter. None under offload."""
     return ADAM_BYTES * all_expert_params(shape) / composers
 
@@ -176,6 +179,11 @@ def tier_bytes(params: float, composers: int, horizon: int, *, width: int = 4) -
     if horizon < 1:
         raise UserError(f"a synchronisation horizon is at least 1 step, found {horizon}")
     return 2 * composers * params * width / horizon
+
+
+def copies_bytes(shape: MoeShape, replicas: int, *, width: int = 4) -> float:
+    """Up and down traffic of one merge of all experts' copies at the syncer: each of R owners publishes and pulls."""
+    return 2 * replicas * all_expert_params(shape) * width
 
 
 # The report prints 1.95B and 8.65B active parameters; its tables follow from 1.955e9 and 8.645e9, and from expert

@@ -10,11 +10,12 @@ from planetary.moe.cost import MoeShape
 
 
 class Workload(NamedTuple):
-    """What traffic depends on beside the shape: sequences per step of all composers, their length, and horizons."""
+    """What costs depend on beside the shape: sequences per step of all composers, their length, owners, horizons."""
 
     batch: int = 1024
     length: int = 1024
     delta_rank: int = 8
+    replicas: int = 1
     router_horizon: int = 1
     latent_horizon: int = 1
     backbone_horizon: int = 8
@@ -29,10 +30,13 @@ def table(shape: MoeShape, composers: Sequence[int], work: Workload) -> list[tup
     def row(label: str, cell: Callable[[int], str]) -> tuple[str, list[str]]:
         return label, [cell(c) for c in composers]
 
+    def owned(composers: int) -> float:
+        return composers / work.replicas
+
     tokens = work.batch * work.length
     rows = [
         row("surrogate forward, per call (table 3)", lambda c: times(shape.hidden / shape.rank)),
-        row("expert compute, direct (table 3)", lambda c: times(1 / cost.rho_direct(shape, c))),
+        row("expert compute, direct (table 3)", lambda c: times(1 / cost.rho_direct(shape, owned(c)))),
         row("expert compute, offload (table 3)", lambda c: times(1 / cost.rho_offload(shape, c))),
         row(
             "expert compute, offload with dX",
@@ -40,9 +44,12 @@ def table(shape: MoeShape, composers: Sequence[int], work: Workload) -> list[tup
         ),
         row(
             "expert compute, direct, dense surrogate bank",
-            lambda c: times(1 / (cost.rho_direct(shape, c) + cost.dense_bank(shape, c))),
+            lambda c: times(1 / (cost.rho_direct(shape, owned(c)) + cost.dense_bank(shape, owned(c)))),
         ),
-        row("total compute, direct (table 3)", lambda c: times(cost.total_reduction(shape, cost.rho_direct(shape, c)))),
+        row(
+            "total compute, direct (table 3)",
+            lambda c: times(cost.total_reduction(shape, cost.rho_direct(shape, owned(c)))),
+        ),
         row(
             "total compute, offload (table 3)",
             lambda c: times(cost.total_reduction(shape, cost.rho_offload(shape, c))),
@@ -51,8 +58,10 @@ def table(shape: MoeShape, composers: Sequence[int], work: Workload) -> list[tup
             "total compute, offload with dX",
             lambda c: times(cost.total_reduction(shape, cost.rho_offload_with_input_gradient(shape, c))),
         ),
-        row("expert weights per composer (table 4)", lambda c: gigabytes(cost.expert_weight_bytes(shape, c))),
-        row("expert state per composer, direct (table 4)", lambda c: gigabytes(cost.expert_state_bytes(shape, c))),
+        row("expert weights per composer (table 4)", lambda c: gigabytes(cost.expert_weight_bytes(shape, owned(c)))),
+        row(
+            "expert state per composer, direct (table 4)", lambda c: gigabytes(cost.expert_state_bytes(shape, owned(c)))
+        ),
         row("state of one expert on a worker (5.2)", lambda c: megabytes(cost.worker_state_bytes(shape))),
         row(
             "all-to-all per step, removed (table 4)",
@@ -68,6 +77,12 @@ def table(shape: MoeShape, composers: Sequence[int], work: Workload) -> list[tup
             lambda c: gigabytes(cost.sketch_bytes(shape, tokens // c)[1]),
         ),
     ]
+    if work.replicas > 1:  # expert workers and several owners do not go together
+        offloading = ("offload", "worker", "sketches")
+        rows = [(label, cells) for label, cells in rows if not any(word in label for word in offloading)]
+        rows.append(
+            row("merge of all copies at the syncer", lambda _: gigabytes(cost.copies_bytes(shape, work.replicas)))
+        )
     for label, params, horizon in (
         ("router", shape.router_params, work.router_horizon),
         ("latent", shape.latent_params, work.latent_horizon),

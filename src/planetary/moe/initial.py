@@ -14,7 +14,14 @@ from planetary.moe.recent_rows import no_rows
 from planetary.moe.replicas import replicated_slots
 from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import Program, in_layer, state_specs, zeros_for
-from planetary.moe.states import ComposerState, Surrogates, SyncerState, TrainingState, computed_weights
+from planetary.moe.states import (
+    ComposerState,
+    Surrogates,
+    SyncerState,
+    TrainingState,
+    computed_weights,
+    expert_name,
+)
 from planetary.moe.surrogate import initial_surrogates
 
 
@@ -65,7 +72,12 @@ def initial_training(
         )
     start = dict(dense)
     if training.replicas > 1:
-        start |= {in_layer(i, "experts", name): v for i, layer in enumerate(whole) for name, v in layer.items()}
+        start |= {
+            expert_name(i, weight, expert): value[expert]
+            for i, layer in enumerate(whole)
+            for weight, value in layer.items()
+            for expert in range(config.n_expert)
+        }
     return TrainingState(0, tuple(composers), surrogates, SyncerState(start, {}))
 
 

@@ -34,11 +34,7 @@ from planetary.moe.mixture_events import (
 from planetary.moe.mixture_rounds import Composing, Rounds
 from planetary.moe.mixture_syncing import Syncing
 from planetary.moe.offload import Offload
-from planetary.moe.records import (
-    MixtureState,
-    ShardKept,
-    SurrogatesRefreshed,
-)
+from planetary.moe.records import MixtureState, ShardKept
 from planetary.moe.syncer_messages import (
     Joined,
     Lost,
@@ -207,7 +203,8 @@ class MixtureController:
                 self.syncing.send_fragment(worker.session, Tier(message.tier), message.fragment)  # it may try again
             elif isinstance(message, m.KeepShard) and message.step >= self.policy.plan.steps:
                 # No later state will come: it has to save this one again.
-                again = m.OwnShard(shard=message.shard, epoch=message.epoch, step=message.step, payload="")
+                known = {"shard": message.shard, "epoch": message.epoch, "step": message.step}
+                again = m.OwnShard(**known, payload="", speaks=self.syncing.spoken_for(message.shard))
                 self.desk.send(worker.session, again)
             return
         match message:
@@ -215,6 +212,7 @@ class MixtureController:
                 composing.step, composing.progress_at = message.step, now
                 composing.loss, composing.step_s = message.loss, message.seconds
                 composing.surrogate_age = message.surrogate_age
+                self.syncing.stepped(composing, now)
                 self.membership.succeeded(worker)
             case m.ViewModel():
                 self.rounds.viewed(message, event.payload)
@@ -226,23 +224,7 @@ class MixtureController:
                 if self.policy.plan.offloads and not self.offload.offered(message, event.payload):
                     self.offload.send_experts(worker.session, message.shard, message.layer)
             case m.PublishSurrogates():
-                held = self.state.shards[message.shard]
-                if message.step <= held.surrogate_step:  # of a composer that went back: what is here is newer
-                    why = f"surrogates of shard {message.shard} went back to step {message.step}"
-                    self.syncing.refuse("regression", why, told=False)
-                    return
-                self.desk.append(
-                    SurrogatesRefreshed(
-                        shard=message.shard,
-                        epoch=message.epoch,
-                        step=message.step,
-                        error=message.error,
-                        payload=event.payload,
-                    )
-                )
-                for other in self.composing.values():
-                    if other.shard != message.shard:
-                        self.syncing.send_surrogates(other.session, message.shard)
+                self.syncing.refreshed(message, event.payload)
             case m.KeepShard():
                 if message.step < self.state.shards[message.shard].step:
                     self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")

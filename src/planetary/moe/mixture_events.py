@@ -103,6 +103,7 @@ class FragmentMade(Event, frozen=True):
     velocity: str = ""
     why: str = ""
     failed: str = ""
+    steps: int = 0  # the most that a publication had taken
 
 
 class AssembleModel(Instruction, frozen=True):

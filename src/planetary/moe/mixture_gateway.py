@@ -59,7 +59,6 @@ from planetary.moe.syncer_work import (
     make_fragment,
     routing_of,
 )
-from planetary.moe.tiers import tier_fragments
 from planetary.moe.work_queue import Lease, WorkQueue
 from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck
@@ -129,8 +128,7 @@ class MixtureGateway(RunHost):
         self._set_stage("reading the run folder")
         start = await asyncio.to_thread(begin_mixture, self.config, folder, options.resume, prepared, self._payloads)
         self._start = start
-        fragments = tier_fragments(prepared.dense, prepared.plan.training.cadence)
-        self._checks = PayloadChecks(prepared.plan, prepared.dense, fragments)
+        self._checks = PayloadChecks(prepared.plan, prepared.dense, prepared.experts)
         # Not before: a resume may replace the file of metrics.
         self._journal = JsonLinesWriter(folder / EVENTS)
         self._metrics_file = JsonLinesWriter(folder / METRICS)

@@ -26,10 +26,11 @@ from planetary.moe.part import part_of
 from planetary.moe.payloads import fragment_bytes
 from planetary.moe.plan import MixturePlan, model_of, owners_of, training_of, warnings_of
 from planetary.moe.records import FragmentStart, MixtureStarted
+from planetary.moe.replicas import only_shards
 from planetary.moe.shard_payload import fits_bytes, shard_bytes
 from planetary.moe.signature import Program, parameter_specs
 from planetary.moe.states import TrainingState
-from planetary.moe.tiers import tier_fragments
+from planetary.moe.tiers import Tier
 from planetary.wire.messages import Slice
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,11 @@ class PreparedMixture:
     def dense(self) -> tuple[TensorSpec, ...]:
         """The parameters that are no routed experts."""
         return parameter_specs(part_of(self.program, "composer"))
+
+    @property
+    def experts(self) -> tuple[TensorSpec, ...]:
+        """The weights of one layer's experts on one composer."""
+        return parameter_specs(part_of(self.program, "expert"))
 
     @property
     def model(self) -> tuple[TensorSpec, ...]:
@@ -138,7 +144,7 @@ def model_values(config: Config) -> Tensors:
 def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarted:
     """Put what everybody starts from into the payload store."""
     state, plan = prepared.initial(), prepared.plan
-    names = tier_fragments(prepared.dense, plan.training.cadence)
+    names = plan.fragments(prepared.dense, prepared.experts)
     held = {key: Held() for key in names}
     # Under offload moments live with the experts in the store; a composer has none.
     without = {"expert_moments": tuple({} for _ in range(plan.model.n_layer))} if plan.offloads else {}
@@ -150,14 +156,15 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
         made = []
         for composer in state.composers:
             fits = []
-            for layer, slots in enumerate(composer.slots):
+            for layer, slots in enumerate(only_shards(composer, plan.owner_map, [composer.number]).slots):
                 ids = slots[slots >= 0]
                 fits.append(LayerFit(layer, ids, bank.a[layer][ids], bank.b[layer][ids], ids[:0].astype(float), 0))
             made.append(store.put("surrogate", fits_bytes(fits, composer.number, 0)))
         surrogates = tuple(made)
     fragments = tuple(
-        FragmentStart(tier, i, store.put("fragment", fragment_bytes({n: state.composers[0].dense[n] for n in mine})))
+        FragmentStart(tier, i, store.put("fragment", fragment_bytes(composer.named(mine))))
         for (tier, i), mine in names.items()
+        for composer in [state.composers[i if tier is Tier.EXPERTS else 0]]
     )
     experts: tuple[tuple[str, ...], ...] = ()
     if plan.offloads:

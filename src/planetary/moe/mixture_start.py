@@ -20,7 +20,7 @@ from planetary.moe.mixture_events import MixturePolicy
 from planetary.moe.mixture_preparation import PreparedMixture, store_start
 from planetary.moe.records import MixtureRecord, MixtureState, apply, replay
 from planetary.moe.syncer_messages import SyncPolicy
-from planetary.moe.tiers import Tier, tier_fragments
+from planetary.moe.tiers import Tier
 
 STUCK_AFTER_S = 120.0
 """A composer without a step for this long, and for twenty of its usual steps, is restarted."""
@@ -103,7 +103,7 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
 
     timings, moe = config.timings, config.moe
     fragments: dict[Tier, int] = {}
-    for tier, _ in tier_fragments(prepared.dense, prepared.plan.training.cadence):
+    for tier, _ in prepared.plan.fragments(prepared.dense, prepared.experts):
         fragments[tier] = fragments.get(tier, 0) + 1
     quorum = moe.composers if moe.pace == "lockstep" else min(moe.quorum, moe.composers)
     return MixturePolicy(
@@ -117,7 +117,12 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
         rounds=config.train.rounds,
         config_hash=config_hash(config),
         sync=SyncPolicy(
-            moe.composers, fragments, quorum=quorum, grace_s=timings.grace_s, return_s=timings.startup_grace_s
+            moe.composers,
+            fragments,
+            quorum=quorum,
+            grace_s=timings.grace_s,
+            return_s=timings.startup_grace_s,
+            replicas=moe.replicas,
         ),
         expert_workers=moe.expert_workers,
         eval_every=config.eval.every,

@@ -8,10 +8,11 @@ from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import FragmentMade, MakeFragment, Published, StoredPayload
 from planetary.moe.mixture_rounds import Composing, Rounds
 from planetary.moe.offload import Offload
-from planetary.moe.records import FragmentAdvanced, ShardGranted, SyncNote
+from planetary.moe.records import FragmentAdvanced, ShardGranted, SpeakerChanged, SurrogatesRefreshed, SyncNote
 from planetary.moe.syncer_machine import SyncerMachine
 from planetary.moe.syncer_messages import (
     Announce,
+    CaughtUp,
     Event,
     Grant,
     Instruction,
@@ -20,6 +21,7 @@ from planetary.moe.syncer_messages import (
     Note,
     Publication,
     Reject,
+    Speak,
     Standby,
 )
 from planetary.moe.tiers import Tier
@@ -37,7 +39,7 @@ class Syncing:
         self.machine = SyncerMachine(desk.policy.sync)
         self.machine.go_on(
             {key: fragment.version for key, fragment in desk.state.fragments.items()},
-            [(shard.owner, shard.epoch) for shard in desk.state.shards],
+            [(shard.owner, shard.epoch, shard.speaker) for shard in desk.state.shards],
             now,
         )
         self.claims: dict[str, tuple[int, int, int]] = {}  # worker -> shard, epoch and step it says it has
@@ -69,6 +71,8 @@ class Syncing:
                     self._merge(one)
                 case Reject():
                     self.refuse("stale", f"{one.publication.composer}: {one.why}", told=False)
+                case Speak():
+                    self._speak(one)
                 case Note():
                     self.desk.append(SyncNote(what=one.what, why=one.why))
                 case Standby():
@@ -90,18 +94,69 @@ class Syncing:
         self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, now)
         self.desk.send(
             session,
-            m.OwnShard(shard=grant.shard, epoch=grant.epoch, step=step, payload="" if keeps else shard.payload),
+            m.OwnShard(
+                shard=grant.shard,
+                epoch=grant.epoch,
+                step=step,
+                payload="" if keeps else shard.payload,
+                speaks=self.spoken_for(grant.shard),
+            ),
             None if keeps else StoredPayload(shard.payload),
         )
+        plan = self.desk.policy.plan
         for key in self.desk.state.fragments:
-            self.send_fragment(session, *key)
+            if plan.takes_part(grant.shard, key):
+                self.send_fragment(session, *key)
         for number, layer in self.desk.state.experts:
             if number == grant.shard:
                 self.offload.send_experts(session, number, layer)
-        if self.desk.policy.plan.has_surrogates:
+        if plan.has_surrogates:
             for number in range(len(self.desk.state.shards)):
-                if number != grant.shard or not keeps:
+                if number != grant.shard or not keeps or plan.training.replicas > 1:
                     self.send_surrogates(session, number)
+
+        self.stepped(self.composing[session], now)
+
+    def stepped(self, one: Composing, now: float) -> None:
+        """A composer has taken steps, or begins with some."""
+        if self.machine.behind(one.shard) and one.step > self.desk.state.shards[one.shard].surrogate_step:
+            self.tell(CaughtUp(one.shard), now)
+
+    def spoken_for(self, number: int) -> tuple[int, ...]:
+        """Return the shards whose surrogates the composer of a shard publishes."""
+        return tuple(n for n, shard in enumerate(self.desk.state.shards) if shard.speaker == number)
+
+    def _speak(self, said: Speak) -> None:
+        before = self.desk.state.shards[said.shard].speaker
+        self.desk.append(SpeakerChanged(shard=said.shard, by=said.by, why=said.why))
+        for one in self.composing.values():
+            if one.shard in {before, said.by}:
+                self.desk.send(one.session, m.SpeakFor(shards=self.spoken_for(one.shard)))
+
+    def refreshed(self, message: m.PublishSurrogates, payload: str) -> None:
+        """A composer has published surrogates."""
+        held = self.desk.state.shards[message.of]
+        if held.speaker != message.shard:
+            why = f"the composer of shard {message.shard} speaks for shard {message.of}, for which {held.speaker} does"
+            self.refuse("fenced", why)
+            return
+        if message.step <= held.surrogate_step:  # of a composer that went back: what is here is newer
+            why = f"surrogates of shard {message.of} went back to step {message.step}"
+            self.refuse("regression", why, told=False)
+            return
+        self.desk.append(
+            SurrogatesRefreshed(
+                shard=message.of,
+                by=message.shard if message.shard != message.of else None,
+                epoch=message.epoch,
+                step=message.step,
+                error=message.error,
+                payload=payload,
+            )
+        )
+        for other in self.composing.values():
+            if other.shard != message.shard:
+                self.send_surrogates(other.session, message.of)
 
     def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:
         """Send a composer the newest version of a fragment."""
@@ -141,12 +196,14 @@ class Syncing:
                     velocity=event.velocity,
                     seconds=now - began,
                     why=event.why,
+                    steps=event.steps,
                 )
             )
         self.tell(Merged(*key, event.version, event.failed), now)
         if event.failed:  # the version that they have already: they may publish again
             for one in self.composing.values():
-                self.send_fragment(one.session, *key)
+                if self.desk.policy.plan.takes_part(one.shard, key):
+                    self.send_fragment(one.session, *key)
 
     def refuse(self, what: str, why: str, *, told: bool = True) -> None:
         """Count what does not count; `told`: also in the journal."""

@@ -32,18 +32,15 @@ class PayloadChecks:
     Args:
         plan: of the mixture.
         dense: the parameters that are no routed experts.
-        fragments: their names by fragment.
+        experts: weights of one layer's experts on one composer, [slots, ...].
     """
 
-    def __init__(
-        self,
-        plan: MixturePlan,
-        dense: Sequence[TensorSpec],
-        fragments: Mapping[tuple[Tier, int], tuple[str, ...]],
-    ) -> None:
+    def __init__(self, plan: MixturePlan, dense: Sequence[TensorSpec], experts: Sequence[TensorSpec]) -> None:
         self._plan = plan
-        self._specs = {spec.name: spec for spec in dense}
-        self._fragments = fragments
+        self._dense = {spec.name: spec.shape for spec in dense}
+        self._experts = {spec.name: spec.shape for spec in experts}
+        self._slots = plan.held_slots
+        self._fragments = plan.fragments(dense, experts)
 
     def defect(self, message: m.Message, data: bytes) -> str:
         """Return what is wrong with a message's payload, or ""."""
@@ -53,6 +50,8 @@ class PayloadChecks:
                     return self._fragment(message, fragment_from(data))
                 case m.PublishSurrogates():
                     bank = install_payload(empty_bank(self._plan), data, self._plan)
+                    if not ((bank.versions >= 0) == (self._plan.owner_map == message.of)).all():
+                        return f"it has not the surrogates of all experts of shard {message.of} and of no others"
                     return _not_finite({str(i): x for i, x in enumerate((*bank.a, *bank.b))})
                 case m.KeepShard():
                     return self._shard(message, data)
@@ -75,18 +74,28 @@ class PayloadChecks:
             return f"there is no fragment {message.fragment} of tier {message.tier}"
         if set(tensors) != set(names):
             return f"it has {len(tensors)} tensors, the fragment has {len(names)} others"
-        wrong = [n for n in names if tensors[n].shape != self._specs[n].shape or tensors[n].dtype != np.float32]
+        wrong = [n for n in names if tensors[n].shape != self._shape(n) or tensors[n].dtype != np.float32]
         if wrong:
             return f"its {wrong[0]} is {tensors[wrong[0]].dtype}{list(tensors[wrong[0]].shape)}"
         return _not_finite(tensors)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Of a fragment's tensor: a parameter, or one expert's weight `layers.2.experts.up.7`."""
+        return self._dense[name] if name in self._dense else self._experts[name.split(".")[-2]][1:]
 
     def _shard(self, message: m.KeepShard, data: bytes) -> str:
         state, step, _ = shard_from(data, self._plan)
         if (state.number, step) != (message.shard, message.step):
             return f"it holds shard {state.number} after step {step}, not {message.shard} after {message.step}"
-        missing = set(self._specs) - set(state.dense)
+        missing = set(self._dense) - set(state.dense)
         if missing:
             return f"it lacks {sorted(missing)[0]} and {len(missing) - 1} other parameters"
+        expected = self._slots[state.number]
+        if state.slots.shape != expected.shape or (state.slots != expected).any():
+            return f"its composer owns other experts than those of shard {state.number}"
+        for layer, weights in enumerate(state.experts):
+            if {name: value.shape for name, value in weights.items()} != self._experts:
+                return f"its experts of layer {layer} have other weights than {self._experts}"
         return _not_finite(state.dense) or "".join(_not_finite(layer) for layer in state.experts)
 
 

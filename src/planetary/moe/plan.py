@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -10,14 +11,16 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.step_options import StepOptions
+from planetary.core.tensors import TensorSpec
 from planetary.data.slices import SliceOrder
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.options import configure
 from planetary.moe import ownership
 from planetary.moe.acceptance import Policy
 from planetary.moe.averaging import MergeRule
+from planetary.moe.replicas import expert_fragments, held_shards, replicated_slots
 from planetary.moe.settings import MoeTraining
-from planetary.moe.tiers import Cadence
+from planetary.moe.tiers import Cadence, Tier, tier_fragments
 from planetary.wire.messages import Slice
 
 AHEAD_BYTES = 1 << 20  # of tokens; at half a millisecond a step this is a second of a small model, else minutes
@@ -78,7 +81,33 @@ class MixturePlan(msgspec.Struct, frozen=True):
     @property
     def slots(self) -> int:
         """Places for experts on each composer, per layer."""
-        return ownership.shard_size(self.owner_map)
+        return self.held_slots[0].shape[1]
+
+    @property
+    def held_slots(self) -> list[np.ndarray]:
+        """Which expert is in each slot of each composer, i32 [layers, slots]."""
+        return replicated_slots(self.owner_map, self.training.composers, self.training.replicas)
+
+    def fragments(
+        self, dense: Sequence[TensorSpec], experts: Sequence[TensorSpec]
+    ) -> dict[tuple[Tier, int], tuple[str, ...]]:
+        """Return the names of everything that is merged, by fragment.
+
+        Args:
+            dense: parameters that are no routed experts.
+            experts: of one layer's experts.
+        """
+        found = tier_fragments(dense, self.training.cadence)
+        if self.training.replicas > 1:
+            names = [spec.name for spec in experts]
+            found |= expert_fragments(self.owner_map, self.training.composers, names)
+        return found
+
+    def takes_part(self, number: int, key: tuple[Tier, int]) -> bool:
+        """Whether a composer has a fragment: all but those of experts that it does not own."""
+        tier, fragment = key
+        held = held_shards(number, self.training.composers, self.training.replicas)
+        return tier is not Tier.EXPERTS or fragment in held
 
     @property
     def tokens_per_step(self) -> int:
@@ -134,6 +163,17 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
             f"moe.composers = {moe.composers}, but the model has {model.n_expert} experts per layer and every composer "
             f"owns at least one: set moe.composers to at most {model.n_expert}, or model.options.n_expert higher"
         )
+    if moe.replicas > moe.composers:
+        raise UserError(
+            f"moe.replicas = {moe.replicas} owners of every expert need as many composers: set moe.replicas to at most "
+            f"moe.composers = {moe.composers}"
+        )
+    if moe.replicas > 1 and moe.expert_workers:
+        raise UserError(
+            f"moe.replicas = {moe.replicas} and moe.expert_workers = {moe.expert_workers}: expert workers improve one "
+            "stream of an expert's weights, and several owners train a copy each. Set moe.replicas = 1 (experts then "
+            "survive a composer in the payload store), or moe.expert_workers = 0"
+        )
     if train.micro_batches != 1 or train.precision != "f32" or train.remat != "none":
         raise UserError('a mixture over composers takes train.micro_batches = 1, precision = "f32" and remat = "none"')
     if config.sync.topology != "star":
@@ -148,6 +188,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         composers=moe.composers,
         batch_size=train.batch_size * moe.composers,
         rank=moe.rank,
+        replicas=moe.replicas,
         detach=moe.detach,
         cadence=cadence,
         merge=MergeRule(radial=moe.radial),

@@ -47,6 +47,14 @@ class ShardGranted(Record, frozen=True, kw_only=True, tag="shard_granted"):
     why: str
 
 
+class SpeakerChanged(Record, frozen=True, kw_only=True, tag="speaker_changed"):
+    """Another owner of a shard's experts publishes their surrogates from now on."""
+
+    shard: int
+    by: int  # shard of which that owner is the composer
+    why: str
+
+
 class ShardKept(Record, frozen=True, kw_only=True, tag="shard_kept"):
     """A shard's whole state is in the payload store."""
 
@@ -69,13 +77,15 @@ class FragmentAdvanced(Record, frozen=True, kw_only=True, tag="fragment_merged")
     velocity: str  # of the outer step; "" without momentum
     seconds: float  # from the first publication
     why: str
+    steps: int = 0  # the most that a publication had taken since the version before
 
 
 class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_refreshed"):
     """A shard has new surrogates."""
 
     shard: int
-    epoch: int
+    by: int | None = None  # shard whose composer made them, as the speaker of this one; None: this one's
+    epoch: int  # of that composer
     step: int
     error: float | None
     payload: str
@@ -106,6 +116,7 @@ MixtureRecord = (
     AnyRecord
     | MixtureStarted
     | ShardGranted
+    | SpeakerChanged
     | ShardKept
     | FragmentAdvanced
     | SurrogatesRefreshed
@@ -115,7 +126,12 @@ MixtureRecord = (
 
 
 class Shard(msgspec.Struct):
-    """What is known of a shard. `marks`: its first state at or after the end of rounds that are not finished yet."""
+    """What is known of a shard.
+
+    Attributes:
+        speaker: shard whose composer publishes this one's surrogates.
+        marks: its first state at or after the end of rounds that are not finished yet.
+    """
 
     payload: str = ""
     step: int = 0
@@ -124,6 +140,7 @@ class Shard(msgspec.Struct):
     surrogates: str = ""
     surrogate_step: int = 0
     surrogate_error: float | None = None
+    speaker: int = 0
     marks: dict[int, ShardKept] = {}
 
 
@@ -178,7 +195,10 @@ def apply(state: MixtureState, record: Record) -> None:
             state.ended = None
         case MixtureStarted():
             surrogates = record.surrogates or ("",) * len(record.shards)
-            state.shards = [Shard(payload=p, surrogates=s) for p, s in zip(record.shards, surrogates, strict=True)]
+            state.shards = [
+                Shard(payload=p, surrogates=s, speaker=number)
+                for number, (p, s) in enumerate(zip(record.shards, surrogates, strict=True))
+            ]
             state.fragments = {(f.tier, f.fragment): Fragment(payload=f.payload) for f in record.fragments}
             state.experts = {
                 (shard, layer): Experts(payload)
@@ -200,6 +220,8 @@ def apply(state: MixtureState, record: Record) -> None:
             if record.epoch != shard.epoch + 1:
                 raise LocalProtocolError(f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}")
             shard.epoch, shard.owner = record.epoch, record.worker
+        case SpeakerChanged():
+            state.shards[record.shard].speaker = record.by
         case ShardKept():
             shard = state.shards[record.shard]
             shard.payload, shard.step = record.payload, record.step
@@ -248,6 +270,8 @@ def mixture_news(record: Record) -> str:
     match record:
         case ShardGranted():
             return f"{record.worker} is the composer of shard {record.shard} from step {record.step} on: {record.why}"
+        case SpeakerChanged():
+            return f"the composer of shard {record.by} speaks for the experts of shard {record.shard}: {record.why}"
         case SyncNote():
             return f"{record.what}: {record.why}"
     return ""

@@ -1,14 +1,14 @@
 """Experts with several owners: who holds what, who speaks for an expert, and how its copies become one again.
 
 The report has one owner per expert (4.1). With R owners a shard is also held by the R − 1 composers after its first
-owner. Each trains its copy on its own tokens; before surrogates are refreshed the copies are merged as tiers are. One
-of them, the first that lives, publishes surrogates, so that versions still come from one place; when it dies the next
-one goes on from its own copy, and nothing has to be fetched.
+owner. Each trains its copy on its own tokens; whenever surrogates are refreshed the copies are merged as tiers are: a
+shard's experts are a fragment of their own. One owner, the first that lives, publishes surrogates, so that versions
+still come from one place; when it is lost the next one goes on from its own copy, and nothing has to be fetched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -17,8 +17,26 @@ from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors
 from planetary.moe import ownership
 from planetary.moe.averaging import MergeRule, Published, merge
-from planetary.moe.signature import in_layer
-from planetary.moe.states import ComposerState
+from planetary.moe.states import ComposerState, expert_name
+from planetary.moe.tiers import Tier
+
+
+def holders(shard: int, composers: int, replicas: int) -> tuple[int, ...]:
+    """Return who owns a shard's experts, its first owner first."""
+    return tuple((shard + further) % composers for further in range(replicas))
+
+
+def held_shards(number: int, composers: int, replicas: int) -> tuple[int, ...]:
+    """Return whose experts a composer owns, those that it is the first owner of first."""
+    return tuple((number - back) % composers for back in range(replicas))
+
+
+def speaker(shard: int, composers: int, replicas: int, living: Collection[int]) -> int:
+    """Return who publishes a shard's surrogates: its first owner that lives, `ownership.EMPTY` where none does.
+
+    Such a shard waits for a replacement, and its surrogates grow old meanwhile.
+    """
+    return next((one for one in holders(shard, composers, replicas) if one in living), ownership.EMPTY)
 
 
 def replicated_slots(owners: np.ndarray, composers: int, replicas: int) -> list[np.ndarray]:
@@ -32,7 +50,9 @@ def replicated_slots(owners: np.ndarray, composers: int, replicas: int) -> list[
     if not 1 <= replicas <= composers:
         raise UserError(f"an expert has between 1 and {composers} owners among {composers} composers, found {replicas}")
     shards = [
-        np.concatenate([ownership.owned_slots(owners, (number - back) % composers) for back in range(replicas)], axis=1)
+        np.concatenate(
+            [ownership.owned_slots(owners, shard) for shard in held_shards(number, composers, replicas)], axis=1
+        )
         for number in range(composers)
     ]
     width = max(int((shard != ownership.EMPTY).sum(axis=1).max()) for shard in shards)
@@ -42,60 +62,74 @@ def replicated_slots(owners: np.ndarray, composers: int, replicas: int) -> list[
     return [np.where(shard == last, ownership.EMPTY, shard).astype(np.int32) for shard in ordered]
 
 
-def authorities(owners: np.ndarray, composers: int, replicas: int, living: Collection[int]) -> np.ndarray:
-    """Return who publishes each expert's surrogates, i32 [layers, experts]: its first owner that lives.
+def only_shards(composer: ComposerState, owners: np.ndarray, shards: Collection[int]) -> ComposerState:
+    """Return the composer with only those of its experts whose first owners are `shards`; its other slots are empty.
 
-    `ownership.EMPTY` where none does: that expert waits for a replacement, and its surrogates grow old meanwhile.
+    Args:
+        composer: of any number of owners.
+        owners: first owners, i32 [layers, experts].
+        shards: that are kept.
     """
-    result = np.full(owners.shape, ownership.EMPTY, np.int32)
-    for further in reversed(range(replicas)):
-        holder = (owners + further) % composers
-        result = np.where(np.isin(holder, list(living)), holder, result).astype(np.int32)
-    return result
+    first = np.take_along_axis(owners, np.maximum(composer.slots, 0), axis=1)
+    kept = np.isin(first, list(shards)) & (composer.slots != ownership.EMPTY)
+    return msgspec.structs.replace(composer, slots=np.where(kept, composer.slots, ownership.EMPTY))
+
+
+def expert_fragments(
+    owners: np.ndarray, composers: int, weights: Iterable[str]
+) -> dict[tuple[Tier, int], tuple[str, ...]]:
+    """Return the names of every shard's fragment: each weight of each of its experts is merged by itself.
+
+    Args:
+        owners: first owners, i32 [layers, experts].
+        composers: C.
+        weights: of one expert, such as up and down.
+    """
+    names = tuple(weights)
+    return {
+        (Tier.EXPERTS, shard): tuple(
+            expert_name(layer, weight, int(expert))
+            for layer, row in enumerate(owners)
+            for weight in names
+            for expert in np.flatnonzero(row == shard)
+        )
+        for shard in range(composers)
+    }
+
+
+def rule_of(tier: Tier, rule: MergeRule) -> MergeRule:
+    """Return how fragments of a tier are merged: those of experts without an outer momentum."""
+    return msgspec.structs.replace(rule, rate=1.0, momentum=0.0) if tier is Tier.EXPERTS else rule
 
 
 def consolidate(
-    composers: Sequence[ComposerState], start: Tensors, rule: MergeRule, tokens: int
+    composers: Sequence[ComposerState],
+    start: Tensors,
+    rule: MergeRule,
+    fragments: Mapping[tuple[Tier, int], Collection[str]],
+    *,
+    replicas: int,
+    tokens: int,
+    steps: int,
 ) -> tuple[list[ComposerState], dict[str, np.ndarray]]:
-    """Return the composers with equal copies of every expert that several hold, and these copies by name.
+    """Return the composers with equal copies of every expert, and these copies by name.
 
-    Optimizer moments stay apart, as those of tiers do. A merge here has no outer momentum.
+    Optimizer moments stay apart, as those of tiers do.
 
     Args:
         composers: all that take part.
-        start: by full name, what the last merge made of each layer's weights [experts, ...]; other names are kept.
+        start: what the last merge made, by the names of `fragments`; other names are kept.
         rule: mean or radial-directional, per expert.
-        tokens: of each composer since the last merge.
+        fragments: of `expert_fragments`.
+        replicas: R.
+        tokens, steps: of each composer since the last merge.
     """
-    plain = msgspec.structs.replace(rule, rate=1.0, momentum=0.0)
-    after = [[dict(layer) for layer in c.experts] for c in composers]
-    merged_all = dict(start)
-    for layer in range(len(after[0])):
-        places = _places([c.slots[layer] for c in composers])
-        for name in after[0][layer]:
-            full = in_layer(layer, "experts", name)
-            merged_all[full] = start[full].copy()
-            changed = [c.experts[layer][name].copy() for c in composers]
-            for expert, held in places.items():
-                if len(held) < 2:
-                    continue
-                published = [Published(c, {name: changed[c][slot]}, tokens, 1) for c, slot in held]
-                before = {name: start[full][expert]}
-                merged = merge(before, {name: np.zeros_like(before[name])}, published, plain)[0][name]
-                merged_all[full][expert] = merged
-                for c, slot in held:
-                    changed[c][slot] = merged
-            for number, value in enumerate(changed):
-                after[number][layer][name] = value
-    new = [msgspec.structs.replace(c, experts=tuple(e)) for c, e in zip(composers, after, strict=True)]
-    return new, merged_all
-
-
-def _places(slots: Sequence[np.ndarray]) -> dict[int, list[tuple[int, int]]]:
-    """Return for each expert who holds it, and in which slot."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for composer, row in enumerate(slots):
-        for slot, expert in enumerate(row):
-            if expert != ownership.EMPTY:
-                found.setdefault(int(expert), []).append((composer, slot))
-    return found
+    after, merged_all = list(composers), dict(start)
+    for (tier, shard), names in fragments.items():
+        owners = holders(shard, len(composers), replicas)
+        published = [Published(n, composers[n].named(names), tokens, steps) for n in owners]
+        merged, _ = merge({name: start[name] for name in names}, {}, published, rule_of(tier, rule))
+        merged_all |= merged
+        for number in owners:
+            after[number] = after[number].with_named(merged)
+    return after, merged_all

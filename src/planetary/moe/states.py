@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import msgspec
 import numpy as np
@@ -44,6 +44,41 @@ class ComposerState(msgspec.Struct, frozen=True):
         """Return the state of one that has surrogates in place of all experts."""
         return msgspec.structs.replace(self, slots=np.full_like(self.slots, ownership.EMPTY))
 
+    def named(self, names: Collection[str]) -> dict[str, np.ndarray]:
+        """Return tensors of a fragment: parameters by their names, this composer's copies by `expert_name`.
+
+        Raises:
+            KeyError: it does not hold one of them.
+        """
+        held = {name: self.experts[layer][weight][slot] for name, layer, weight, slot in self._copies()}
+        return {name: self.dense[name] if name in self.dense else held[name] for name in names}
+
+    def with_named(self, tensors: Tensors) -> ComposerState:
+        """Return the composer with these values in place of its own; names that it does not hold are passed over."""
+        experts = [dict(layer) for layer in self.experts]
+        changed: set[tuple[int, str]] = set()
+        for name, layer, weight, slot in self._copies():
+            if name not in tensors:
+                continue
+            if (layer, weight) not in changed:
+                changed.add((layer, weight))
+                experts[layer][weight] = experts[layer][weight].copy()
+            experts[layer][weight][slot] = tensors[name]
+        dense = {name: tensors.get(name, value) for name, value in self.dense.items()}
+        return msgspec.structs.replace(self, dense=dense, experts=tuple(experts))
+
+    def _copies(self) -> Iterator[tuple[str, int, str, int]]:
+        """Name, layer, weight and slot of everything that its experts consist of."""
+        for layer, weights in enumerate(self.experts):
+            for slot, expert in enumerate(self.slots[layer]):
+                if expert != ownership.EMPTY:
+                    yield from ((expert_name(layer, weight, int(expert)), layer, weight, slot) for weight in weights)
+
+
+def expert_name(layer: int, weight: str, expert: int) -> str:
+    """Return the name of one expert's weight in a fragment, such as `layers.2.experts.up.7`."""
+    return f"{in_layer(layer, 'experts', weight)}.{expert}"
+
 
 class Surrogates(msgspec.Struct, frozen=True):
     """All experts' surrogates as the composers hold them: per layer a [E, L, R] and b [E, R, L], and versions."""
@@ -81,7 +116,7 @@ def assembled(
 ) -> tuple[dict[str, np.ndarray], list[dict[str, np.ndarray]]]:
     """Return the whole model: the mean of the composers' dense parameters, and per layer all real experts.
 
-    Of an expert with several owners it is the copy of the last; they are equal after every refresh.
+    Of an expert with several owners it is the mean of their copies; they are equal after every merge of them.
     """
     equal = [1.0] * len(state.composers)
     dense = {
@@ -91,12 +126,16 @@ def assembled(
     layers = []
     for layer in range(config.n_layer):
         found: dict[str, np.ndarray] = {}
+        copies = np.bincount(
+            np.concatenate([c.slots[layer] for c in state.composers]) + 1, minlength=config.n_expert + 1
+        )
         for name, value in state.composers[0].experts[layer].items():
-            whole = np.zeros((1, config.n_expert, *value.shape[1:]), np.float32)
+            whole = np.full((1, config.n_expert, *value.shape[1:]), -0.0)  # -0.0: a single copy keeps all its bits
             for composer in state.composers:
                 slots = composer.slots[layer : layer + 1]
-                whole = ownership.put_slots(whole, slots, composer.experts[layer][name][None])
-            found[name] = whole[0]
+                added = ownership.take_slots(whole, slots) + composer.experts[layer][name][None]
+                whole = ownership.put_slots(whole, slots, added)
+            found[name] = (whole[0] / copies[1:].reshape(-1, 1, 1)).astype(np.float32)
         layers.append(found)
     return dense, layers
 

@@ -18,6 +18,7 @@ class SyncPolicy(msgspec.Struct, frozen=True):
         grace_s: seconds from a fragment's first publication until a quorum is enough, and for which a lost composer's
             shard is kept for it.
         max_shards: that one composer may own; above 1 it also adopts those of lost ones.
+        replicas: owners of every expert; a shard's experts are then a fragment, which its holders publish.
         return_s: for which shards are kept for their owners after the syncer was restarted: these have to notice that
             it is there again.
     """
@@ -28,12 +29,22 @@ class SyncPolicy(msgspec.Struct, frozen=True):
     grace_s: float = 30.0
     max_shards: int = 1
     return_s: float = 30.0
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         """Raise `UserError` for limits that cannot be."""
-        counts = (self.shards, self.quorum, self.max_shards, *self.fragments.values())
+        counts = (self.shards, self.quorum, self.max_shards, self.replicas, *self.fragments.values())
         if min(counts) < 1 or min(self.grace_s, self.return_s) < 0:
             raise UserError(f"a syncer needs counts of at least 1 and grace times of at least 0 s, found {self}")
+        if self.replicas > 1 and self.max_shards > 1:
+            raise UserError(
+                f"the {self.replicas} owners of an expert are different composers, so none adopts another's shard: "
+                f"max_shards is 1, found {self.max_shards}"
+            )
+
+    def quorum_of(self, tier: Tier) -> int:
+        """Return how many publications suffice: not more than there are owners of an expert."""
+        return min(self.quorum, self.replicas) if tier is Tier.EXPERTS else self.quorum
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -81,11 +92,17 @@ class Merged(msgspec.Struct, frozen=True):
     failed: str = ""
 
 
+class CaughtUp(msgspec.Struct, frozen=True):
+    """The composer of a shard has taken more steps than the shard's surrogates are from."""
+
+    shard: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time has passed."""
 
 
-Event = Joined | Returning | Lost | Publication | Merged | Tick
+Event = Joined | Returning | Lost | Publication | Merged | CaughtUp | Tick
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -101,6 +118,14 @@ class Standby(msgspec.Struct, frozen=True):
     """A composer takes part in the tiers but owns nothing for now."""
 
     composer: str
+    why: str
+
+
+class Speak(msgspec.Struct, frozen=True):
+    """A shard's surrogates come from the owner of the shard `by` from now on, which holds a copy of its experts."""
+
+    shard: int
+    by: int
     why: str
 
 
@@ -137,4 +162,4 @@ class Note(msgspec.Struct, frozen=True):
     why: str
 
 
-Instruction = Grant | Standby | Merge | Announce | Reject | Note
+Instruction = Grant | Standby | Speak | Merge | Announce | Reject | Note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 
 from planetary.artifacts.payload_store import PayloadStore
@@ -24,6 +25,7 @@ from planetary.moe.mixture_events import ExpertsJudged, FragmentMade, JudgeExper
 from planetary.moe.ownership import EMPTY, owned_slots
 from planetary.moe.payloads import fragment_bytes, fragment_from
 from planetary.moe.plan import MixturePlan
+from planetary.moe.replicas import rule_of
 from planetary.moe.routing import RoutingAgreement, routing_agreement
 from planetary.moe.shard_payload import shard_from
 from planetary.moe.states import SyncerState, TrainingState, merged_model
@@ -31,7 +33,7 @@ from planetary.moe.states import SyncerState, TrainingState, merged_model
 
 def make_fragment(store: PayloadStore, wanted: MakeFragment, plan: MixturePlan) -> FragmentMade:
     """Merge publications into a fragment's next version. What fails is said in the answer."""
-    rule = plan.training.merge
+    rule = rule_of(wanted.tier, plan.training.merge)
     shards = tuple(sorted(one.shard for one in wanted.published))
     made = FragmentMade(wanted.tier, wanted.fragment, wanted.version, shards, why=wanted.why)
     try:
@@ -51,7 +53,8 @@ def make_fragment(store: PayloadStore, wanted: MakeFragment, plan: MixturePlan) 
     except KeyError as error:
         missing = f"a publication lacks the tensor {error}"
         return FragmentMade(wanted.tier, wanted.fragment, wanted.version, shards, failed=missing)
-    return FragmentMade(made.tier, made.fragment, made.version, shards, payload, name, wanted.why)
+    steps = max(one.steps for one in wanted.published)
+    return msgspec.structs.replace(made, payload=payload, velocity=name, steps=steps)
 
 
 def routing_of(store: PayloadStore, views: tuple[str, ...], plan: MixturePlan) -> RoutingAgreement | None:

@@ -22,10 +22,10 @@ from planetary.moe.composer import ComposerSteps, install, mean_error, mean_loss
 from planetary.moe.execution import composer_runner, expert_runner
 from planetary.moe.initial import initial_training
 from planetary.moe.programs import dense_specs
-from planetary.moe.replicas import authorities, consolidate, replicated_slots
+from planetary.moe.replicas import consolidate, expert_fragments, only_shards, replicated_slots
 from planetary.moe.routing import RoutingAgreement, all_layers, routing_agreement
 from planetary.moe.settings import MoeTraining
-from planetary.moe.signature import GRADIENT, ComposerShape, Runner
+from planetary.moe.signature import GRADIENT, ComposerShape, Runner, parameter_specs
 from planetary.moe.states import ComposerState, Surrogates, SyncerState, TrainingState, assembled
 from planetary.moe.tiers import Tier, tier_fragments
 
@@ -94,6 +94,9 @@ class MoeTrainer:
         self._optimise = optimise
         self.steps = ComposerSteps(config, training, self.batch, self.composer, self.expert)
         self._names = tier_fragments(dense_specs(config), training.cadence)
+        self._copies = expert_fragments(
+            self.owners, training.composers, [spec.name for spec in parameter_specs(self.expert.program)]
+        )
 
     def initial(self) -> TrainingState:
         """Return the state before the first step."""
@@ -125,7 +128,7 @@ class MoeTrainer:
         surrogates, refreshed, error = state.surrogates, 0, float("nan")
         syncer, due = state.syncer, self.training.cadence.refresh_due(done)
         if due and self.training.replicas > 1:
-            composers, syncer = self._consolidate(composers, syncer)
+            composers, syncer = self._consolidate(composers, syncer, done)
         if surrogates is not None and due:
             surrogates, refreshed, error = self.refresh(composers, surrogates, done)
         composers, syncer, merged = self._synchronise(composers, syncer, done)
@@ -165,13 +168,9 @@ class MoeTrainer:
         self, composers: Sequence[ComposerState], surrogates: Surrogates, done: int
     ) -> tuple[Surrogates, int, float]:
         """Return the bank after every owner fitted its experts' surrogates, bytes sent, and the mean relative error."""
-        count = len(composers)
-        speaks = authorities(self.owners, count, self.training.replicas, range(count))
         fits = []
         for composer in composers:
-            mine = np.take_along_axis(speaks, np.maximum(composer.slots, 0), axis=1) == composer.number
-            publishing = replace(composer, slots=np.where(mine, composer.slots, ownership.EMPTY))
-            fits += self.steps.fit(publishing, surrogates)
+            fits += self.steps.fit(only_shards(composer, self.owners, [composer.number]), surrogates)
         return install(surrogates, fits, done), sum(fit.nbytes for fit in fits), mean_error(fits)
 
     # --- details --------------------------------------------------------------------------------------------
@@ -221,10 +220,18 @@ class MoeTrainer:
         return after, (sketched, sent), verdicts
 
     def _consolidate(
-        self, composers: list[ComposerState], syncer: SyncerState
+        self, composers: list[ComposerState], syncer: SyncerState, done: int
     ) -> tuple[list[ComposerState], SyncerState]:
-        tokens = self.training.cadence.refresh * self.batch * self.config.sequence_length
-        merged, start = consolidate(composers, syncer.start, self.training.merge, tokens)
+        training, steps = self.training, self.training.cadence.of_step(done).refresh
+        merged, start = consolidate(
+            composers,
+            syncer.start,
+            training.merge,
+            self._copies,
+            replicas=training.replicas,
+            tokens=steps * self.batch * self.config.sequence_length,
+            steps=steps,
+        )
         return merged, replace(syncer, start=start)
 
     def _synchronise(

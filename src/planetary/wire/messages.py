@@ -26,6 +26,7 @@ from planetary.wire.mixture_messages import (
     OwnShard,
     PublishFragment,
     PublishSurrogates,
+    SpeakFor,
     StandBy,
     StepTaken,
     SurrogatesReady,
@@ -35,7 +36,7 @@ from planetary.wire.mixture_messages import (
     WantTokens,
 )
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 
@@ -327,6 +328,7 @@ AnyMessage = (
     | MixtureJob
     | MixtureReady
     | OwnShard
+    | SpeakFor
     | StandBy
     | PublishFragment
     | FragmentMerged

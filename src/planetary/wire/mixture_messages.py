@@ -44,6 +44,16 @@ class OwnShard(MixtureMessage, frozen=True, kw_only=True):
     epoch: int
     step: int  # of the state that comes along
     payload: str  # "": go on with the state that you have
+    speaks: tuple[int, ...]  # as in `SpeakFor`
+
+
+class SpeakFor(MixtureMessage, frozen=True, kw_only=True):
+    """The composer publishes the surrogates of these shards from now on, and of no others.
+
+    With one owner of every expert they are those of its own shard. With several they come from the first that lives.
+    """
+
+    shards: tuple[int, ...]
 
 
 class StandBy(MixtureMessage, frozen=True, kw_only=True):
@@ -76,17 +86,20 @@ class FragmentMerged(MixtureMessage, frozen=True, kw_only=True):
 
 
 class PublishSurrogates(MixtureMessage, frozen=True, kw_only=True):
-    """An owner's surrogates, fitted when it had taken `step` steps."""
+    """Surrogates of the shard `of`, fitted when the composer of `shard`, which owns these experts, had taken `step`
+    steps.
+    """
 
     shard: int
     epoch: int
+    of: int
     step: int
     error: float | None  # mean relative error on the calibration rows; None for exact copies
     payload: str
 
 
 class SurrogatesReady(MixtureMessage, frozen=True, kw_only=True):
-    """Another shard's surrogates."""
+    """A shard's surrogates, fitted by somebody else."""
 
     shard: int
     step: int

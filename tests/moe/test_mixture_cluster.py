@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from planetary.artifacts.store import digest_of
 from planetary.data.reader import batches, read_slice
+from planetary.fabric.records import TaskAborted
 from planetary.moe import plan as plan_module
 from planetary.moe.payloads import fragment_from
 from planetary.moe.records import FragmentAdvanced, ShardGranted, SpeakerChanged, SurrogatesRefreshed, SyncNote
@@ -288,6 +289,27 @@ def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path)
     counts = cluster.controller.rounds.refused
     assert counts["regression"] == before.get("regression", 0) + 2  # of the shard's state and of its surrogates
     assert cluster.finish().ok
+
+
+def test_a_composer_whose_loss_is_not_finite_three_times_hands_its_shard_on(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24), seed=6)
+    a, _, spare = (cluster.start(name) for name in ("a", "b", "c"))
+    cluster.until(lambda: a.driver.machine.done >= 3)
+    shard = a.driver.machine.shard
+    for times in (1, 2, 3):
+        cluster.until(lambda: a.session in cluster.controller.composing)
+        failed = m.TaskFailed(task=0, kind="numerics", reason="the loss became nan", step=4)
+        cluster._arrive(a.session, failed, None)
+        if times == 3:
+            cluster.kill(a)  # what its process does when it is told to end
+        cluster._gateway()
+        assert len(of_kind(cluster, TaskAborted)) == times
+    cluster.until(lambda: spare.driver.machine.shard == shard)
+    assert cluster.finish().ok
+    assert {record.reason for record in of_kind(cluster, TaskAborted)} == {"the loss became nan"}
+    assert of_kind(cluster, ShardGranted)[-1].worker == "c"
+    assert "3 failed tasks in a row" in cluster.controller.membership.banned["a"]
+    check_streams(cluster)
 
 
 def test_composers_without_access_to_the_data_get_their_tokens_from_the_gateway(

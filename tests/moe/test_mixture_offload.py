@@ -15,7 +15,7 @@ from planetary.moe.acceptance import Policy
 from planetary.moe.delta import Form
 from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from
 from planetary.moe.expert_work import HeldExperts
-from planetary.moe.records import ExpertsAdvanced
+from planetary.moe.records import ExpertsAdvanced, SyncNote
 from planetary.wire import messages as m
 
 
@@ -88,7 +88,10 @@ def test_expert_workers_may_die_and_composers_never_wait_for_them(tmp_path: Path
     check_streams(cluster)
 
 
-def test_an_expert_worker_that_returns_nan_changes_nothing_and_is_counted(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("factor", "reason"), [(np.nan, "not finite"), (1e6, "too large")])
+def test_an_expert_worker_that_returns_nan_or_huge_updates_changes_nothing_and_is_counted(
+    tmp_path: Path, factor: float, reason: str
+) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureCluster(tmp_path, plan, seed=9)
     for name in ("a", "b", "w"):
@@ -99,7 +102,7 @@ def test_an_expert_worker_that_returns_nan_changes_nothing_and_is_counted(tmp_pa
         def spoil(message: m.Message, payload: bytes | None, send: Callable[..., None] = send) -> None:
             if isinstance(message, m.ExpertsImproved) and payload is not None:
                 improved = improved_from(payload, HeldExperts({}, {}))
-                improved.weights["up"][:] = np.nan
+                improved.weights["up"][:] *= factor
                 payload = improved_bytes(improved)
             send(message, payload)
 
@@ -108,8 +111,27 @@ def test_an_expert_worker_that_returns_nan_changes_nothing_and_is_counted(tmp_pa
     updates = of_kind(cluster, ExpertsAdvanced)
     assert len(updates) > 3
     assert not any(record.accepted for record in updates)
-    assert {reason for record in updates for reason in record.refused} == {"not finite"}
+    assert {reason for record in updates for reason in record.refused} == {reason}
     assert all(np.isfinite(line.eval_loss) for line in cluster.metrics)
+
+
+def test_a_corrupt_sketch_is_refused_with_its_digests_and_harms_nobody(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=24, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
+    send = a.driver._send
+
+    def damage(message: m.Message, payload: bytes | None) -> None:
+        if isinstance(message, m.OfferSketches) and payload is not None:
+            payload = payload[:-3] + bytes([payload[-3] ^ 1]) + payload[-2:]
+        send(message, payload)
+
+    a.driver._send = damage
+    assert cluster.finish().ok
+    refused = [note.why for note in of_kind(cluster, SyncNote) if note.what == "unusable"]
+    assert refused
+    assert all("OfferSketches of a: the sketch of composer" in why and "is damaged: expected" in why for why in refused)
+    assert {record.shard for record in of_kind(cluster, ExpertsAdvanced)} == {1 - a.driver.machine.shard}
 
 
 def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:

@@ -196,11 +196,12 @@ class RunHost(ABC):
         try:
             self._admit(connection, is_worker)
             self._shell.post(e.Received(session, hello))
+            counted = connection.bytes_received
             while True:
-                before = connection.bytes_received
                 received = await connection.receive()
-                if is_worker:
-                    self.traffic.add_up(received.message, connection.bytes_received - before)
+                if is_worker:  # with what came in while the message before was passed on
+                    self.traffic.add_up(received.message, connection.bytes_received - counted)
+                counted = connection.bytes_received
                 await self._pass_on(session, received)
         except PlanetaryError as error:
             reason = str(error)

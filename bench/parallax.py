@@ -52,6 +52,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "paper, mean": {"cadence": PAPER, "merge": MergeRule(radial=False)},
     "paper, warm start": {"cadence": WARM},
     "paper, no detach, warm start": {"cadence": WARM, "detach": False},
+    "paper, no detach, warm start, two owners": {"cadence": WARM, "detach": False, "replicas": 2},
     "paper, no detach, warm start, slow experts": {"cadence": WARM, "detach": False, "expert_rate": 0.5},
     "paper, refresh 1": {"cadence": replace(PAPER, refresh=1)},
     "paper, all sketches": {"cadence": PAPER, "sketches": "all", "precision": "4bit"},
@@ -99,7 +100,9 @@ class Data:
 def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeConfig) -> MoeTraining:
     """Return the settings of an arm, changed as the command line says where several composers train."""
     arm = dict(arm)
-    options = StepOptions(learning_rate=args.rate, warmup_steps=args.steps // 10, total_steps=args.steps)
+    options = StepOptions(
+        learning_rate=args.rate, beta1=args.beta1, warmup_steps=args.steps // 10, total_steps=args.steps
+    )
     experts = replace(options, learning_rate=args.rate * arm.pop("expert_rate", 1.0))
     base = MoeTraining(composers=args.composers, batch_size=args.batch, rank=16, dense=options, experts=experts)
     training = replace(base, **arm)
@@ -143,6 +146,8 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
         "preset": args.preset,
         "tokens_a_step": args.batch * config.sequence_length,
         "seed": args.seed,
+        "rate": args.rate,
+        "beta1": args.beta1,
         "composers": training.composers,
         "rank": training.rank,
         "cadence": msgspec.to_builtins(training.cadence),
@@ -208,6 +213,7 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=80)
     parser.add_argument("--preset", default="default", help="of models/latent_moe.py (default: default)")
     parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--beta1", type=float, default=0.9, help="Adam's, of everything (default: 0.9)")
     parser.add_argument("--batch", type=int, default=16, help="sequences of 128 tokens a step, of all composers")
     parser.add_argument("--composers", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0, help="of surrogates (0: the arm's)")

@@ -21,6 +21,13 @@ def test_stop_gradient_is_respected_after_export_as_in_jax() -> None:
     np.testing.assert_allclose(jax.grad(lambda x: function(x).sum())(X), jnp.sin(X), rtol=1e-6)
 
 
+def test_stop_gradient_is_respected_under_vmap() -> None:
+    function = jax.vmap(jax.vmap(lambda x: stop_gradient(jnp.sin(x)) * x))
+    rows = jnp.stack([X, X + 1])
+    check(function, rows)
+    np.testing.assert_allclose(jax.grad(lambda x: function(x).sum())(rows), jnp.sin(rows), rtol=1e-6)
+
+
 def test_a_custom_gradient_is_used_after_export_as_in_jax() -> None:
     def backward(arguments: Any, results: Any, cotangents: Any) -> Any:
         scale = arguments[0]["scale"]

@@ -27,6 +27,15 @@ def test_offload_from_the_owners_float_sketches_equals_direct_ownership_bit_for_
     assert all(report.sketch_bytes > 0 for report in reports)
 
 
+def test_ternary_experts_learn_the_same_on_composers_and_on_expert_workers() -> None:
+    config = replace(TINY, ternary=True)
+    _, direct, _ = train(2, config)
+    _, offload, _ = train(2, config, sketches="owner")
+    expected, found = model_of(direct[-1]), model_of(offload[-1])
+    assert all((found[name] == value).all() for name, value in expected.items())
+    assert all((value != model_of(direct[0])[name]).any() for name, value in expected.items() if "up" in name)
+
+
 def test_exact_copies_refreshed_every_step_with_everybodys_sketches_and_no_horizon_are_end_to_end_training() -> None:
     config = replace(TINY, balance=0.0)  # the mean of balances over parts of a batch is not the whole batch's
     alone, one, first = train(6, config, composers=1, rank=0, cadence=TOGETHER)

@@ -22,9 +22,16 @@ def stop_gradient(tree: Any) -> Any:
     """
     import jax
 
+    # JAX cannot batch a composite by itself; this one is the same whatever the shape.
+    @jax.custom_batching.custom_vmap
+    def marked(x: Any) -> Any:
+        return jax.lax.composite(lambda y: y, STOP_GRADIENT)(x)
+
+    marked.def_vmap(lambda size, batched, x: (marked(x), batched[0]))
+
     @jax.custom_jvp
     def stopped(x: Any) -> Any:
-        return jax.lax.composite(lambda y: y, STOP_GRADIENT)(x)
+        return marked(x)
 
     stopped.defjvp(lambda primals, tangents: (stopped(*primals), jax.numpy.zeros_like(tangents[0])))
     return jax.tree.map(lambda x: stopped(x) if _has_gradient(x) else x, tree)

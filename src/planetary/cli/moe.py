@@ -10,8 +10,7 @@ from typing import Any
 
 from planetary.cli.commands import HelpFormatter, command_parser
 from planetary.cli.errors import EXIT_OK
-
-WEIGHTS, SURROGATES = "merged.safetensors", "surrogates.safetensors"
+from planetary.moe.exported_files import SURROGATES, WEIGHTS
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -113,6 +112,7 @@ def _export(args: argparse.Namespace) -> int:
         raise UserError(f"cannot export to {args.output}: it already holds a model; use --force to replace it")
 
     from planetary.core.config import DataConfig, load_config
+    from planetary.fabric.run_files import CONFIG
     from planetary.moe.merged_export import export_merged
     from planetary.moe.run_state import is_run, read_mixture
     from planetary.monitor.human_numbers import count
@@ -122,7 +122,7 @@ def _export(args: argparse.Namespace) -> int:
         name = args.tokenizer or "byte"
         data = DataConfig(tokenizer=name if name == "byte" else str(Path(name).absolute()))
     elif args.tokenizer is None:
-        data = load_config(args.training / "config.toml").data
+        data = load_config(args.training / CONFIG).data
     else:
         raise UserError(f"--tokenizer is for saved trainings; the run in {args.training} has its own: leave it out")
     written = export_merged(saved, args.output, data=data)

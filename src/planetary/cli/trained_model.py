@@ -21,6 +21,7 @@ from planetary.core.config import Config, load_config
 from planetary.core.errors import UserError
 from planetary.data.tokenizer import Tokenizer, load_tokenizer
 from planetary.fabric.preparation import builder_options
+from planetary.fabric.run_files import CONFIG
 
 if TYPE_CHECKING:
     from planetary.moe.inference import Experts
@@ -51,13 +52,14 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
         TrustError: the checkpoint is damaged.
     """
     from planetary.moe.inference import experts_named
+    from planetary.moe.run_state import is_run
 
     wanted = experts_named(experts)
-    if (run / "training.json").is_file():
+    if not is_run(run):
         return _saved_training(run, checkpoint, wanted)
-    if not (run / "config.toml").is_file():
-        raise UserError(f"{run} is not a run folder: expected config.toml in it, as `planetary train` writes it")
-    config = load_config(run / "config.toml")
+    if not (run / CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder: expected {CONFIG} in it, as `planetary train` writes it")
+    config = load_config(run / CONFIG)
     if wanted.kind != "real":
         return _with_surrogates(run, config, checkpoint, wanted)
     if checkpoint is not None and checkpoint.is_file():
@@ -112,8 +114,8 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
 
 
 def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted: Experts) -> TrainedModel:
+    from planetary.moe.exported_files import SURROGATES
     from planetary.moe.inference import model_with, with_surrogates
-    from planetary.moe.merged_export import SURROGATES
     from planetary.moe.plan import model_of
     from planetary.moe.run_state import read_run
 

@@ -17,13 +17,14 @@ from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, to_toml
 from planetary.core.errors import NumericsError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.fabric.run_files import CONFIG
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe.exported_files import SURROGATES, WEIGHTS
 from planetary.moe.inference import named_surrogates
+from planetary.moe.plan import MODEL
 from planetary.moe.saved_training import SavedTraining
 from planetary.moe.states import merged_model
 
-WEIGHTS, SURROGATES = "merged.safetensors", "surrogates.safetensors"
-SOURCE = "planetary.models.latent_moe:build"
 _WRITING = ".writing-"
 
 
@@ -71,7 +72,7 @@ def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig) -> Ex
             (folder / f"{_WRITING}{name}").unlink(missing_ok=True)
         raise ResourceError(f"writing the model to {folder} failed: {error.strerror or error}") from error
     config = merged_config(saved.config, saved.training.batch_size, folder.name, data)
-    write_atomically(folder / "config.toml", to_toml(config).encode())
+    write_atomically(folder / CONFIG, to_toml(config).encode())
     sizes = [sum(value.size for value in named.values()) for named in (tensors, surrogates)]
     return Exported(sizes[0], digests[WEIGHTS], sizes[1])
 
@@ -98,7 +99,7 @@ def merged_config(config: LatentMoeConfig, batch_size: int, name: str, data: Dat
     return msgspec.structs.replace(
         base,
         run=msgspec.structs.replace(base.run, name=name, seed=config.seed),
-        model=ModelConfig(SOURCE, options, weights=WEIGHTS),
+        model=ModelConfig(MODEL, options, weights=WEIGHTS),
         data=data,
         train=TrainConfig(batch_size=batch_size, sequence_length=config.sequence_length),
     )

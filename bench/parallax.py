@@ -104,7 +104,14 @@ def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeCon
         learning_rate=args.rate, beta1=args.beta1, warmup_steps=args.steps // 10, total_steps=args.steps
     )
     experts = replace(options, learning_rate=args.rate * arm.pop("expert_rate", 1.0))
-    base = MoeTraining(composers=args.composers, batch_size=args.batch, rank=16, dense=options, experts=experts)
+    base = MoeTraining(
+        composers=args.composers,
+        batch_size=args.batch,
+        rank=16,
+        delta_rank=args.delta_rank,
+        dense=options,
+        experts=experts,
+    )
     training = replace(base, **arm)
     if training.composers == 1 or not training.rank:
         rank = 0
@@ -150,6 +157,7 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
         "beta1": args.beta1,
         "composers": training.composers,
         "rank": training.rank,
+        "delta_rank": training.delta_rank,
         "cadence": msgspec.to_builtins(training.cadence),
         "own_text": args.own_text,
         "ternary": config.ternary,
@@ -217,6 +225,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16, help="sequences of 128 tokens a step, of all composers")
     parser.add_argument("--composers", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0, help="of surrogates (0: the arm's)")
+    parser.add_argument("--delta-rank", type=int, default=0, help="of what a refresh changes (0: surrogates whole)")
     parser.add_argument("--backbone", type=int, default=0, help="horizon of the backbone (0: the arm's)")
     parser.add_argument("--refresh", type=int, default=0, help="steps between refreshes (0: the arm's)")
     parser.add_argument("--own-text", action="store_true", help="each composer trains on its own part of the text")

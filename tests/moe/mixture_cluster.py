@@ -261,9 +261,9 @@ class MixtureCluster:
         self.sent.append(message)
         if type(message) in KINDS:
             assert payload is not None
-            defect = "the store does not answer" if self.store_away else self.checks.defect(message, payload)
-            name = "" if defect else self.store.put(KINDS[type(message)], payload)
-            assert defect or name == message.payload  # type: ignore[attr-defined]
+            name, defect = "", "the store does not answer"
+            if not self.store_away:
+                name, defect = self.checks.keep(self.store, message, payload)
             self.events.append(e.Received(session, message, defect, payload=name))
         elif isinstance(message, m.ExpertsImproved):
             assert payload is not None

@@ -24,8 +24,11 @@ from planetary.moe.tiers import Tier
 from planetary.moe.trainer import MoeTrainer
 from planetary.wire import messages as m
 
+TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
+CHANGES = {"delta_rank": 1}  # of surrogates of 8 by 3
 
-@pytest.mark.parametrize("options", [{}, {"composers": 3, "batch_size": 6, "replicas": 2}], ids=["once", "twice"])
+
+@pytest.mark.parametrize("options", [{}, TWICE, CHANGES], ids=["once", "twice", "changes"])
 def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_path: Path, options: dict) -> None:
     plan = make_plan(tmp_path, steps=8, pace="lockstep", **options)
     cluster = MixtureCluster(tmp_path, plan)
@@ -126,9 +129,6 @@ def test_a_shard_goes_to_who_stands_by_and_its_old_owner_is_fenced_off(tmp_path:
     assert cluster.controller.owner_of(shard).worker == "c"  # type: ignore[union-attr]
     assert cluster.finish().ok
     check_streams(cluster)
-
-
-TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
 
 
 def surrogates_of(cluster: MixtureCluster, shard: int) -> list[SurrogatesRefreshed]:
@@ -359,14 +359,18 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
     ("seed", "options"),
     [
         (0, {}),
-        (1, TWICE),
-        *(pytest.param(n, options, marks=pytest.mark.soak) for n in range(2, 40) for options in ({}, TWICE)),
+        (1, TWICE | CHANGES),
+        *(
+            pytest.param(n, options, marks=pytest.mark.soak)
+            for n in range(2, 40)
+            for options in ({}, CHANGES, TWICE, TWICE | CHANGES)
+        ),
     ],
 )
 def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same(
     tmp_path: Path, seed: int, options: dict
 ) -> None:
-    grace_s = 1.0 if options else 4.0  # so short that others speak for who is lost
+    grace_s = 1.0 if "replicas" in options else 4.0  # so short that others speak for who is lost
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, **options), seed=seed, grace_s=grace_s)
     for name in ("a", "b", "c"):
         cluster.start(name)

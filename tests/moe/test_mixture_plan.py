@@ -62,9 +62,10 @@ def test_what_cannot_be_trained_is_refused_with_the_keys_that_say_so(overrides: 
 
 
 def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warned_of() -> None:
-    given = config("moe.composers=3", "moe.rank=128")
-    training_of(given, model_of(given), StepOptions())
-    shards, rank = warnings_of(given, model_of(given))
+    given = config("moe.composers=3", "moe.rank=128", "moe.delta_rank=30")
+    assert training_of(given, model_of(given), StepOptions()).delta_rank == 30
+    shards, rank, changes = warnings_of(given, model_of(given))
+    assert "moe.delta_rank = 30: changes of that rank are no smaller" in changes
     assert shards == "16 experts on 3 composers: shards are not equal, they have 5 or 6 experts of a layer"
     assert "moe.rank = 128 is not below" in rank
     assert warnings_of(config(), model_of(config())) == []

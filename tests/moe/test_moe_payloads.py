@@ -12,6 +12,7 @@ from planetary.core.errors import RemoteProtocolError, TrustError
 from planetary.moe import payloads
 from planetary.moe.sketch import Precision, Sketch, decode, encode
 from planetary.moe.surrogate import newer_surrogate, surrogate_message
+from planetary.moe.surrogate_payloads import surrogates_bytes, surrogates_from
 
 RNG = np.random.default_rng(0)
 
@@ -27,7 +28,7 @@ def some_sketch() -> Sketch:
 
 @pytest.mark.parametrize("precision", ["f32", "4bit"])
 def test_a_sketch_comes_out_of_the_store_with_the_bits_that_went_in(precision: Precision) -> None:
-    store = PayloadStore(f"memory://moe-{precision}", payloads.LIFETIMES_S)
+    store = PayloadStore(f"memory://moe-{precision}", {"sketch": 60.0})
     sent = encode(some_sketch(), precision)
     name = store.put("sketch", payloads.sketch_bytes(sent))
     found = payloads.sketch_from(store.get(name))
@@ -42,10 +43,10 @@ def test_a_sketch_comes_out_of_the_store_with_the_bits_that_went_in(precision: P
 
 def test_surrogates_and_fragments_come_back() -> None:
     sent = [surrogate_message(0, e, owner=1, version=4, a=normal(8, 3), b=normal(3, 8)) for e in (1, 3)]
-    found = payloads.surrogates_from(payloads.surrogates_bytes(sent))
+    found = surrogates_from(surrogates_bytes(sent))
     assert [(m.expert, m.version) for m in found] == [(1, 4), (3, 4)]
     assert all(newer_surrogate(3, message, owner=1) for message in found)  # checks the checksum
-    assert payloads.surrogates_from(payloads.surrogates_bytes([])) == []
+    assert surrogates_from(surrogates_bytes([])) == []
     fragment = {"w": normal(3, 5), "empty": normal(0, 4), "count": np.array(7, np.int32), "odd": normal(3)}
     back = payloads.fragment_from(payloads.fragment_bytes(fragment))
     assert list(back) == list(fragment)
@@ -67,4 +68,4 @@ def test_bytes_that_are_something_else_are_refused() -> None:
         payloads.sketch_from(pack_arrays("sketch", fields, {}))
     raw = [{"layer": 1, "expert": 0, "owner": 0, "version": 1, "checksum": ""}]
     with pytest.raises(RemoteProtocolError, match=r"lack their array '0\.a'"):
-        payloads.surrogates_from(pack_arrays("surrogates", raw, {}))
+        surrogates_from(pack_arrays("surrogates", raw, {}))

@@ -15,7 +15,7 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published
-from planetary.moe.delta import expand, low_rank
+from planetary.moe.delta import Delta, expand, low_rank
 from planetary.moe.expert_work import HeldExperts, accept_slots, improve, optimizer_step, returned
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
@@ -37,6 +37,7 @@ class LayerFit(msgspec.Struct, frozen=True):
         b: float32 [E, R, L].
         errors: relative error on the calibration rows, [E]; empty for exact copies.
         nbytes: of the numbers that travel to the other composers, one message for all of them.
+        changes: what an expert's A and B travel as, where that is smaller: low-rank changes of those before.
     """
 
     layer: int
@@ -45,6 +46,7 @@ class LayerFit(msgspec.Struct, frozen=True):
     b: np.ndarray
     errors: np.ndarray
     nbytes: int
+    changes: tuple[tuple[Delta, Delta], ...] = ()
 
 
 class ComposerSteps:
@@ -137,13 +139,14 @@ class ComposerSteps:
         ]
         return replace(composer, rows=tuple(rows))
 
-    def fit(self, composer: ComposerState, surrogates: Surrogates) -> list[LayerFit]:
+    def fit(self, composer: ComposerState, surrogates: Surrogates, *, whole: bool = False) -> list[LayerFit]:
         """Return new surrogates of the experts that this composer owns, as everybody will hold them.
 
         Surrogates as wide as their relu² experts are exact copies and are not fitted. With `delta_rank`, what is new
         about a fitted one travels as a matrix of that rank (4.2, 4.8). What this drops is in the next one's way to go,
-        because that starts from what everybody holds.
+        because that starts from what everybody holds. `whole`: not everybody holds these, so do without.
         """
+        rank = 0 if whole else self.training.delta_rank
         exact = self.training.rank >= self.config.n_hidden and self.config.activation == "relu2"
         made = []
         for layer, slots in enumerate(composer.slots):
@@ -157,9 +160,13 @@ class ComposerSteps:
             u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
             old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
             fitted = fit_surrogates(u, rows, _outputs(weights, u), a=old_a, b=old_b, options=self.training.fit)
-            a, sent_a = _as_sent(old_a, fitted.a, self.training.delta_rank)
-            b, sent_b = _as_sent(old_b, fitted.b, self.training.delta_rank)
-            made.append(LayerFit(layer, ids, a, b, fitted.error, sent_a + sent_b))
+            a, sent_a = _as_sent(old_a, fitted.a, rank)
+            b, sent_b = _as_sent(old_b, fitted.b, rank)
+            if not sent_a:
+                made.append(LayerFit(layer, ids, a, b, fitted.error, a.nbytes + b.nbytes))
+                continue
+            size = sum(delta.nbytes for delta in (*sent_a, *sent_b))
+            made.append(LayerFit(layer, ids, a, b, fitted.error, size, tuple(zip(sent_a, sent_b, strict=True))))
         return made
 
     def published(self, composer: ComposerState, names: Sequence[str], steps: int) -> Published:
@@ -239,12 +246,15 @@ def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoe
     return {**dense, **named_experts(layers), **owned_by(every, config)}
 
 
-def _as_sent(held: np.ndarray, new: np.ndarray, rank: int) -> tuple[np.ndarray, int]:
-    """Return matrices [E, m, n] as those who hold `held` get them, and the bytes of the messages."""
-    if not rank:
-        return new, new.nbytes
+def _as_sent(held: np.ndarray, new: np.ndarray, rank: int) -> tuple[np.ndarray, list[Delta]]:
+    """Return matrices [E, m, n] as those who hold `held` get them, and the messages; none: the matrices whole.
+
+    A and B have the same sizes, so that both are sent whole or neither.
+    """
+    if not rank or not len(new) or rank * sum(new.shape[1:]) >= new.shape[1] * new.shape[2]:
+        return new, []
     deltas = [low_rank(after - before, None, rank)[0] for before, after in zip(held, new, strict=True)]
-    return held + np.stack([expand(delta) for delta in deltas]), sum(delta.nbytes for delta in deltas)
+    return held + np.stack([expand(delta) for delta in deltas]), deltas
 
 
 def _outputs(weights: Mapping[str, np.ndarray], u: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 
 import msgspec
@@ -30,9 +30,19 @@ from planetary.moe.part import Part
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
 from planetary.moe.plan import MixturePlan
 from planetary.moe.replicas import held_shards, only_shards
-from planetary.moe.shard_payload import empty_bank, fits_bytes, install_payload, model_from, shard_bytes, shard_from
+from planetary.moe.shard_payload import model_from, shard_bytes, shard_from
 from planetary.moe.signature import Runner, parameter_specs
 from planetary.moe.states import ComposerState, Surrogates
+from planetary.moe.surrogate import SurrogateMessage
+from planetary.moe.surrogate_payloads import (
+    change_bytes,
+    changed_surrogates,
+    empty_bank,
+    install,
+    messages_of,
+    surrogates_bytes,
+    surrogates_from,
+)
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
@@ -45,6 +55,7 @@ REPORT_EVERY_S = 0.2
 class _Fitted(msgspec.Struct, frozen=True):
     step: int
     fits: dict[int, list[LayerFit]]  # by shard
+    bases: dict[int, str]  # by shard: the payload that changes are changes of
 
 
 _News = tuple[m.Message, bytes] | _Fitted | PlanetaryError | None  # None: the connection was lost
@@ -83,6 +94,8 @@ class ComposerDriver:
         self._early: list[tuple[m.SurrogatesReady, bytes]] = []
         self._arrived: dict[Key, bytes] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
+        # By shard: the payload that the bank has of it, as said or heard on this connection.
+        self._in_bank: dict[int, str] = {}
         self._fitting = False
         self._losses: list[float] = []  # of the round; after its end they stay until the next step
         self._round_sent = False
@@ -148,6 +161,7 @@ class ComposerDriver:
             raise news
         if news is None:
             self.machine.disconnected()
+            self._in_bank.clear()
             return
         if isinstance(news, _Fitted):
             self._fitted(news)
@@ -164,7 +178,7 @@ class ComposerDriver:
                 if key in self.machine.held and self.machine.merged(key, message.version, message.shards):
                     self._arrived[key] = payload
             case m.SpeakFor():
-                self.machine.speaks = message.shards
+                self._speak_for(message.shards)
             case m.SurrogatesReady() if self.bank is not None:
                 self._install(message, payload)
             case m.UseExperts():
@@ -180,6 +194,7 @@ class ComposerDriver:
                 pass
 
     def _own(self, message: m.OwnShard, payload: bytes) -> None:
+        self._speak_for(message.speaks)
         if not message.payload:
             self.machine.owns(message.shard, message.epoch, message.step, None, message.speaks)
             return
@@ -195,8 +210,26 @@ class ComposerDriver:
         if self.plan.pace == "lockstep" and message.step > self.machine.done:
             self._early.append((message, payload))  # what is fitted after a step is for the next one
             return
-        self.bank = install_payload(self.bank, payload, self.plan)
+        if not message.change:
+            messages = surrogates_from(payload)
+        elif message.base == self._in_bank.get(message.shard):
+            messages = changed_surrogates(payload, self.bank)
+        else:
+            raise RemoteProtocolError(
+                f"the gateway changes surrogates of shard {message.shard} that are not those which it sent before"
+            )
+        self.bank = install(self.bank, messages, self.plan)
+        self._in_bank[message.shard] = message.payload
         self.machine.surrogates(message.shard, message.step)
+
+    def _speak_for(self, shards: tuple[int, ...]) -> None:
+        """Publish the surrogates of these shards from now on: whole at first, and then what changes."""
+        for shard in {*self.machine.speaks, *shards}:
+            self._in_bank.pop(shard, None)
+            if self.bank is not None and shard not in shards:  # of what nobody took, others' is the next
+                versions = np.where(self.plan.owner_map == shard, -1, self.bank.versions)
+                self.bank = msgspec.structs.replace(self.bank, versions=versions)
+        self.machine.speaks = shards
 
     def _step(self) -> None:
         assert self.state is not None
@@ -310,10 +343,12 @@ class ComposerDriver:
         assert self.state is not None
         assert self.bank is not None
         state, bank, step, owners = self.state, self.bank, self.machine.done, self.plan.owner_map
+        bases = dict(self._in_bank)
         speaking = {shard: only_shards(state, owners, [shard]) for shard in self.machine.speaks}
 
         def fit() -> _Fitted:
-            return _Fitted(step, {shard: self.steps.fit(experts, bank) for shard, experts in speaking.items()})
+            fits = {s: self.steps.fit(experts, bank, whole=s not in bases) for s, experts in speaking.items()}
+            return _Fitted(step, fits, bases)
 
         def fit_and_leave() -> None:
             try:
@@ -334,12 +369,23 @@ class ComposerDriver:
         for shard, fits in found.fits.items():
             if shard not in self.machine.speaks:
                 continue  # another owner speaks for it by now
-            payload = fits_bytes(fits, shard, found.step)
-            self.bank = install_payload(self.bank, payload, self.plan)
+            messages = messages_of(fits, shard, found.step)
+            self.bank = install(self.bank, messages, self.plan)
             self.machine.surrogates(shard, found.step)
-            error = mean_error(fits) if any(fit.errors.size for fit in fits) else None
             if self.machine.connected:
-                self._tell(m.PublishSurrogates, "surrogate", payload, of=shard, step=found.step, error=error)
+                self._publish_surrogates(shard, messages, found)
+
+    def _publish_surrogates(self, shard: int, messages: Sequence[SurrogateMessage], found: _Fitted) -> None:
+        fits, whole = found.fits[shard], surrogates_bytes(messages)
+        smaller = all(len(fit.changes) == len(fit.experts) for fit in fits)
+        error = mean_error(fits) if any(fit.errors.size for fit in fits) else None
+        fields = {"of": shard, "step": found.step, "error": error, "payload": _name("surrogate", whole)}
+        before, self._in_bank[shard] = self._in_bank.get(shard), fields["payload"]
+        if smaller and before is not None and before == found.bases.get(shard):
+            change = change_bytes(messages, fits)
+            self._tell(m.PublishSurrogates, "", change, **fields, change=_name("refresh", change), base=before)
+        else:
+            self._tell(m.PublishSurrogates, "", whole, **fields)
 
     def _keep(self) -> None:
         assert self.state is not None
@@ -371,9 +417,13 @@ class ComposerDriver:
             raise NumericsError(f"the held-out loss of the model after round {message.version} is {loss}")
         self._send(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)), None)
 
-    def _tell(self, kind: type[m.Message], what: str = "", payload: bytes | None = None, **fields: object) -> None:
+    def _tell(self, kind: type[m.Message], what: str = "", data: bytes | None = None, **fields: object) -> None:
         known = {"shard": self.machine.shard, "epoch": self.machine.epoch, "step": self.machine.done}
         fields = {name: known[name] for name in known if name in kind.__struct_fields__} | fields
-        if payload is not None:
-            fields["payload"] = f"{what}/{digest_of(payload)}"
-        self._send(kind(**fields), payload)  # type: ignore[arg-type]
+        if data is not None:
+            fields.setdefault("payload", _name(what, data))
+        self._send(kind(**fields), data)  # type: ignore[arg-type]
+
+
+def _name(kind: str, payload: bytes) -> str:
+    return f"{kind}/{digest_of(payload)}"

@@ -79,8 +79,11 @@ def expand(delta: Delta) -> np.ndarray:
             whole[delta.parts[0]] = delta.parts[1]
             return whole.reshape(delta.shape)
         if delta.form == "rank":
-            left, right = delta.parts
-            return (left @ right).reshape(delta.shape)
+            whole = np.zeros(delta.shape, np.float32)
+            # No matrix product: libraries add in different orders, and sender and receivers must get the same bits.
+            for column, row in zip(delta.parts[0].T, delta.parts[1], strict=True):
+                whole += np.multiply.outer(column, row)
+            return whole
     except (ValueError, IndexError, TypeError) as error:
         raise ProtocolError(
             f"an update in form {delta.form!r} does not fit its shape {delta.shape}: {error}"

@@ -201,6 +201,8 @@ class MixtureController:
             self.syncing.refuse("unusable", f"{type(message).__name__} of {worker.worker}: {event.defect}")
             if isinstance(message, m.PublishFragment) and self._knows(message):
                 self.syncing.send_fragment(worker.session, Tier(message.tier), message.fragment)  # it may try again
+            elif isinstance(message, m.PublishSurrogates) and message.change:
+                self.syncing.unusable_surrogates(composing)
             elif isinstance(message, m.KeepShard) and message.step >= self.policy.plan.steps:
                 # No later state will come: it has to save this one again.
                 known = {"shard": message.shard, "epoch": message.epoch, "step": message.step}

@@ -68,7 +68,7 @@ from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
 
-KEPT_KINDS = ("fragment", "surrogate", "shard", "model", "sketch", "experts", "change", "view")
+KEPT_KINDS = ("fragment", "surrogate", "refresh", "shard", "model", "sketch", "experts", "change", "view")
 QUEUE = "expert-work.sqlite"
 
 
@@ -173,15 +173,7 @@ class MixtureGateway(RunHost):
         data = tensors["payload"].tobytes() if "payload" in tensors else b""
         if isinstance(message, m.OfferSketches):
             self._sketch_bytes += len(data)
-        defect = self._checks.defect(message, data)
-        if defect:
-            return "", defect
-        try:
-            name = self._payloads.put(KINDS[type(message)], data)
-        except PlanetaryError as error:
-            return "", str(error)
-        said = getattr(message, "payload", "")
-        return name, "" if name == said else f"its payload is damaged: expected {said[:24]}…, found {name[:24]}…"
+        return self._checks.keep(self._payloads, message, data)
 
     def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
         if isinstance(payload, StoredPayload):

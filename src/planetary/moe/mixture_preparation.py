@@ -27,9 +27,10 @@ from planetary.moe.payloads import fragment_bytes
 from planetary.moe.plan import MixturePlan, model_of, owners_of, training_of, warnings_of
 from planetary.moe.records import FragmentStart, MixtureStarted
 from planetary.moe.replicas import only_shards
-from planetary.moe.shard_payload import fits_bytes, shard_bytes
+from planetary.moe.shard_payload import shard_bytes
 from planetary.moe.signature import Program, parameter_specs
 from planetary.moe.states import TrainingState
+from planetary.moe.surrogate_payloads import messages_of, surrogates_bytes
 from planetary.moe.tiers import Tier
 from planetary.wire.messages import Slice
 
@@ -159,7 +160,7 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
             for layer, slots in enumerate(only_shards(composer, plan.owner_map, [composer.number]).slots):
                 ids = slots[slots >= 0]
                 fits.append(LayerFit(layer, ids, bank.a[layer][ids], bank.b[layer][ids], ids[:0].astype(float), 0))
-            made.append(store.put("surrogate", fits_bytes(fits, composer.number, 0)))
+            made.append(store.put("surrogate", surrogates_bytes(messages_of(fits, composer.number, 0))))
         surrogates = tuple(made)
     fragments = tuple(
         FragmentStart(tier, i, store.put("fragment", fragment_bytes(composer.named(mine))))

@@ -30,6 +30,7 @@ class Composing(msgspec.Struct):
     loss: float | None = None
     step_s: float = 0.0
     surrogate_age: float = 0.0
+    surrogates: dict[int, str] = {}  # by shard: the payload that was sent last on this connection
 
 
 class Evaluating(msgspec.Struct):

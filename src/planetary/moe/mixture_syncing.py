@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import FragmentMade, MakeFragment, Published, StoredPayload
 from planetary.moe.mixture_rounds import Composing, Rounds
@@ -113,7 +115,7 @@ class Syncing:
         if plan.has_surrogates:
             for number in range(len(self.desk.state.shards)):
                 if number != grant.shard or not keeps or plan.training.replicas > 1:
-                    self.send_surrogates(session, number)
+                    self.send_surrogates(self.composing[session], number)
 
         self.stepped(self.composing[session], now)
 
@@ -152,11 +154,17 @@ class Syncing:
                 step=message.step,
                 error=message.error,
                 payload=payload,
+                change=message.change,
+                base=message.base,
             )
         )
         for other in self.composing.values():
             if other.shard != message.shard:
-                self.send_surrogates(other.session, message.of)
+                self.send_surrogates(other, message.of)
+
+    def unusable_surrogates(self, one: Composing) -> None:
+        """What a composer has changed of its surrogates cannot be used: being told anew, it sends them whole."""
+        self.desk.send(one.session, m.SpeakFor(shards=self.spoken_for(one.shard)))
 
     def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:
         """Send a composer the newest version of a fragment."""
@@ -166,11 +174,14 @@ class Syncing:
         )
         self.desk.send(session, message, StoredPayload(held.payload))
 
-    def send_surrogates(self, session: int, number: int) -> None:
-        """Send a composer the newest surrogates of a shard."""
+    def send_surrogates(self, one: Composing, number: int) -> None:
+        """Send a composer the newest surrogates of a shard: what has changed, if it was sent what that changes."""
         shard = self.desk.state.shards[number]
         message = m.SurrogatesReady(shard=number, step=shard.surrogate_step, payload=shard.surrogates)
-        self.desk.send(session, message, StoredPayload(shard.surrogates))
+        before, one.surrogates[number] = one.surrogates.get(number), shard.surrogates
+        if shard.surrogate_change and shard.surrogate_base == before:
+            message = replace(message, change=shard.surrogate_change, base=shard.surrogate_base)
+        self.desk.send(one.session, message, StoredPayload(message.change or message.payload))
 
     def _merge(self, merge: Merge) -> None:
         key = (merge.tier, merge.fragment)

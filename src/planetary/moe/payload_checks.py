@@ -1,4 +1,4 @@
-"""Whether a payload that a composer sent is what its message says, before it counts."""
+"""Whether a payload that a composer sent is what its message says, and into the store with it, before it counts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.moe.composer_view import routing_from
 from planetary.moe.payloads import fragment_from, sketch_from
 from planetary.moe.plan import MixturePlan
-from planetary.moe.shard_payload import empty_bank, install_payload, shard_from
+from planetary.moe.shard_payload import shard_from
 from planetary.moe.sketch import decode
+from planetary.moe.surrogate_payloads import changed_surrogates, empty_bank, install, surrogates_bytes, surrogates_from
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
@@ -42,6 +44,27 @@ class PayloadChecks:
         self._slots = plan.held_slots
         self._fragments = plan.fragments(dense, experts)
 
+    def keep(self, store: PayloadStore, message: m.Message, data: bytes) -> tuple[str, str]:
+        """Check a message's payload and put it into the store; return its name, or what is wrong with it.
+
+        Where it is a change of surrogates, it and what it makes are put there, and the name is that of the latter.
+        """
+        change, whole = getattr(message, "change", ""), data
+        try:
+            if isinstance(message, m.PublishSurrogates) and change:
+                whole = self._changed(store.get(message.base), data)
+            defect = self.defect(message, whole)
+            if defect:
+                return "", defect
+            name = store.put(KINDS[type(message)], whole)
+            found = [(name, getattr(message, "payload", ""))]
+            if change:
+                found.append((store.put("refresh", data), change))
+        except PlanetaryError as error:
+            return "", str(error)
+        damaged = [f"its payload is damaged: expected {said[:24]}…, found {n[:24]}…" for n, said in found if n != said]
+        return name, "".join(damaged[:1])
+
     def defect(self, message: m.Message, data: bytes) -> str:
         """Return what is wrong with a message's payload, or ""."""
         try:
@@ -49,7 +72,7 @@ class PayloadChecks:
                 case m.PublishFragment():
                     return self._fragment(message, fragment_from(data))
                 case m.PublishSurrogates():
-                    bank = install_payload(empty_bank(self._plan), data, self._plan)
+                    bank = install(empty_bank(self._plan), surrogates_from(data), self._plan)
                     if not ((bank.versions >= 0) == (self._plan.owner_map == message.of)).all():
                         return f"it has not the surrogates of all experts of shard {message.of} and of no others"
                     return _not_finite({str(i): x for i, x in enumerate((*bank.a, *bank.b))})
@@ -67,6 +90,12 @@ class PayloadChecks:
                     return f"no payload is expected with {type(message).__name__}"
         except (PlanetaryError, ValueError, KeyError, IndexError) as error:
             return str(error) if isinstance(error, PlanetaryError) else f"its payload cannot be read: {error!r}"
+
+    def _changed(self, base: bytes, change: bytes) -> bytes:
+        bank = install(empty_bank(self._plan), surrogates_from(base), self._plan)
+        messages = changed_surrogates(change, bank)
+        install(bank, messages, self._plan)  # which checks them
+        return surrogates_bytes(messages)
 
     def _fragment(self, message: m.PublishFragment, tensors: Tensors) -> str:
         names = self._fragments.get((Tier(message.tier), message.fragment))

@@ -6,8 +6,6 @@ A reader gets the same bits that a writer had. What the bytes claim is checked w
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -18,15 +16,6 @@ from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
 from planetary.moe.codec import FourBitRows
 from planetary.moe.sketch import EncodedSketch
-from planetary.moe.surrogate import SurrogateMessage
-
-LIFETIMES_S: Mapping[str, float] = {
-    "sketch": 3600.0,  # old output gradients mislead (12.10)
-    "surrogate": 86_400.0,  # a composer that was away for a night finds the latest
-    "fragment": 86_400.0,
-    "checkpoint": math.inf,  # removed by name when a newer one is whole
-}
-"""How long payloads of each kind live, seconds: what `PayloadStore` is made with."""
 
 Fields = TypeVar("Fields")
 
@@ -39,14 +28,6 @@ class _SketchFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     composer: int
     digest: str
     widths: tuple[int, int]  # of four-bit rows; 0: floats
-
-
-class _SurrogateFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    layer: int
-    expert: int
-    owner: int
-    version: int
-    checksum: str
 
 
 def sketch_bytes(sketch: EncodedSketch) -> bytes:
@@ -67,7 +48,7 @@ def sketch_bytes(sketch: EncodedSketch) -> bytes:
 def sketch_from(data: bytes) -> EncodedSketch:
     """Return the sketch in a payload, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "sketch")
-    fields = _fields(raw, _SketchFields, "sketch")
+    fields = payload_fields(raw, _SketchFields, "sketch")
 
     def rows(name: str, width: int) -> np.ndarray | FourBitRows:
         if not width:
@@ -82,26 +63,6 @@ def sketch_from(data: bytes) -> EncodedSketch:
     return EncodedSketch(fields.layer, fields.step, fields.composer, inputs, gradients, ids, gates, fields.digest)
 
 
-def surrogates_bytes(messages: Sequence[SurrogateMessage]) -> bytes:
-    """Return surrogates, usually all of one owner, as a payload of kind `surrogate`."""
-    fields = [_SurrogateFields(m.layer, m.expert, m.owner, m.version, m.checksum) for m in messages]
-    arrays = {f"{i}.{name}": array for i, m in enumerate(messages) for name, array in (("a", m.a), ("b", m.b))}
-    return pack_arrays("surrogates", fields, arrays)
-
-
-def surrogates_from(data: bytes) -> list[SurrogateMessage]:
-    """Return the surrogates in a payload, or raise `RemoteProtocolError`."""
-    raw, arrays = unpack_arrays(data, "surrogates")
-    fields = _fields(raw, tuple[_SurrogateFields, ...], "surrogates")
-    try:
-        return [
-            SurrogateMessage(f.layer, f.expert, f.owner, f.version, arrays[f"{i}.a"], arrays[f"{i}.b"], f.checksum)
-            for i, f in enumerate(fields)
-        ]
-    except KeyError as error:
-        raise RemoteProtocolError(f"surrogates lack their array {error}") from None
-
-
 def fragment_bytes(tensors: Tensors) -> bytes:
     """Return the tensors of a fragment as a payload of kind `fragment`."""
     return pack_arrays("fragment", None, tensors)
@@ -112,7 +73,8 @@ def fragment_from(data: bytes) -> dict[str, np.ndarray]:
     return unpack_arrays(data, "fragment")[1]
 
 
-def _fields(raw: msgspec.Raw, kind: type[Fields], what: str) -> Fields:
+def payload_fields(raw: msgspec.Raw, kind: type[Fields], what: str) -> Fields:
+    """Return the fields of a payload that holds `what`, or raise `RemoteProtocolError`."""
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:

@@ -188,6 +188,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         composers=moe.composers,
         batch_size=train.batch_size * moe.composers,
         rank=moe.rank,
+        delta_rank=moe.delta_rank,
         replicas=moe.replicas,
         detach=moe.detach,
         cadence=cadence,
@@ -215,6 +216,11 @@ def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
         found.append(
             f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as what "
             "they stand for"
+        )
+    if moe.delta_rank and moe.delta_rank * (moe.rank + model.n_latent) >= moe.rank * model.n_latent:
+        found.append(
+            f"moe.delta_rank = {moe.delta_rank}: changes of that rank are no smaller than surrogates of rank "
+            f"{moe.rank}, which are sent whole"
         )
     return found
 

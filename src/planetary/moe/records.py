@@ -89,6 +89,8 @@ class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_ref
     step: int
     error: float | None
     payload: str
+    change: str = ""  # payload of what it changed of those in the payload `base`; "": they came whole
+    base: str = ""
 
 
 class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
@@ -129,6 +131,7 @@ class Shard(msgspec.Struct):
     """What is known of a shard.
 
     Attributes:
+        surrogate_change: payload of what its surrogates changed of those in `surrogate_base`; "": they came whole.
         speaker: shard whose composer publishes this one's surrogates.
         marks: its first state at or after the end of rounds that are not finished yet.
     """
@@ -140,6 +143,8 @@ class Shard(msgspec.Struct):
     surrogates: str = ""
     surrogate_step: int = 0
     surrogate_error: float | None = None
+    surrogate_change: str = ""
+    surrogate_base: str = ""
     speaker: int = 0
     marks: dict[int, ShardKept] = {}
 
@@ -181,6 +186,7 @@ class MixtureState(msgspec.Struct):
     def needed(self) -> set[str]:
         """Return the names of all payloads that the run may still ask for."""
         names = {s.payload for s in self.shards} | {s.surrogates for s in self.shards}
+        names |= {s.surrogate_change for s in self.shards}
         names |= {kept.payload for s in self.shards for kept in s.marks.values()}
         names |= {f.payload for f in self.fragments.values()} | {f.velocity for f in self.fragments.values()}
         names |= {held.payload for held in self.experts.values()} | {held.change for held in self.experts.values()}
@@ -242,6 +248,7 @@ def apply(state: MixtureState, record: Record) -> None:
             shard = state.shards[record.shard]
             shard.surrogates, shard.surrogate_step = record.payload, record.step
             shard.surrogate_error = record.error
+            shard.surrogate_change, shard.surrogate_base = record.change, record.base
         case RoundFinished():
             state.round, state.tokens_total = record.round, record.tokens_total
             state.train_losses[record.round] = record.loss

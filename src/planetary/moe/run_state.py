@@ -14,8 +14,9 @@ from planetary.fabric.run_files import CONFIG, EVENTS, PAYLOADS
 from planetary.moe.mixture_preparation import plan_over
 from planetary.moe.records import MixtureRecord, MixtureState, replay
 from planetary.moe.saved_training import REST, SavedTraining, read_training
-from planetary.moe.shard_payload import empty_bank, install_payload, shard_from
+from planetary.moe.shard_payload import shard_from
 from planetary.moe.states import SyncerState, TrainingState
+from planetary.moe.surrogate_payloads import empty_bank, install, surrogates_from
 
 PATIENCE_S = 5.0  # somebody waits for the answer
 
@@ -66,7 +67,7 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
         try:
             state, step, _ = shard_from(store.get(shard.payload), plan)
             if bank is not None:
-                bank = install_payload(bank, store.get(shard.surrogates), plan)
+                bank = install(bank, surrogates_from(store.get(shard.surrogates)), plan)
         except PlanetaryError as error:
             raise type(error)(
                 f"cannot read what composer {number} of the run in {folder} has saved: {error}. The run's checkpoints, "

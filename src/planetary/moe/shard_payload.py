@@ -1,4 +1,4 @@
-"""A shard's whole state, its surrogates and an assembled model as payloads, and back.
+"""A shard's whole state and an assembled model as payloads, and back.
 
 The rows that surrogates are fitted on are not saved: a composer that goes on from a saved state gathers new ones, and
 keeps a surrogate as it is until it has rows for its expert.
@@ -6,21 +6,16 @@ keeps a surrogate as it is until it has rows for its expert.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
-from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
-from planetary.moe.composer import LayerFit
 from planetary.moe.composer_machine import Held, Key
-from planetary.moe.payloads import surrogates_bytes, surrogates_from
+from planetary.moe.payloads import payload_fields
 from planetary.moe.plan import MixturePlan
 from planetary.moe.recent_rows import no_rows
-from planetary.moe.states import ComposerState, Surrogates
-from planetary.moe.surrogate import newer_surrogate, surrogate_message
+from planetary.moe.states import ComposerState
 from planetary.moe.tiers import Tier
 
 
@@ -56,10 +51,7 @@ def shard_from(data: bytes, plan: MixturePlan) -> tuple[ComposerState, int, dict
         RemoteProtocolError: it is no such payload, or of another model.
     """
     raw, arrays = unpack_arrays(data, "shard")
-    try:
-        fields = msgspec.json.decode(raw, type=_Fields)
-    except msgspec.DecodeError as error:
-        raise RemoteProtocolError(f"a payload that says it holds a shard has other fields: {error}") from None
+    fields = payload_fields(raw, _Fields, "a shard")
     layers = plan.model.n_layer
     groups: dict[str, list[dict[str, np.ndarray]]] = {
         name: [{} for _ in range(layers)] for name in ("dense", "moments", "experts", "expert_moments", "residuals")
@@ -81,46 +73,6 @@ def shard_from(data: bytes, plan: MixturePlan) -> tuple[ComposerState, int, dict
     )
     held = {(f.tier, f.fragment): Held(f.base, f.since) for f in fields.fragments}
     return state, fields.step, held
-
-
-def fits_bytes(fits: Sequence[LayerFit], shard: int, step: int) -> bytes:
-    """Return a shard's surrogates, fitted after `step` steps, as a payload of kind `surrogate`."""
-    return surrogates_bytes(
-        [
-            surrogate_message(fit.layer, int(expert), owner=shard, version=step, a=fit.a[i], b=fit.b[i])
-            for fit in fits
-            for i, expert in enumerate(fit.experts)
-        ]
-    )
-
-
-def empty_bank(plan: MixturePlan) -> Surrogates:
-    """Return a bank without any surrogate yet."""
-    model, rank = plan.model, plan.training.rank
-    shape = (model.n_expert, model.n_latent, rank)
-    back = (model.n_expert, rank, model.n_latent)
-    return Surrogates(
-        tuple(np.zeros(shape, np.float32) for _ in range(model.n_layer)),
-        tuple(np.zeros(back, np.float32) for _ in range(model.n_layer)),
-        np.full((model.n_layer, model.n_expert), -1, np.int64),
-    )
-
-
-def install_payload(bank: Surrogates, data: bytes, plan: MixturePlan) -> Surrogates:
-    """Return the bank with the newer ones of a payload's surrogates in it.
-
-    Raises:
-        TrustError: one is damaged, or from a composer that does not own the expert.
-        RemoteProtocolError: it is no such payload.
-    """
-    a, b = [x.copy() for x in bank.a], [x.copy() for x in bank.b]
-    versions, owners = bank.versions.copy(), plan.owner_map
-    for message in surrogates_from(data):
-        place = message.layer, message.expert
-        if newer_surrogate(int(versions[place]), message, int(owners[place])):
-            a[message.layer][message.expert], b[message.layer][message.expert] = message.a, message.b
-            versions[place] = message.version
-    return Surrogates(tuple(a), tuple(b), versions)
 
 
 def model_bytes(round_: int, tensors: Tensors) -> bytes:

@@ -36,7 +36,7 @@ from planetary.wire.mixture_messages import (
     WantTokens,
 )
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 

@@ -95,7 +95,9 @@ class PublishSurrogates(MixtureMessage, frozen=True, kw_only=True):
     of: int
     step: int
     error: float | None  # mean relative error on the calibration rows; None for exact copies
-    payload: str
+    payload: str  # the surrogates whole
+    change: str = ""  # what comes along in place of them: what has changed since those in the payload `base`
+    base: str = ""
 
 
 class SurrogatesReady(MixtureMessage, frozen=True, kw_only=True):
@@ -103,7 +105,9 @@ class SurrogatesReady(MixtureMessage, frozen=True, kw_only=True):
 
     shard: int
     step: int
-    payload: str
+    payload: str  # as in `PublishSurrogates`
+    change: str = ""
+    base: str = ""
 
 
 class KeepShard(MixtureMessage, frozen=True, kw_only=True):

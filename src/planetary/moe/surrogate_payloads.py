@@ -1,0 +1,136 @@
+"""A shard's surrogates as payloads, whole or as what has changed since others, and back.
+
+Both forms say of every expert its layer, owner, version and the checksum of the whole surrogate: who puts a change and
+what it changes together has the owner's bits or an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.core.errors import RemoteProtocolError
+from planetary.moe.composer import LayerFit
+from planetary.moe.delta import Delta, expand
+from planetary.moe.payloads import payload_fields
+from planetary.moe.plan import MixturePlan
+from planetary.moe.states import Surrogates
+from planetary.moe.surrogate import SurrogateMessage, newer_surrogate, surrogate_message
+
+
+class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layer: int
+    expert: int
+    owner: int
+    version: int
+    checksum: str
+
+
+_MANY = tuple[_Fields, ...]
+
+
+def messages_of(fits: Sequence[LayerFit], shard: int, step: int) -> list[SurrogateMessage]:
+    """Return a shard's surrogates, fitted after `step` steps, one message an expert."""
+    return [
+        surrogate_message(fit.layer, int(expert), owner=shard, version=step, a=fit.a[i], b=fit.b[i])
+        for fit in fits
+        for i, expert in enumerate(fit.experts)
+    ]
+
+
+def surrogates_bytes(messages: Sequence[SurrogateMessage]) -> bytes:
+    """Return surrogates, usually all of one owner, as a payload of kind `surrogate`."""
+    arrays = {f"{i}.{name}": array for i, m in enumerate(messages) for name, array in (("a", m.a), ("b", m.b))}
+    return pack_arrays("surrogates", _fields_of(messages), arrays)
+
+
+def surrogates_from(data: bytes) -> list[SurrogateMessage]:
+    """Return the surrogates in a payload, or raise `RemoteProtocolError`."""
+    raw, arrays = unpack_arrays(data, "surrogates")
+    fields = payload_fields(raw, _MANY, "surrogates")
+    try:
+        return [
+            SurrogateMessage(f.layer, f.expert, f.owner, f.version, arrays[f"{i}.a"], arrays[f"{i}.b"], f.checksum)
+            for i, f in enumerate(fields)
+        ]
+    except KeyError as error:
+        raise RemoteProtocolError(f"surrogates lack their array {error}") from None
+
+
+def change_bytes(messages: Sequence[SurrogateMessage], fits: Sequence[LayerFit]) -> bytes:
+    """Return what `fits` change of the surrogates before, as a payload of kind `refresh`; `messages`: the result."""
+    changes = [pair for fit in fits for pair in fit.changes]
+    arrays = {
+        f"{i}.{name}.{side}": part
+        for i, pair in enumerate(changes)
+        for name, delta in zip("ab", pair, strict=True)
+        for side, part in zip(("left", "right"), delta.parts, strict=True)
+    }
+    return pack_arrays("refresh", _fields_of(messages), arrays)
+
+
+def changed_surrogates(data: bytes, held: Surrogates) -> list[SurrogateMessage]:
+    """Return the surrogates that a payload of kind `refresh` makes of those in a bank.
+
+    Their checksums are checked where they are used; they fail where the bank has not what was changed.
+
+    Raises:
+        RemoteProtocolError: it is no such payload, or of another model.
+    """
+    raw, arrays = unpack_arrays(data, "refresh")
+    fields = payload_fields(raw, _MANY, "changes of surrogates")
+
+    def changed(i: int, name: str, before: np.ndarray) -> np.ndarray:
+        parts = (arrays[f"{i}.{name}.left"], arrays[f"{i}.{name}.right"])
+        return before + expand(Delta("rank", before.shape, parts))
+
+    try:
+        return [
+            SurrogateMessage(
+                f.layer,
+                f.expert,
+                f.owner,
+                f.version,
+                changed(i, "a", held.a[f.layer][f.expert]),
+                changed(i, "b", held.b[f.layer][f.expert]),
+                f.checksum,
+            )
+            for i, f in enumerate(fields)
+        ]
+    except (KeyError, IndexError) as error:
+        raise RemoteProtocolError(f"changes of surrogates lack {error}, or are of another model") from None
+
+
+def empty_bank(plan: MixturePlan) -> Surrogates:
+    """Return a bank without any surrogate yet."""
+    model, rank = plan.model, plan.training.rank
+    shape = (model.n_expert, model.n_latent, rank)
+    back = (model.n_expert, rank, model.n_latent)
+    return Surrogates(
+        tuple(np.zeros(shape, np.float32) for _ in range(model.n_layer)),
+        tuple(np.zeros(back, np.float32) for _ in range(model.n_layer)),
+        np.full((model.n_layer, model.n_expert), -1, np.int64),
+    )
+
+
+def install(bank: Surrogates, messages: Sequence[SurrogateMessage], plan: MixturePlan) -> Surrogates:
+    """Return the bank with the newer ones of these surrogates in it.
+
+    Raises:
+        TrustError: one is damaged, or from a composer that does not own the expert.
+    """
+    a, b = [x.copy() for x in bank.a], [x.copy() for x in bank.b]
+    versions, owners = bank.versions.copy(), plan.owner_map
+    for message in messages:
+        place = message.layer, message.expert
+        if newer_surrogate(int(versions[place]), message, int(owners[place])):
+            a[message.layer][message.expert], b[message.layer][message.expert] = message.a, message.b
+            versions[place] = message.version
+    return Surrogates(tuple(a), tuple(b), versions)
+
+
+def _fields_of(messages: Sequence[SurrogateMessage]) -> list[_Fields]:
+    return [_Fields(m.layer, m.expert, m.owner, m.version, m.checksum) for m in messages]

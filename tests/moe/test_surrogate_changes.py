@@ -150,3 +150,29 @@ def test_a_change_that_is_damaged_or_makes_something_else_does_not_count(tmp_pat
         assert why in defect, defect
         assert not name or why == "its payload is damaged"
     assert a.driver.machine.done >= 8
+
+
+def test_who_spoke_for_others_experts_is_sent_these_whole_when_it_does_no_more(tmp_path: Path) -> None:
+    """While it speaks it may connect anew and be sent what it has published itself."""
+    plan = make_plan(tmp_path, steps=80, delta_rank=1, composers=3, batch_size=6, replicas=2)
+    cluster = MixtureCluster(tmp_path, plan, seed=21, grace_s=2.0)
+    for name in ("a", "b", "c"):
+        cluster.start(name)
+    cluster.until(lambda: all(w.driver.machine.done >= 6 for w in cluster.workers.values()))
+    by_shard = {w.driver.machine.shard: w for w in cluster.workers.values()}
+    first, second = by_shard[0], by_shard[1]
+    cluster.kill(first)
+    cluster.until(lambda: any(record.by == 1 for record in of_kind(cluster, SurrogatesRefreshed)))
+    take_step, second.driver._step = second.driver._step, lambda: None  # it will be overtaken
+    cluster.cut(second)
+    cluster.connect(second)
+    cluster.until(lambda: second.driver.machine.connected and 0 in second.driver.machine.speaks)
+    again = cluster.start(first.name)
+    cluster.until(lambda: again.driver.machine.composes)
+    cluster.until(lambda: second.driver.machine.speaks == (1,))
+    second.driver._step = take_step
+    assert cluster.finish().ok
+    said = [s for s in cluster.sent if isinstance(s, m.PublishSurrogates) and s.of == 0 and s.shard == 0]
+    assert said[-1].change
+    check_banks(cluster)
+    check_streams(cluster)

@@ -223,7 +223,10 @@ class ComposerDriver:
         self.machine.surrogates(message.shard, message.step)
 
     def _speak_for(self, shards: tuple[int, ...]) -> None:
-        """Publish the surrogates of these shards from now on: whole at first, and then what changes."""
+        """Publish the surrogates of these shards from now on: whole at first, and then what changes.
+
+        Those that it publishes no more come whole at first, too: the gateway forgets what it sent before.
+        """
         for shard in {*self.machine.speaks, *shards}:
             self._in_bank.pop(shard, None)
             if self.bank is not None and shard not in shards:  # of what nobody took, others' is the next

@@ -133,6 +133,7 @@ class Syncing:
         self.desk.append(SpeakerChanged(shard=said.shard, by=said.by, why=said.why))
         for one in self.composing.values():
             if one.shard in {before, said.by}:
+                one.surrogates.pop(said.shard, None)  # as it does when it hears this
                 self.desk.send(one.session, m.SpeakFor(shards=self.spoken_for(one.shard)))
 
     def refreshed(self, message: m.PublishSurrogates, payload: str) -> None:

@@ -143,6 +143,7 @@ class MixtureCluster:
                 replicas=plan.training.replicas,
             ),
             expert_workers=0,
+            secret="",
             eval_every=1,
             checkpoint_every=1000,
             lease_s=50,
@@ -290,6 +291,9 @@ class MixtureCluster:
                 self._send(instruction)
             case e.Close():
                 for worker in [w for w in self.workers.values() if w.session == instruction.session]:
+                    if worker.name in self.controller.membership.banned:
+                        self.kill(worker)  # what its process does when it is told to end
+                        continue
                     self.cut(worker)
                     self.connect(worker)
             case MakeFragment():
@@ -310,8 +314,9 @@ class MixtureCluster:
             case EndWork():
                 self.queue.finish(instruction.lease, instruction.result)
             case JudgeExperts():
-                result = self.results.pop(instruction.attachment)
-                self.events.append(judge_experts(self.store, instruction, result, self.plan))
+                named = (instruction.attachment, instruction.second)
+                results = [self.results.pop(name) for name in named if name]
+                self.events.append(judge_experts(self.store, instruction, results, self.plan))
             case e.WriteMetrics():
                 self.metrics.append(instruction.metrics)
             case e.Finish():

@@ -11,6 +11,7 @@ from planetary.core.config import Config, apply_overrides, config_hash, load_con
 from planetary.core.errors import UserError
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
+from planetary.moe.acceptance import Policy
 from planetary.moe.plan import model_of, owners_of, training_of, warnings_of
 from planetary.moe.tiers import Tier
 
@@ -54,6 +55,9 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
         (["train.micro_batches=2"], "train.micro_batches = 1"),
         (["sync.topology=ring"], 'sync.topology = "star"'),
         (["moe.composers=1"], "moe.composers to at least 2, or to 0"),
+        (["outer.momentum=0.5"], "moe.outer_rate and outer_momentum"),
+        (["fabric.quorum=2"], "how many composers suffice for a merge is moe.quorum"),
+        (["moe.redundant=0.5", "moe.expert_workers=1", "fabric.workers=5"], "moe.expert_workers to at least 2"),
         (["model.options.n_expert=many"], "n_expert"),
     ],
 )
@@ -69,6 +73,18 @@ def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warne
     assert shards == "16 experts on 3 composers: shards are not equal, they have 5 or 6 experts of a layer"
     assert "moe.rank = 128 is not below" in rank
     assert warnings_of(config(), model_of(config())) == []
+
+
+def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys(tmp_path: Path) -> None:
+    keys = ["inner_steps=3", "trust=0.5", "sketch_fraction=0.25", "norm_ratio=0.2", "spectral_ratio=0.3"]
+    keys += ["redundant=0.1", "audited=0.2", "outer_rate=0.9", "outer_momentum=0.4"]
+    given = config(*(f"moe.{key}" for key in keys), example="parallax-offload")
+    training = training_of(given, model_of(given), StepOptions())
+    assert training.acceptance == Policy(2, 0.2, 0.3, redundant=0.1, audited=0.2)
+    assert (training.inner_steps, training.trust, training.sketch_fraction) == (3, 0.5, 0.25)
+    assert (training.merge.rate, training.merge.momentum) == (0.9, 0.4)
+    alone = config(*(f"moe.{key}" for key in keys))  # without expert workers they say nothing
+    assert training_of(alone, model_of(alone), StepOptions()).acceptance is None
 
 
 def test_with_two_owners_a_composer_has_twice_the_slots_and_experts_are_merged_in_a_fragment_per_shard(

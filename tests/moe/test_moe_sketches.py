@@ -14,6 +14,10 @@ from planetary.moe.surrogate import FitOptions, expert_outputs, fit_surrogates, 
 RNG = np.random.default_rng(0)
 
 
+def outputs(u: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
+    return expert_outputs({"up": up, "down": down}, u)
+
+
 def normal(*shape: int) -> np.ndarray:
     return RNG.standard_normal(shape).astype(np.float32)
 
@@ -102,9 +106,9 @@ def fit_case(rank: int, **options: object) -> tuple[surrogate.Fitted, np.ndarray
     u, fresh = (rng.standard_normal((2, 400, 8)).astype(np.float32) for _ in range(2))
     weights = rng.random((2, 400)).astype(np.float32)
     a, b = initial_surrogates(up, down, rank)
-    fitted = fit_surrogates(u, weights, expert_outputs(u, up, down), a=a, b=b, options=FitOptions(**options))  # pyright: ignore[reportArgumentType]
-    wanted = expert_outputs(fresh, up, down)
-    error = np.linalg.norm(expert_outputs(fresh, fitted.a, fitted.b) - wanted, axis=(1, 2))
+    fitted = fit_surrogates(u, weights, outputs(u, up, down), a=a, b=b, options=FitOptions(**options))  # pyright: ignore[reportArgumentType]
+    wanted = outputs(fresh, up, down)
+    error = np.linalg.norm(outputs(fresh, fitted.a, fitted.b) - wanted, axis=(1, 2))
     return fitted, error / np.linalg.norm(wanted, axis=(1, 2))
 
 
@@ -117,7 +121,12 @@ def test_a_surrogate_as_wide_as_its_expert_is_an_exact_copy() -> None:
     assert (b == down).all()
     wider = initial_surrogates(up, down, 40)
     u = normal(2, 5, 8)
-    np.testing.assert_allclose(expert_outputs(u, *wider), expert_outputs(u, up, down), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        outputs(u, *wider),
+        outputs(u, up, down),
+        rtol=1e-4,
+        atol=1e-4,
+    )
     assert fitted.a.shape == (2, 8, 32)
 
 

@@ -23,6 +23,9 @@ class Refusal(StrEnum):
     NO_GAIN = "no gain"
     TOO_LARGE = "too large"
     SPECTRAL = "spectral"
+    FALSE_CLAIM = "false claim"
+    HARMFUL = "harmful"
+    DISAGREEMENT = "disagreement"
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -33,12 +36,16 @@ class Policy(msgspec.Struct, frozen=True):
         norm_ratio: ‖Δ‖ ≤ this times ‖θ‖, over all matrices of the expert together.
         spectral_ratio: largest singular value of each matrix's delta over that of the matrix; 0: not checked.
         need_gain: the worker's proxy must have fallen.
+        redundant: part of the updates that two workers make; they must agree.
+        audited: part of the updates whose effect is computed again (`audit.py`).
     """
 
     window: int = 2
     norm_ratio: float = 0.1
     spectral_ratio: float = 0.0
     need_gain: bool = True
+    redundant: float = 0.0
+    audited: float = 0.0
 
     def __post_init__(self) -> None:
         """Raise `UserError` for limits that nothing could meet."""
@@ -47,6 +54,8 @@ class Policy(msgspec.Struct, frozen=True):
                 f"acceptance needs window ≥ 0, norm_ratio > 0 and spectral_ratio ≥ 0, found {self.window}, "
                 f"{self.norm_ratio}, {self.spectral_ratio}"
             )
+        if not (0 <= self.redundant <= 1 and 0 <= self.audited <= 1):
+            raise UserError(f"redundant and audited are parts of all updates, found {self.redundant}, {self.audited}")
 
 
 class ExpertState(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import GRADIENT, Runner, in_layer
 from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates, subsample
 from planetary.moe.states import ComposerState, Surrogates, computed_weights
-from planetary.moe.surrogate import fit_surrogates, initial_surrogates, relu2
+from planetary.moe.surrogate import expert_outputs, fit_surrogates, initial_surrogates
 
 replace = msgspec.structs.replace
 
@@ -159,7 +159,7 @@ class ComposerSteps:
                 continue
             u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
             old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
-            fitted = fit_surrogates(u, rows, _outputs(weights, u), a=old_a, b=old_b, options=self.training.fit)
+            fitted = fit_surrogates(u, rows, expert_outputs(weights, u), a=old_a, b=old_b, options=self.training.fit)
             a, sent_a = _as_sent(old_a, fitted.a, rank)
             b, sent_b = _as_sent(old_b, fitted.b, rank)
             if not sent_a:
@@ -255,12 +255,3 @@ def _as_sent(held: np.ndarray, new: np.ndarray, rank: int) -> tuple[np.ndarray, 
         return new, []
     deltas = [low_rank(after - before, None, rank)[0] for before, after in zip(held, new, strict=True)]
     return held + np.stack([expand(delta) for delta in deltas]), deltas
-
-
-def _outputs(weights: Mapping[str, np.ndarray], u: np.ndarray) -> np.ndarray:
-    """Outputs [E, n, L] of real experts for u [E, n, L]."""
-    up = u @ weights["up"]
-    if "gate" not in weights:
-        return relu2(up) @ weights["down"]
-    gate = u @ weights["gate"]
-    return (gate / (1 + np.exp(-gate)) * up) @ weights["down"]

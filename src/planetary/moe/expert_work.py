@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -130,11 +131,19 @@ def returned(before: HeldExperts, improved: Improved, form: Form, keep: float) -
 
 
 def accept_slots(
-    before: HeldExperts, improved: Improved, policy: Policy, *, layer: int, owner: int, slots: np.ndarray
+    before: HeldExperts,
+    improved: Improved,
+    policy: Policy,
+    *,
+    layer: int,
+    owner: int,
+    slots: np.ndarray,
+    doubts: Mapping[int, Verdict] = MappingProxyType({}),
 ) -> tuple[HeldExperts, list[Verdict]]:
     """Return the experts with the accepted ones' updates only, and the verdict of every owned expert.
 
-    Moments that are not per expert (the optimizer's count) go on for the whole layer.
+    Moments that are not per expert (the optimizer's count) go on for the whole layer. `doubts`: by slot, what was found
+    wrong beside what `acceptance.judge` looks at.
     """
     old_weights = before.weights
     weights = {name: value.copy() for name, value in improved.weights.items()}
@@ -167,6 +176,8 @@ def accept_slots(
             float(improved.proxy_after[slot]),
         )
         verdict = judge(state, update, policy)
+        if verdict.accepted:
+            verdict = doubts.get(slot, verdict)
         verdicts.append(verdict)
         if not verdict.accepted:
             put_back(slot)

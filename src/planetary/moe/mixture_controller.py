@@ -122,10 +122,7 @@ class MixtureController:
             case WorkLeased():
                 self.offload.leased(event)
             case ExpertsJudged():
-                place = self.offload.judged(event)
-                owner = None if place is None else self.owner_of(place[0])
-                if place is not None and owner is not None:
-                    self.offload.send_experts(owner.session, *place)
+                self._judged(event, now)
             case e.StopRequested():
                 self._end("stopped", event.reason)
             case _:
@@ -274,6 +271,21 @@ class MixtureController:
         else:
             self.membership.restart(worker, failure.reason)
             self._lose(worker, failure.reason, now)
+
+    def _judged(self, event: ExpertsJudged, now: float) -> None:
+        judged = self.offload.judged(event)
+        if judged is None:
+            return
+        owner = self.owner_of(judged.shard)
+        if owner is not None:
+            self.offload.send_experts(owner.session, judged.shard, judged.layer)
+        worker = next((w for w in self.desk.workers.values() if w.worker == judged.worker), None)
+        if worker is None:
+            return
+        if not judged.false_claim:
+            self.membership.succeeded(worker)
+        elif self.membership.failed(worker, f"worker {worker.worker}: {judged.false_claim}", "peer"):
+            self._lose(worker, self.membership.banned[worker.worker], now)
 
     # --- who comes and goes ------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     config_hash: str
     sync: SyncPolicy
     expert_workers: int
+    secret: str  # decides which work is checked; no worker knows it
     eval_every: int
     checkpoint_every: int
     lease_s: float  # how long an expert worker may take before somebody else gets its work
@@ -169,6 +170,9 @@ class JudgeExperts(Instruction, frozen=True):
     layer: int
     before: str  # payload of the experts
     attachment: int  # of the message that brought the result
+    second: int = 0  # of another worker's result of the same work; 0: there is none
+    used: tuple[str, ...] = ()  # payloads of the worker's sketches, where its update is audited
+    other: str = ""  # payload of a sketch that it had not; "": there is none
 
 
 class ExpertsJudged(Event, frozen=True):
@@ -180,6 +184,7 @@ class ExpertsJudged(Event, frozen=True):
     refused: dict[str, int] = msgspec.field(default_factory=dict)  # experts, by reason
     failed: str = ""
     change: str = ""  # payload of what has changed, as it travels to composers; "": they get the weights
+    doubts: tuple[tuple[str, str], ...] = ()  # what audits and comparisons found: reason and sentence
 
 
 class CollectPayloads(Instruction, frozen=True):

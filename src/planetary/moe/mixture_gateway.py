@@ -202,7 +202,8 @@ class MixtureGateway(RunHost):
             case QueueWork() | LeaseWork() | EndWork():
                 self._work.add(self._use_queue(instruction))
             case JudgeExperts():
-                self._work.add(self._judge(instruction, self._results.pop(instruction.attachment)))
+                named = (instruction.attachment, instruction.second)
+                self._work.add(self._judge(instruction, [self._results.pop(name) for name in named if name]))
             case e.DropAttachment():
                 self._results.pop(instruction.attachment, None)
             case _:
@@ -289,11 +290,11 @@ class MixtureGateway(RunHost):
                     self._queue.give_up(found[0])  # its sketches were too old to be kept
         return None
 
-    async def _judge(self, instruction: JudgeExperts, result: bytes) -> None:
+    async def _judge(self, instruction: JudgeExperts, results: list[bytes]) -> None:
         assert self._shell is not None
         assert self.prepared is not None
         self._shell.post(
-            await asyncio.to_thread(judge_experts, self._payloads, instruction, result, self.prepared.plan)
+            await asyncio.to_thread(judge_experts, self._payloads, instruction, results, self.prepared.plan)
         )
 
     def _bytes_of(self, round_: int) -> tuple[int, int, int]:

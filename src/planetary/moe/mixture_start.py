@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,6 +126,7 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
             replicas=moe.replicas,
         ),
         expert_workers=moe.expert_workers,
+        secret=secrets.token_hex(8),
         eval_every=config.eval.every,
         checkpoint_every=config.checkpoint.every,
         lease_s=STUCK_AFTER_S,

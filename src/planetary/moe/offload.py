@@ -2,16 +2,22 @@
 
 Whoever composes nothing works on experts. The experts' weights and moments live in the payload store, in one stream of
 versions per shard and layer; a composer uses the newest that it has, and never waits for the next.
+
+Some work is checked: audited where it is judged, or made by two workers, who must agree. Where there is no second one,
+the first one's result is judged alone.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
 
 from planetary.fabric import events as e
 from planetary.fabric.sessions import WorkerSession
+from planetary.moe.acceptance import Policy, Refusal
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import (
     EndWork,
@@ -24,18 +30,37 @@ from planetary.moe.mixture_events import (
     WorkLeased,
     WorkOf,
 )
-from planetary.moe.records import ExpertsAdvanced
+from planetary.moe.records import ExpertsAdvanced, SyncNote
 from planetary.moe.work_queue import Lease, Work
 from planetary.wire import messages as m
 
 
 class Improving(msgspec.Struct):
-    """An expert worker's task under way."""
+    """An expert worker's task under way.
+
+    Attributes:
+        before: payload of the experts.
+        twice: whether two workers make it, one after the other.
+        first: attachment of the first one's result; 0: there is none yet.
+        by: who has made a result.
+    """
 
     task: int
     worker: str
     lease: Lease
-    before: str  # payload of the experts
+    before: str
+    twice: bool = False
+    first: int = 0
+    by: tuple[str, ...] = ()
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """Whose experts were judged, whose work it was, and what it claimed falsely; "": nothing."""
+
+    shard: int
+    layer: int
+    worker: str
+    false_claim: str = ""
 
 
 class Offload:
@@ -46,7 +71,9 @@ class Offload:
         self._desk = desk
         self._updates = updates
         self.improving: dict[int, Improving] = {}  # by session; still there while its result is judged
+        self._half: list[Improving] = []  # wait for another worker to make them, too
         self._judging: dict[int, Improving] = {}  # by task
+        self._seen: dict[int, deque[str]] = {}  # by layer: payloads of the newest sketches
         self._asked: set[int] = set()
         self._may_have_work = desk.policy.plan.offloads
         self._next_task = 1
@@ -61,6 +88,8 @@ class Offload:
         if held.version - message.version > plan.window and plan.pace == "free":
             self._count("stale", 1)
             return False
+        recent = self._seen.setdefault(message.layer, deque(maxlen=2 * plan.training.composers))
+        recent.append(payload)
         if plan.training.sketches == "owner":
             self._queue(message.layer, message.shard, message.step, (payload,))
         elif plan.pace == "lockstep":
@@ -80,11 +109,20 @@ class Offload:
             self._queue(message.layer, message.shard, message.step, tuple(used))
         return True
 
-    def hand_out(self, idle: Sequence[WorkerSession]) -> None:
-        """Look for work for those who have none."""
+    def hand_out(self, present: Sequence[WorkerSession]) -> None:
+        """Look for work for those of the expert workers who have none."""
+        for one in list(self._half):
+            others = [worker for worker in present if worker.worker not in one.by]
+            free = [w for w in others if w.session not in self.improving and w.session not in self._asked]
+            if free:
+                self._half.remove(one)
+                self._give(one, free[0])
+            elif not others:
+                self._half.remove(one)
+                self._judge(one, one.first, 0)
         if not self._may_have_work:
             return
-        for worker in idle:
+        for worker in present:
             if worker.session not in self.improving and worker.session not in self._asked:
                 self._asked.add(worker.session)
                 self._desk.out.append(LeaseWork(worker.session, worker.worker, self._busy()))
@@ -102,11 +140,8 @@ class Offload:
         if worker is None or place in self._busy():
             self._desk.out.append(EndWork(lease, ""))
             return
-        task, self._next_task = self._next_task, self._next_task + 1
-        held = self._desk.state.experts[place]
-        self.improving[event.session] = Improving(task, worker.worker, lease, held.payload)
-        message = m.ImproveExperts(task=task, shard=place[0], layer=place[1], step=lease.work.step, payload="")
-        self._desk.send(event.session, message, WorkOf(lease, held.payload))
+        twice = self._drawn("redundant", lease.work, self._policy.redundant)
+        self._give(Improving(0, "", lease, self._desk.state.experts[place].payload, twice), worker)
 
     def improved(self, worker: WorkerSession, message: m.ExpertsImproved, attachment: int) -> None:
         """A result has arrived."""
@@ -114,12 +149,18 @@ class Offload:
         if one is None or one.task != message.task:
             self._desk.out.append(e.DropAttachment(attachment))
             return
-        self._judging[one.task] = one
-        work = one.lease.work
-        self._desk.out.append(JudgeExperts(one.task, work.owner, work.layer, one.before, attachment))
+        one.by = (*one.by, worker.worker)
+        if one.twice and not one.first:
+            one.first = attachment
+            del self.improving[worker.session]
+            self._half.append(one)
+        elif one.first:
+            self._judge(one, one.first, attachment)
+        else:
+            self._judge(one, attachment, 0)
 
-    def judged(self, event: ExpertsJudged) -> tuple[int, int] | None:
-        """A result was judged; return the shard and layer whose composer is to be told."""
+    def judged(self, event: ExpertsJudged) -> Judged | None:
+        """A result was judged: its shard's composer is to be told."""
         one = self._judging.pop(event.task, None)
         if one is None:
             return None
@@ -128,9 +169,13 @@ class Offload:
         work = one.lease.work
         held = self._desk.state.experts[work.owner, work.layer]
         self._desk.out.append(EndWork(one.lease, event.payload))
+        for reason, why in dict(event.doubts).items():
+            self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))
+        false = dict(event.doubts).get(Refusal.FALSE_CLAIM, "")
+        answer = Judged(work.owner, work.layer, one.by[0], false)
         if event.failed or held.payload != one.before:
             self._count("unusable" if event.failed else "stale", 1)
-            return work.owner, work.layer
+            return answer
         self._count("accepted", event.accepted)
         for reason, count in event.refused.items():
             self._count(reason, count)
@@ -140,21 +185,23 @@ class Offload:
                 layer=work.layer,
                 version=held.version + 1,
                 step=work.step,
-                worker=one.worker,
+                worker=one.by[0],
                 accepted=event.accepted,
                 refused=event.refused,
                 payload=event.payload,
                 change=event.change,
             )
         )
-        return work.owner, work.layer
+        return answer
 
     def lost(self, session: int) -> None:
         """A worker is gone; a result that it has sent is judged all the same."""
         self._sent = {key: version for key, version in self._sent.items() if key[0] != session}
         self._asked.discard(session)
         one = self.improving.pop(session, None)
-        if one is not None and one.task not in self._judging:
+        if one is not None and one.first and one.task not in self._judging:
+            self._half.append(one)
+        elif one is not None and one.task not in self._judging:
             self._desk.out.append(EndWork(one.lease, ""))
             self._may_have_work = True
 
@@ -175,12 +222,37 @@ class Offload:
         )
         self._desk.send(session, message, StoredPayload(payload) if changes else WeightsOf(payload))
 
+    @property
+    def _policy(self) -> Policy:
+        return self._desk.policy.plan.training.acceptance or Policy()
+
+    def _give(self, one: Improving, worker: WorkerSession) -> None:
+        one.task, self._next_task = self._next_task, self._next_task + 1
+        one.worker = worker.worker
+        self.improving[worker.session] = one
+        work = one.lease.work
+        message = m.ImproveExperts(task=one.task, shard=work.owner, layer=work.layer, step=work.step, payload="")
+        self._desk.send(worker.session, message, WorkOf(one.lease, one.before))
+
+    def _judge(self, one: Improving, first: int, second: int) -> None:
+        self._judging[one.task] = one
+        work = one.lease.work
+        found = JudgeExperts(one.task, work.owner, work.layer, one.before, first, second)
+        if self._drawn("audit", work, self._policy.audited):
+            other = next((p for p in reversed(self._seen.get(work.layer, ())) if p not in work.payloads), "")
+            found = msgspec.structs.replace(found, used=work.payloads, other=other)
+        self._desk.out.append(found)
+
+    def _drawn(self, what: str, work: Work, share: float) -> bool:
+        drawn = hashlib.sha256(f"{self._desk.policy.secret}/{what}/{work.key}".encode()).digest()
+        return int.from_bytes(drawn[:8], "big") < share * 2**64
+
     def _queue(self, layer: int, shard: int, step: int, payloads: tuple[str, ...]) -> None:
         self._may_have_work = True
         self._desk.out.append(QueueWork(Work(layer, shard, step, payloads)))
 
     def _busy(self) -> frozenset[tuple[int, int]]:
-        every = [*self.improving.values(), *self._judging.values()]
+        every = [*self.improving.values(), *self._half, *self._judging.values()]
         return frozenset((one.lease.work.owner, one.lease.work.layer) for one in every)
 
     def _count(self, what: str, number: int) -> None:

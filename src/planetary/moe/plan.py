@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.config import Config
+from planetary.core.config_schema import FabricConfig, OuterConfig
 from planetary.core.errors import UserError
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
@@ -176,6 +177,15 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         )
     if train.micro_batches != 1 or train.precision != "f32" or train.remat != "none":
         raise UserError('a mixture over composers takes train.micro_batches = 1, precision = "f32" and remat = "none"')
+    if moe.redundant and moe.expert_workers == 1:
+        raise UserError(
+            f"moe.redundant = {moe.redundant} lets two expert workers make some updates, and there is one: set "
+            "moe.expert_workers to at least 2, or moe.redundant = 0"
+        )
+    if config.outer != OuterConfig():
+        raise UserError("[outer] is about runs in rounds; a mixture's outer step has moe.outer_rate and outer_momentum")
+    if config.fabric.quorum != FabricConfig().quorum:
+        raise UserError("fabric.quorum is about rounds; how many composers suffice for a merge is moe.quorum")
     if config.sync.topology != "star":
         raise UserError('a mixture over composers is merged by the syncer: set sync.topology = "star"')
     cadence = Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
@@ -184,6 +194,13 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
             "moe.router_every = 1 averages gradients inside every step, for which all composers would have to wait: "
             "set router_every, latent_every and backbone_every to at least 2"
         )
+    acceptance = Policy(
+        window=moe.window,
+        norm_ratio=moe.norm_ratio,
+        spectral_ratio=moe.spectral_ratio,
+        redundant=moe.redundant,
+        audited=moe.audited,
+    )
     return MoeTraining(
         composers=moe.composers,
         batch_size=train.batch_size * moe.composers,
@@ -192,12 +209,15 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         replicas=moe.replicas,
         detach=moe.detach,
         cadence=cadence,
-        merge=MergeRule(radial=moe.radial),
+        merge=MergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
         sketches=moe.sketches if moe.expert_workers else "none",
         precision=moe.precision,
         update_form=moe.update_form if moe.expert_workers else "exact",
         update_keep=moe.update_keep,
-        acceptance=Policy(window=moe.window) if moe.expert_workers else None,
+        sketch_fraction=moe.sketch_fraction if moe.expert_workers else 1.0,
+        inner_steps=moe.inner_steps if moe.expert_workers else 1,
+        trust=moe.trust if moe.expert_workers else 0.0,
+        acceptance=acceptance if moe.expert_workers else None,
         dense=options,
         experts=options,
     )

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import NumericsError, TrustError, UserError
+from planetary.core.tensors import Tensors
 
 
 class FitOptions(msgspec.Struct, frozen=True):
@@ -70,9 +71,16 @@ def relu2(values: np.ndarray) -> np.ndarray:
     return positive * positive
 
 
-def expert_outputs(u: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
-    """Return ReLU(u W1)² W2 for u [E, n, d_e], W1 [E, d_e, h], W2 [E, h, d_e] (or A and B of surrogates)."""
-    return relu2(u @ up) @ down
+def expert_outputs(weights: Tensors, u: np.ndarray) -> np.ndarray:
+    """Return outputs [E, n, d_e] of experts for u [E, n, d_e].
+
+    ReLU(u W1)² W2 with W1 "up" [E, d_e, h] and W2 "down" [E, h, d_e]; with a third matrix "gate", SwiGLU.
+    """
+    up = u @ weights["up"]
+    if "gate" not in weights:
+        return relu2(up) @ weights["down"]
+    gate = u @ weights["gate"]
+    return (gate / (1 + np.exp(-gate)) * up) @ weights["down"]
 
 
 def fit_surrogates(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.moe import averaging
-from planetary.moe.acceptance import Policy
+from planetary.moe.acceptance import Policy, Verdict
+from planetary.moe.audit import audit, disagreements
 from planetary.moe.composer_view import routing_from
 from planetary.moe.expert_payloads import (
     change_bytes,
@@ -20,14 +22,15 @@ from planetary.moe.expert_payloads import (
     weights_bytes,
     work_bytes,
 )
-from planetary.moe.expert_work import accept_slots
+from planetary.moe.expert_work import HeldExperts, Improved, accept_slots
 from planetary.moe.mixture_events import ExpertsJudged, FragmentMade, JudgeExperts, MakeFragment, WorkOf
 from planetary.moe.ownership import EMPTY, owned_slots
-from planetary.moe.payloads import fragment_bytes, fragment_from
+from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_from
 from planetary.moe.plan import MixturePlan
 from planetary.moe.replicas import rule_of
 from planetary.moe.routing import RoutingAgreement, routing_agreement
 from planetary.moe.shard_payload import shard_from
+from planetary.moe.sketch import decode
 from planetary.moe.states import SyncerState, TrainingState, merged_model
 
 
@@ -78,18 +81,28 @@ def expert_weights(store: PayloadStore, experts: str) -> bytes:
     return weights_bytes(experts_from(store.get(experts)).weights)
 
 
-def judge_experts(store: PayloadStore, wanted: JudgeExperts, result: bytes, plan: MixturePlan) -> ExpertsJudged:
-    """Put what counts of an expert worker's result into the store. What fails is said in the answer."""
+def judge_experts(
+    store: PayloadStore, wanted: JudgeExperts, results: Sequence[bytes], plan: MixturePlan
+) -> ExpertsJudged:
+    """Put what counts of an expert worker's result into the store. What fails is said in the answer.
+
+    `results`: the result, and where two workers had the work, the second one's.
+    """
     policy = plan.training.acceptance or Policy()
-    slots = owned_slots(plan.owner_map, wanted.shard, plan.slots)[wanted.layer]
+    slots = _slots(wanted, plan)
     try:
         before = experts_from(store.get(wanted.before))
-        improved = improved_from(result, before)
-        expected = (before.weights, before.moments, before.weights if improved.deltas else {})
-        for mine, theirs in zip(expected, (improved.weights, improved.moments, improved.residuals), strict=True):
-            if {n: v.shape for n, v in mine.items()} != {n: v.shape for n, v in theirs.items()}:
-                return ExpertsJudged(wanted.task, failed="the result has other tensors than the experts")
-        after, verdicts = accept_slots(before, improved, policy, layer=wanted.layer, owner=wanted.shard, slots=slots)
+        made = [improved_from(result, before) for result in results]
+        if not all(_fits(before, one) for one in made):
+            return ExpertsJudged(wanted.task, failed="the result has other tensors than the experts")
+        improved, doubts = made[0], {}
+        if len(made) > 1:
+            doubts |= disagreements(before.weights, made[0], made[1], layer=wanted.layer, slots=slots)
+        if wanted.used:
+            doubts |= _audited(store, wanted, before, improved, plan)
+        after, verdicts = accept_slots(
+            before, improved, policy, layer=wanted.layer, owner=wanted.shard, slots=slots, doubts=doubts
+        )
         payload = store.put("experts", experts_bytes(after))
         change = ""
         if improved.deltas:
@@ -99,7 +112,41 @@ def judge_experts(store: PayloadStore, wanted: JudgeExperts, result: bytes, plan
     except PlanetaryError as error:
         return ExpertsJudged(wanted.task, failed=str(error))
     refused = Counter(str(v.refusal) for v in verdicts if not v.accepted)
-    return ExpertsJudged(wanted.task, payload, sum(v.accepted for v in verdicts), dict(refused), change=change)
+    said = tuple((str(doubt.refusal), doubt.why) for doubt in doubts.values())
+    accepted = sum(v.accepted for v in verdicts)
+    return ExpertsJudged(wanted.task, payload, accepted, dict(refused), change=change, doubts=said)
+
+
+def _slots(wanted: JudgeExperts, plan: MixturePlan) -> np.ndarray:
+    return owned_slots(plan.owner_map, wanted.shard, plan.slots)[wanted.layer]
+
+
+def _fits(before: HeldExperts, improved: Improved) -> bool:
+    expected = (before.weights, before.moments, before.weights if improved.deltas else {})
+    return all(
+        {n: v.shape for n, v in mine.items()} == {n: v.shape for n, v in theirs.items()}
+        for mine, theirs in zip(expected, (improved.weights, improved.moments, improved.residuals), strict=True)
+    )
+
+
+def _audited(
+    store: PayloadStore, wanted: JudgeExperts, before: HeldExperts, improved: Improved, plan: MixturePlan
+) -> dict[int, Verdict]:
+    names = [*wanted.used, wanted.other] if wanted.other else list(wanted.used)
+    if not all(store.has(name) for name in names):
+        return {}  # sketches live for a while only, and a worker may have taken longer
+    sketches = [decode(sketch_from(store.get(name))) for name in names]
+    used, other = sketches[: len(wanted.used)], sketches[-1] if wanted.other else None
+    return audit(
+        before.weights,
+        improved,
+        used,
+        other,
+        layer=wanted.layer,
+        slots=_slots(wanted, plan),
+        config=plan.model,
+        trust=plan.training.trust,
+    )
 
 
 def assembled_model(store: PayloadStore, shards: tuple[str, ...], plan: MixturePlan) -> dict[str, np.ndarray]:

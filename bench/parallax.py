@@ -101,7 +101,12 @@ def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeCon
     """Return the settings of an arm, changed as the command line says where several composers train."""
     arm = dict(arm)
     options = StepOptions(
-        learning_rate=args.rate, beta1=args.beta1, warmup_steps=args.steps // 10, total_steps=args.steps
+        optimizer=args.optimizer,
+        learning_rate=args.rate,
+        beta1=args.beta1,
+        momentum=args.momentum,
+        warmup_steps=args.steps // 10,
+        total_steps=args.steps,
     )
     experts = replace(options, learning_rate=args.rate * arm.pop("expert_rate", 1.0))
     base = MoeTraining(
@@ -155,6 +160,7 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
         "seed": args.seed,
         "rate": args.rate,
         "beta1": args.beta1,
+        "optimizer": args.optimizer,
         "composers": training.composers,
         "rank": training.rank,
         "delta_rank": training.delta_rank,
@@ -222,6 +228,8 @@ def main() -> None:
     parser.add_argument("--preset", default="default", help="of models/latent_moe.py (default: default)")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--beta1", type=float, default=0.9, help="Adam's, of everything (default: 0.9)")
+    parser.add_argument("--optimizer", default="adamw", choices=("adamw", "muon"), help="of everything")
+    parser.add_argument("--momentum", type=float, default=0.9, help="Muon's (default: 0.9)")
     parser.add_argument("--batch", type=int, default=16, help="sequences of 128 tokens a step, of all composers")
     parser.add_argument("--composers", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0, help="of surrogates (0: the arm's)")

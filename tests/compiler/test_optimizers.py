@@ -134,6 +134,32 @@ def test_muon_is_that_of_optax_for_matrices_and_adamw_for_the_rest(model: Model,
     assert "adam.square.cube" in names
 
 
+def test_muon_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model) -> None:
+    options = _options(optimizer="muon", nesterov=True, adam_for=("emb*",), matrix_stacks=("cub*",), clip_norm=0.0)
+    run = Run(build_train_step(model, options), mlp_params())
+    alone = optax.contrib.muon(RATE, beta=0.95, weight_decay=0.1, nesterov=True, consistent_rms=0.2)
+
+    def apart(cube: Any) -> dict[str, Any]:
+        return {str(i): cube[i] for i in range(len(cube))}
+
+    def init(params: Any) -> Any:
+        return alone.init({n: apart(p) if n == "cube" else p for n, p in params.items()})
+
+    def update(gradients: Any, state: Any, params: Any) -> Any:
+        trees = [{n: apart(p) if n == "cube" else p for n, p in tree.items()} for tree in (gradients, params)]
+        steps, state = alone.update(trees[0], state, trees[1])
+        whole = jax.numpy.stack([steps["cube"][str(i)] for i in range(len(steps["cube"]))])
+        return {**steps, "cube": whole}, state
+
+    def label(params: Any) -> Any:
+        return {name: "muon" if name in {"up", "down", "cube"} else "adam" for name in params}
+
+    rest = optax.adamw(RATE, 0.9, 0.95, 1e-8, weight_decay=0.1, mask=_is_matrix)
+    matrices = optax.GradientTransformation(init, update)
+    _follow(run, optax.partition({"muon": matrices, "adam": rest}, label))
+    assert "muon.mean.cube" in [spec.name for spec in run.step.spec.opt_state]
+
+
 def test_muon_without_matrices_is_adamw(model: Model) -> None:
     step = build_train_step(model, _options(optimizer="muon", adam_for=("*",)))
     assert step.spec.opt_state[0].name == "adam.count"
@@ -148,7 +174,7 @@ def test_an_orthogonalised_matrix_has_singular_values_near_one() -> None:
     from planetary.compiler.optimizers_muon import orthogonalised
 
     rng = np.random.default_rng(0)
-    for shape in ((6, 4), (4, 6)):
+    for shape in ((6, 4), (4, 6), (3, 6, 4)):
         with ir.new_context():
             module = ir.empty_module()
             with ir.new_function(module, "main", [ir.tensor(shape, ir.f32())]) as (arguments, finish):

@@ -59,7 +59,9 @@ def _preconditioner(options: StepOptions) -> Transform:
     if options.optimizer == "muon":
 
         def choose(spec: TensorSpec) -> str:
-            return "muon" if len(spec.shape) == 2 and not optimizers.matches(spec.name, options.adam_for) else "adam"
+            stack = len(spec.shape) == 3 and optimizers.matches(spec.name, options.matrix_stacks)
+            matrix = len(spec.shape) == 2 and not optimizers.matches(spec.name, options.adam_for)
+            return "muon" if stack or matrix else "adam"
 
         muon = scale_by_muon(options.momentum, options.nesterov, options.epsilon)
         return optimizers.partition(choose, {"muon": muon, "adam": adam})

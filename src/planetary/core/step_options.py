@@ -25,7 +25,9 @@ class StepOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epsilon: float = 1e-8
     momentum: float = 0.95  # "sgd" and "muon"
     nesterov: bool = True  # "sgd" and "muon"
-    adam_for: tuple[str, ...] = ("*embed*", "*wte*", "*head*")  # "muon": name patterns of matrices for AdamW
+    # "muon": name patterns of matrices that AdamW updates, and of stacks of matrices [n, rows, columns]
+    adam_for: tuple[str, ...] = ("*embed*", "*wte*", "*head*", "*router*")
+    matrix_stacks: tuple[str, ...] = ("*experts*",)
     weight_decay: float = 0.1
     decay_min_rank: int = 2  # parameters of fewer dimensions do not decay
     no_decay: tuple[str, ...] = ()  # nor do those whose name matches one of these patterns

@@ -91,6 +91,7 @@ def step_options(config: Config) -> StepOptions:
         momentum=optimizer.momentum,
         nesterov=optimizer.nesterov,
         adam_for=optimizer.adam_for,
+        matrix_stacks=optimizer.matrix_stacks,
         weight_decay=optimizer.weight_decay,
         decay_min_rank=optimizer.decay_min_rank,
         no_decay=optimizer.no_decay,

@@ -169,7 +169,8 @@ def expert_program(config: LatentMoeConfig, slots: int, tokens: int, options: St
     builder.add("gradients", arguments, tuple(_gradient(spec) for spec in specs), gradients)
     per_slot = (TensorSpec("proxy", "f32", (slots,)),)
     builder.add("proxy", arguments, per_slot, lambda m, v: [emit_forward(m, v).results[1]])
-    builder.add_update(specs, msgspec.structs.replace(options, clip_norm=0.0))
+    # Here experts are named without where they are in a model.
+    builder.add_update(specs, msgspec.structs.replace(options, clip_norm=0.0, matrix_stacks=("*",)))
     return builder.finish()
 
 

@@ -112,7 +112,7 @@ def judge_experts(
     except PlanetaryError as error:
         return ExpertsJudged(wanted.task, failed=str(error))
     refused = Counter(str(v.refusal) for v in verdicts if not v.accepted)
-    said = tuple((str(doubt.refusal), doubt.why) for doubt in doubts.values())
+    said = tuple((str(v.refusal), v.why) for v in verdicts if v in doubts.values())
     accepted = sum(v.accepted for v in verdicts)
     return ExpertsJudged(wanted.task, payload, accepted, dict(refused), change=change, doubts=said)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 
 import msgspec
@@ -19,9 +19,10 @@ from planetary.artifacts.store import digest_of
 from planetary.core.errors import NumericsError, PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors
 from planetary.moe import composer_machine as c
-from planetary.moe.composer import ComposerSteps, LayerFit, mean_error, mean_loss, owned_by
+from planetary.moe.composer import ComposerSteps, LayerFit, mean_loss, owned_by
 from planetary.moe.composer_data import HELD_OUT, ComposerData
 from planetary.moe.composer_machine import ComposerMachine, Key
+from planetary.moe.composer_surrogates import ComposerSurrogates
 from planetary.moe.composer_view import composer_view, view_bytes
 from planetary.moe.expert_payloads import changed_from, improved_bytes, weights_from, work_from
 from planetary.moe.expert_work import improve, returned
@@ -33,16 +34,6 @@ from planetary.moe.replicas import held_shards, only_shards
 from planetary.moe.shard_payload import model_from, shard_bytes, shard_from
 from planetary.moe.signature import Runner, parameter_specs
 from planetary.moe.states import ComposerState, Surrogates
-from planetary.moe.surrogate import SurrogateMessage
-from planetary.moe.surrogate_payloads import (
-    change_bytes,
-    changed_surrogates,
-    empty_bank,
-    install,
-    messages_of,
-    surrogates_bytes,
-    surrogates_from,
-)
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
@@ -87,21 +78,24 @@ class ComposerDriver:
         self._names = plan.fragments(parameter_specs(composer.program), parameter_specs(self.steps.expert.program))
         self.machine = ComposerMachine(plan, list(self._names))
         self.state: ComposerState | None = None
-        self.bank: Surrogates | None = empty_bank(plan) if plan.has_surrogates else None
+        self._surrogates = ComposerSurrogates(plan) if plan.has_surrogates else None
         self.on_news: Callable[[], None] = lambda: None  # called from whichever thread leaves something in the inbox
         self._data = ComposerData(plan)
         self._inbox: deque[_News] = deque()
         self._early: list[tuple[m.SurrogatesReady, bytes]] = []
         self._arrived: dict[Key, bytes] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
-        # By shard: the payload that the bank has of it, as said or heard on this connection.
-        self._in_bank: dict[int, str] = {}
         self._fitting = False
         self._losses: list[float] = []  # of the round; after its end they stay until the next step
         self._round_sent = False
         self._compute_s = 0.0
         self._saved_round = 0
         self._reported_at = -math.inf
+
+    @property
+    def bank(self) -> Surrogates | None:
+        """The surrogates that are here; None in a mixture without."""
+        return None if self._surrogates is None else self._surrogates.bank
 
     # --- from any thread --------------------------------------------------------------------------------------
 
@@ -161,7 +155,8 @@ class ComposerDriver:
             raise news
         if news is None:
             self.machine.disconnected()
-            self._in_bank.clear()
+            if self._surrogates is not None:
+                self._surrogates.disconnected()
             return
         if isinstance(news, _Fitted):
             self._fitted(news)
@@ -179,7 +174,7 @@ class ComposerDriver:
                     self._arrived[key] = payload
             case m.SpeakFor():
                 self._speak_for(message.shards)
-            case m.SurrogatesReady() if self.bank is not None:
+            case m.SurrogatesReady() if self._surrogates is not None:
                 self._install(message, payload)
             case m.UseExperts():
                 self._use_experts(message, payload)
@@ -206,32 +201,16 @@ class ComposerDriver:
         self._losses, self._compute_s, self._round_sent = [], 0.0, False
 
     def _install(self, message: m.SurrogatesReady, payload: bytes) -> None:
-        assert self.bank is not None
+        assert self._surrogates is not None
         if self.plan.pace == "lockstep" and message.step > self.machine.done:
             self._early.append((message, payload))  # what is fitted after a step is for the next one
             return
-        if not message.change:
-            messages = surrogates_from(payload)
-        elif message.base == self._in_bank.get(message.shard):
-            messages = changed_surrogates(payload, self.bank)
-        else:
-            raise RemoteProtocolError(
-                f"the gateway changes surrogates of shard {message.shard} that are not those which it sent before"
-            )
-        self.bank = install(self.bank, messages, self.plan)
-        self._in_bank[message.shard] = message.payload
+        self._surrogates.arrived(message, payload)
         self.machine.surrogates(message.shard, message.step)
 
     def _speak_for(self, shards: tuple[int, ...]) -> None:
-        """Publish the surrogates of these shards from now on: whole at first, and then what changes.
-
-        Those that it publishes no more come whole at first, too: the gateway forgets what it sent before.
-        """
-        for shard in {*self.machine.speaks, *shards}:
-            self._in_bank.pop(shard, None)
-            if self.bank is not None and shard not in shards:  # of what nobody took, others' is the next
-                versions = np.where(self.plan.owner_map == shard, -1, self.bank.versions)
-                self.bank = msgspec.structs.replace(self.bank, versions=versions)
+        if self._surrogates is not None:
+            self._surrogates.speak_for(self.machine.speaks, shards)
         self.machine.speaks = shards
 
     def _step(self) -> None:
@@ -344,9 +323,9 @@ class ComposerDriver:
 
     def _fit(self) -> None:
         assert self.state is not None
-        assert self.bank is not None
-        state, bank, step, owners = self.state, self.bank, self.machine.done, self.plan.owner_map
-        bases = dict(self._in_bank)
+        assert self._surrogates is not None
+        state, bank, step, owners = self.state, self._surrogates.bank, self.machine.done, self.plan.owner_map
+        bases = self._surrogates.known()
         speaking = {shard: only_shards(state, owners, [shard]) for shard in self.machine.speaks}
 
         def fit() -> _Fitted:
@@ -367,28 +346,18 @@ class ComposerDriver:
 
     def _fitted(self, found: _Fitted) -> None:
         self._fitting = False
-        if self.bank is None or self.machine.shard < 0:
+        if self._surrogates is None or self.machine.shard < 0:
             return
+        connected = self.machine.connected
         for shard, fits in found.fits.items():
             if shard not in self.machine.speaks:
                 continue  # another owner speaks for it by now
-            messages = messages_of(fits, shard, found.step)
-            self.bank = install(self.bank, messages, self.plan)
+            base = found.bases.get(shard)
+            new = self._surrogates.fitted(shard, found.step, fits, base, publish=connected)
             self.machine.surrogates(shard, found.step)
-            if self.machine.connected:
-                self._publish_surrogates(shard, messages, found)
-
-    def _publish_surrogates(self, shard: int, messages: Sequence[SurrogateMessage], found: _Fitted) -> None:
-        fits, whole = found.fits[shard], surrogates_bytes(messages)
-        smaller = all(len(fit.changes) == len(fit.experts) for fit in fits)
-        error = mean_error(fits) if any(fit.errors.size for fit in fits) else None
-        fields = {"of": shard, "step": found.step, "error": error, "payload": _name("surrogate", whole)}
-        before, self._in_bank[shard] = self._in_bank.get(shard), fields["payload"]
-        if smaller and before is not None and before == found.bases.get(shard):
-            change = change_bytes(messages, fits)
-            self._tell(m.PublishSurrogates, "", change, **fields, change=_name("refresh", change), base=before)
-        else:
-            self._tell(m.PublishSurrogates, "", whole, **fields)
+            if connected:
+                said = {"payload": new.payload, "change": new.change, "base": new.base, "error": new.error}
+                self._tell(m.PublishSurrogates, "", new.data, of=shard, step=found.step, **said)
 
     def _keep(self) -> None:
         assert self.state is not None
@@ -424,9 +393,5 @@ class ComposerDriver:
         known = {"shard": self.machine.shard, "epoch": self.machine.epoch, "step": self.machine.done}
         fields = {name: known[name] for name in known if name in kind.__struct_fields__} | fields
         if data is not None:
-            fields.setdefault("payload", _name(what, data))
+            fields.setdefault("payload", f"{what}/{digest_of(data)}")
         self._send(kind(**fields), data)  # type: ignore[arg-type]
-
-
-def _name(kind: str, payload: bytes) -> str:
-    return f"{kind}/{digest_of(payload)}"

@@ -1,0 +1,109 @@
+"""The surrogates that a composer holds, and which of them others are known to hold, too.
+
+A change of surrogates is of use to who has what it changes. So for every shard this remembers the payload that was sent
+or received last on the present connection; the gateway remembers the same, and both forget it at the same messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.store import digest_of
+from planetary.core.errors import RemoteProtocolError
+from planetary.moe.composer import LayerFit, mean_error
+from planetary.moe.plan import MixturePlan
+from planetary.moe.states import Surrogates
+from planetary.moe.surrogate_payloads import (
+    change_bytes,
+    changed_surrogates,
+    empty_bank,
+    install,
+    messages_of,
+    surrogates_bytes,
+    surrogates_from,
+)
+from planetary.wire import messages as m
+
+
+class Refresh(msgspec.Struct, frozen=True):
+    """New surrogates of one shard, as `PublishSurrogates` says them; `data` comes along."""
+
+    error: float | None
+    payload: str
+    change: str
+    base: str
+    data: bytes
+
+
+class ComposerSurrogates:
+    """See the module. Nothing here is done before a message has arrived or a fit has ended."""
+
+    def __init__(self, plan: MixturePlan) -> None:
+        """No surrogate is here yet."""
+        self._plan = plan
+        self.bank: Surrogates = empty_bank(plan)
+        self._known: dict[int, str] = {}
+
+    def known(self) -> dict[int, str]:
+        """Return, by shard, the payload whose surrogates the gateway knows to be here."""
+        return dict(self._known)
+
+    def disconnected(self) -> None:
+        """The connection was lost: nobody knows what arrived."""
+        self._known.clear()
+
+    def arrived(self, message: m.SurrogatesReady, data: bytes) -> None:
+        """Take a shard's surrogates, which somebody else has fitted.
+
+        Raises:
+            TrustError: they are damaged, or not their sender's.
+            RemoteProtocolError: they are a change of others than those that are here.
+        """
+        if not message.change:
+            messages = surrogates_from(data)
+        elif message.base == self._known.get(message.shard):
+            messages = changed_surrogates(data, self.bank)
+        else:
+            raise RemoteProtocolError(
+                f"the gateway changes surrogates of shard {message.shard} that are not those which it sent before"
+            )
+        self.bank = install(self.bank, messages, self._plan)
+        self._known[message.shard] = message.payload
+
+    def speak_for(self, before: Sequence[int], now: Sequence[int]) -> None:
+        """Other shards' surrogates are published from here now than before.
+
+        These begin whole, and so do those that are not published from here any more.
+        """
+        for shard in {*before, *now}:
+            self._known.pop(shard, None)
+            if shard not in now:  # what nobody has heard of does not count: somebody else's is the next
+                versions = np.where(self._plan.owner_map == shard, -1, self.bank.versions)
+                self.bank = msgspec.structs.replace(self.bank, versions=versions)
+
+    def fitted(self, shard: int, step: int, fits: Sequence[LayerFit], base: str | None, *, publish: bool) -> Refresh:
+        """Take what was fitted here after `step` steps and return what to publish of it.
+
+        Args:
+            shard: whose experts these are.
+            step: of the composer.
+            fits: of all layers.
+            base: what was known when the fit began, and what its changes are changes of.
+            publish: whether there is a connection to publish it on.
+        """
+        messages = messages_of(fits, shard, step)
+        self.bank = install(self.bank, messages, self._plan)
+        whole = surrogates_bytes(messages)
+        name = f"surrogate/{digest_of(whole)}"
+        error = mean_error(fits) if any(fit.errors.size for fit in fits) else None
+        before = self._known.get(shard)
+        if publish:
+            self._known[shard] = name
+        smaller = all(len(fit.changes) == len(fit.experts) for fit in fits)
+        if not smaller or before is None or before != base:
+            return Refresh(error, name, "", "", whole)
+        data = change_bytes(messages, fits)
+        return Refresh(error, name, f"refresh/{digest_of(data)}", before, data)

@@ -162,6 +162,10 @@ def test_when_a_first_owner_is_killed_the_next_speaks_for_its_experts_until_it_c
 # --- fifty kills ------------------------------------------------------------------------------------------------
 
 LONG = (
+    # Runs that nobody waits in differ, the more so the faster they learn: not what the example has.
+    "optimizer.name=adamw",
+    "optimizer.learning_rate=0.003",
+    "optimizer.beta1=0.9",
     "model.options.n_expert=8",
     "moe.composers=2",
     "moe.expert_workers=2",

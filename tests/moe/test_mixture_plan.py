@@ -75,7 +75,7 @@ def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warne
     assert warnings_of(config(), model_of(config())) == []
 
 
-def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys(tmp_path: Path) -> None:
+def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys() -> None:
     keys = ["inner_steps=3", "trust=0.5", "sketch_fraction=0.25", "norm_ratio=0.2", "spectral_ratio=0.3"]
     keys += ["redundant=0.1", "audited=0.2", "outer_rate=0.9", "outer_momentum=0.4"]
     given = config(*(f"moe.{key}" for key in keys), example="parallax-offload")

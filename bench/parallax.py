@@ -126,7 +126,8 @@ def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeCon
         rank = args.rank or training.rank * config.n_latent // 64
     changed = {name: value for name in ("backbone", "refresh") if (value := getattr(args, name))}
     cadence = replace(training.cadence, **changed) if training.composers > 1 else training.cadence
-    return replace(training, rank=rank, cadence=cadence)
+    fit = replace(training.fit, steps=args.fit) if args.fit else training.fit
+    return replace(training, rank=rank, cadence=cadence, fit=fit)
 
 
 def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[str, Any]:
@@ -234,6 +235,7 @@ def main() -> None:
     parser.add_argument("--composers", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0, help="of surrogates (0: the arm's)")
     parser.add_argument("--delta-rank", type=int, default=0, help="of what a refresh changes (0: surrogates whole)")
+    parser.add_argument("--fit", type=int, default=0, help="steps of fitting per refresh (0: the arm's)")
     parser.add_argument("--backbone", type=int, default=0, help="horizon of the backbone (0: the arm's)")
     parser.add_argument("--refresh", type=int, default=0, help="steps between refreshes (0: the arm's)")
     parser.add_argument("--own-text", action="store_true", help="each composer trains on its own part of the text")

@@ -228,9 +228,9 @@ def test_work_for_two_is_judged_alone_where_the_second_worker_is_gone(tmp_path: 
     for name in ("v", "w"):  # in the middle of the second's work, or before it
         one = cluster.workers.get(name)
         assert one is not None
-        count = len(of_kind(cluster, ExpertsAdvanced))
+        enough = len(of_kind(cluster, ExpertsAdvanced)) + 2
         cluster.kill(one)
-        cluster.until(lambda: len(of_kind(cluster, ExpertsAdvanced)) > count + 2)  # noqa: B023
+        cluster.until(lambda enough=enough: len(of_kind(cluster, ExpertsAdvanced)) > enough)
         cluster.start(name)
     assert cluster.finish().ok
     assert not [note for note in of_kind(cluster, SyncNote) if note.what == "disagreement"]

@@ -16,6 +16,7 @@ from planetary.artifacts.store import digest_of
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.records import TaskAborted
 from planetary.moe import plan as plan_module
+from planetary.moe.averaging import MergeRule
 from planetary.moe.payloads import fragment_from
 from planetary.moe.records import FragmentAdvanced, ShardGranted, SpeakerChanged, SurrogatesRefreshed, SyncNote
 from planetary.moe.shard_payload import shard_bytes, shard_from
@@ -28,7 +29,10 @@ TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
 CHANGES = {"delta_rank": 1}  # of surrogates of 8 by 3
 
 
-@pytest.mark.parametrize("options", [{}, TWICE, CHANGES], ids=["once", "twice", "changes"])
+OUTER = {"merge": MergeRule(rate=0.9, momentum=0.4)}
+
+
+@pytest.mark.parametrize("options", [{}, TWICE, CHANGES, OUTER], ids=["once", "twice", "changes", "outer"])
 def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_path: Path, options: dict) -> None:
     plan = make_plan(tmp_path, steps=8, pace="lockstep", **options)
     cluster = MixtureCluster(tmp_path, plan)

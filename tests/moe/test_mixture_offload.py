@@ -19,9 +19,11 @@ from planetary.moe.records import ExpertsAdvanced, SyncNote
 from planetary.wire import messages as m
 
 
-@pytest.mark.parametrize("form", ["exact", "topk"])
-def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(tmp_path: Path, form: Form) -> None:
-    options = {"sketches": "all", "acceptance": Policy(norm_ratio=10), "update_form": form}
+@pytest.mark.parametrize(
+    ("form", "more"), [("exact", {}), ("topk", {}), ("exact", {"inner_steps": 2, "trust": 0.1, "sketch_fraction": 0.5})]
+)
+def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(tmp_path: Path, form: Form, more: dict) -> None:
+    options = {"sketches": "all", "acceptance": Policy(norm_ratio=10, spectral_ratio=10), "update_form": form, **more}
     plan = make_plan(tmp_path, steps=4, pace="lockstep", **options)
     cluster = MixtureCluster(tmp_path, plan)
     for name in ("a", "b", "c", "d"):

@@ -15,7 +15,7 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published
-from planetary.moe.delta import Delta, expand, low_rank
+from planetary.moe.delta import Delta, expand, low_rank, rank_is_smaller
 from planetary.moe.expert_work import HeldExperts, accept_slots, improve, optimizer_step, returned
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
@@ -251,7 +251,7 @@ def _as_sent(held: np.ndarray, new: np.ndarray, rank: int) -> tuple[np.ndarray, 
 
     A and B have the same sizes, so that both are sent whole or neither.
     """
-    if not rank or not len(new) or rank * sum(new.shape[1:]) >= new.shape[1] * new.shape[2]:
+    if not rank or not len(new) or not rank_is_smaller(rank, *new.shape[1:]):
         return new, []
     deltas = [low_rank(after - before, None, rank)[0] for before, after in zip(held, new, strict=True)]
     return held + np.stack([expand(delta) for delta in deltas]), deltas

@@ -100,13 +100,17 @@ def low_rank(update: np.ndarray, residual: np.ndarray | None, rank: int) -> tupl
     wanted = _with_residual(update, residual)
     if wanted.ndim != 2 or rank < 1:
         raise LocalProtocolError(f"a low-rank delta needs a matrix and a rank above 0, found {wanted.shape}, {rank}")
-    rows, columns = wanted.shape
-    if rank * (rows + columns) >= rows * columns:
+    if not rank_is_smaller(rank, *wanted.shape):
         return Delta("exact", wanted.shape, (wanted,)), np.zeros_like(wanted)
     left, values, right = np.linalg.svd(wanted, full_matrices=False)
     root = np.sqrt(values[:rank])
     delta = Delta("rank", wanted.shape, (left[:, :rank] * root, root[:, None] * right[:rank]))
     return delta, wanted - expand(delta)
+
+
+def rank_is_smaller(rank: int, rows: int, columns: int) -> bool:
+    """Return whether the two factors of a matrix of that rank have fewer numbers than the matrix."""
+    return rank * (rows + columns) < rows * columns
 
 
 def _with_residual(update: np.ndarray, residual: np.ndarray | None) -> np.ndarray:

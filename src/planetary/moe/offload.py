@@ -46,7 +46,6 @@ class Improving(msgspec.Struct):
     """
 
     task: int
-    worker: str
     lease: Lease
     before: str
     twice: bool = False
@@ -141,7 +140,7 @@ class Offload:
             self._desk.out.append(EndWork(lease, ""))
             return
         twice = self._drawn("redundant", lease.work, self._policy.redundant)
-        self._give(Improving(0, "", lease, self._desk.state.experts[place].payload, twice), worker)
+        self._give(Improving(0, lease, self._desk.state.experts[place].payload, twice), worker)
 
     def improved(self, worker: WorkerSession, message: m.ExpertsImproved, attachment: int) -> None:
         """A result has arrived."""
@@ -169,10 +168,10 @@ class Offload:
         work = one.lease.work
         held = self._desk.state.experts[work.owner, work.layer]
         self._desk.out.append(EndWork(one.lease, event.payload))
-        for reason, why in dict(event.doubts).items():
+        doubts = dict(event.doubts)
+        for reason, why in doubts.items():
             self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))
-        false = dict(event.doubts).get(Refusal.FALSE_CLAIM, "")
-        answer = Judged(work.owner, work.layer, one.by[0], false)
+        answer = Judged(work.owner, work.layer, one.by[0], doubts.get(Refusal.FALSE_CLAIM, ""))
         if event.failed or held.payload != one.before:
             self._count("unusable" if event.failed else "stale", 1)
             return answer
@@ -228,7 +227,6 @@ class Offload:
 
     def _give(self, one: Improving, worker: WorkerSession) -> None:
         one.task, self._next_task = self._next_task, self._next_task + 1
-        one.worker = worker.worker
         self.improving[worker.session] = one
         work = one.lease.work
         message = m.ImproveExperts(task=one.task, shard=work.owner, layer=work.layer, step=work.step, payload="")

@@ -19,6 +19,7 @@ from planetary.models.options import configure
 from planetary.moe import ownership
 from planetary.moe.acceptance import Policy
 from planetary.moe.averaging import MergeRule
+from planetary.moe.delta import rank_is_smaller
 from planetary.moe.replicas import expert_fragments, held_shards, replicated_slots
 from planetary.moe.settings import MoeTraining
 from planetary.moe.tiers import Cadence, Tier, tier_fragments
@@ -237,7 +238,7 @@ def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
             f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as what "
             "they stand for"
         )
-    if moe.delta_rank and moe.delta_rank * (moe.rank + model.n_latent) >= moe.rank * model.n_latent:
+    if moe.delta_rank and not rank_is_smaller(moe.delta_rank, model.n_latent, moe.rank):
         found.append(
             f"moe.delta_rank = {moe.delta_rank}: changes of that rank are no smaller than surrogates of rank "
             f"{moe.rank}, which are sent whole"

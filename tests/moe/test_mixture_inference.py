@@ -21,10 +21,12 @@ from planetary.core.config import Config, DataConfig, ModelConfig, MoeConfig, Tr
 from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
 from planetary.fabric.run_files import PAYLOADS
+from planetary.moe import ownership
 from planetary.moe.evaluation import Reported, RunEvaluation, evaluate_run, losses_table
 from planetary.moe.inference import Experts, MixtureLosses, experts_named, model_with
 from planetary.moe.mixture_gateway import KEPT_KINDS
 from planetary.moe.mixture_preparation import plan_of
+from planetary.moe.mixture_start import owners_of_run
 from planetary.moe.run_state import read_mixture, read_run
 from planetary.moe.saved_training import SavedTraining, write_training
 from planetary.moe.tiers import Cadence
@@ -103,6 +105,15 @@ def test_losses_with_every_choice_of_experts_are_those_that_the_run_reported(run
     assert [row.split()[0] for row in rows] == ["real", "surrogates", "composer:0", "composer:1"]
     assert rows[0].split()[1] == rows[0].split()[2] == f"{found.losses.real:.4f}"
     assert rows[3].split()[1:] == [*[f"{found.losses.mixed[1]:.4f}"] * 2, *[f"{found.losses.alone[1]:.4f}"] * 2]
+
+
+def test_who_owned_what_is_read_from_the_journal(run: Path, saved: SavedTraining) -> None:
+    config = load_config(run / "config.toml")
+    otherwise = replace(config, moe=replace(config.moe, ownership="hashed"))
+    assert (ownership.hashed(TINY.n_layer, TINY.n_expert, 2) != saved.owners).any()
+    assert (read_run(run, otherwise).owners == saved.owners).all()
+    assert owners_of_run(run) == tuple(tuple(row) for row in saved.owners.tolist())
+    assert owners_of_run(run.parent) is None
 
 
 def test_the_table_of_an_unfinished_run_without_surrogates_says_so() -> None:

@@ -21,8 +21,8 @@ from planetary.core.config import DataConfig, load_config
 from planetary.core.errors import NumericsError, ResourceError, TrustError, UserError
 from planetary.fabric.preparation import builder_options
 from planetary.models import latent_moe
+from planetary.models.initial import flat_names
 from planetary.moe.merged_export import export_merged
-from planetary.moe.programs import flat_names
 from planetary.moe.saved_training import SavedTraining, read_training, write_training
 from planetary.moe.states import merged_model
 from planetary.moe.trainer import MoeTrainer

@@ -148,7 +148,7 @@ class MoeConfig(msgspec.Struct, frozen=True):
 
     composers: Index = 0  # C; 0: an ordinary run. `train.batch_size` is then one composer's
     expert_workers: Index = 0  # that do the experts' optimizer work from sketches; 0: composers do it themselves
-    ownership: Literal["round-robin", "hashed"] = "round-robin"  # which experts a composer owns
+    ownership: Literal["round-robin", "hashed", "load-aware"] = "round-robin"  # which experts a composer owns
     replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
     rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
     delta_rank: Index = 0  # of the change that a refresh sends of each of a surrogate's matrices; 0: sends them whole

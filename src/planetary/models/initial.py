@@ -13,6 +13,9 @@ import jax
 import msgspec
 import numpy as np
 
+from planetary.core.errors import UserError
+from planetary.core.tensors import Tensors
+
 Params = dict[str, Any]
 
 
@@ -73,3 +76,26 @@ def draw(tree: Params, seed: int) -> Params:
 def count(tree: Params) -> int:
     """Number of scalars in a tree of `Draw` leaves."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
+
+
+def flat_names(tree: Params) -> dict[str, Any]:
+    """Return the leaves of a tree by their dotted names, in the order of a program's arguments."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def filled(template: Params, values: Tensors) -> Any:
+    """Return a tree of this structure with the arrays that carry its leaves' dotted names.
+
+    Raises:
+        UserError: one is missing or has another shape.
+    """
+    leaves = flat_names(template)
+    for name, leaf in leaves.items():
+        found = values.get(name)
+        if found is None or found.shape != leaf.shape:
+            raise UserError(
+                f"the tensors are not of this model: expected {name} with the shape {list(leaf.shape)}, found "
+                f"{'none' if found is None else list(found.shape)}"
+            )
+    return jax.tree.unflatten(jax.tree.structure(template), [values[name] for name in leaves])

@@ -190,6 +190,13 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: La
     return cross_entropy(found, targets) + config.balance * balance
 
 
+def expert_loads(params: Params, tokens: jax.Array, config: LatentMoeConfig) -> jax.Array:
+    """Return for how many of the tokens i32 [B, T] each expert is chosen in each layer, i32 [layers, experts]."""
+    layers = params["layers"]
+    _, _, seen = forward(params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config))
+    return jnp.stack([jnp.sum(gates > 0, axis=0) for _, gates, _ in seen])
+
+
 def composer_mixture(
     experts: Sequence[Params], held: Sequence[Params], config: LatentMoeConfig, *, detach: bool = True
 ) -> Mixture:

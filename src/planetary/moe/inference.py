@@ -14,13 +14,12 @@ import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors
-from planetary.models.initial import Draw, Params
+from planetary.models.initial import Draw, filled
 from planetary.models.latent_moe import apply, composer_logits, dense_parameters, parameters
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy
 from planetary.moe import ownership
 from planetary.moe.composer_data import Batch
-from planetary.moe.programs import flat_names
 from planetary.moe.saved_training import SavedTraining
 from planetary.moe.signature import in_layer
 from planetary.moe.states import ComposerState, Surrogates, assembled, merged_model
@@ -85,7 +84,7 @@ def model_with(saved: SavedTraining, experts: Experts) -> RunnableModel:
     """
     state, config = saved.state, saved.config
     if experts.kind == "real":
-        params = _filled(parameters(config), merged_model(state, config))
+        params = filled(parameters(config), merged_model(state, config))
         return RunnableModel(partial(_apply, config=config), params)
     if state.surrogates is None:
         why = "its only composer has all experts" if saved.training.composers == 1 else "it was trained with rank 0"
@@ -104,7 +103,7 @@ def composers_model(composer: ComposerState, surrogates: Surrogates, config: Lat
     matrix = ownership.slot_matrix(composer.slots, config.n_expert)
     held = _surrogates_by_layer(named_surrogates(surrogates), config)
     owned = [{**layer, "ownership": matrix[i]} for i, layer in enumerate(held)]
-    params = (_filled(dense_parameters(config), composer.dense), [dict(layer) for layer in composer.experts], owned)
+    params = (filled(dense_parameters(config), composer.dense), [dict(layer) for layer in composer.experts], owned)
     return RunnableModel(partial(_composer_logits, config=config), params)
 
 
@@ -119,7 +118,7 @@ def with_surrogates(dense: Tensors, surrogates: Tensors, config: LatentMoeConfig
     Raises:
         UserError: the surrogates are not those of this model.
     """
-    params = (_filled(dense_parameters(config), dense), [], _surrogates_by_layer(surrogates, config))
+    params = (filled(dense_parameters(config), dense), [], _surrogates_by_layer(surrogates, config))
     return RunnableModel(partial(_composer_logits, config=config), params)
 
 
@@ -166,22 +165,5 @@ def _surrogates_by_layer(surrogates: Tensors, config: LatentMoeConfig) -> list[d
     first = surrogates.get(in_layer(0, "surrogates", "a"), np.zeros(0))
     experts, latent, rank = config.n_expert, config.n_latent, first.shape[-1]
     pair = {"a": Draw((experts, latent, rank)), "b": Draw((experts, rank, latent))}
-    tree = _filled({"layers": [{"surrogates": pair} for _ in range(config.n_layer)]}, surrogates)
+    tree = filled({"layers": [{"surrogates": pair} for _ in range(config.n_layer)]}, surrogates)
     return [layer["surrogates"] for layer in tree["layers"]]
-
-
-def _filled(template: Params, values: Tensors) -> Any:
-    """Return a tree of this structure with the arrays that carry its leaves' dotted names.
-
-    Raises:
-        UserError: one is missing or has another shape.
-    """
-    leaves = flat_names(template)
-    for name, leaf in leaves.items():
-        found = values.get(name)
-        if found is None or found.shape != leaf.shape:
-            raise UserError(
-                f"the tensors are not of this model: expected {name} with the shape {list(leaf.shape)}, found "
-                f"{'none' if found is None else list(found.shape)}"
-            )
-    return jax.tree.unflatten(jax.tree.structure(template), [values[name] for name in leaves])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from planetary.core.tensors import Tensors
-from planetary.models.initial import Params, draw
-from planetary.models.latent_moe import dense_parameters, expert_parameters
+from planetary.models.initial import draw, flat_names
+from planetary.models.latent_moe import dense_parameters, expert_parameters, parameters
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
-from planetary.moe.programs import flat_names
 from planetary.moe.recent_rows import no_rows
 from planetary.moe.replicas import replicated_slots
 from planetary.moe.settings import MoeTraining
@@ -25,6 +24,11 @@ from planetary.moe.states import (
 from planetary.moe.surrogate import initial_surrogates
 
 
+def drawn_model(config: LatentMoeConfig) -> Tensors:
+    """Return the ordinary model's parameters as its seed gives them, by the names of `models.latent_moe`."""
+    return flat_names(draw(parameters(config), config.seed))
+
+
 def initial_training(
     config: LatentMoeConfig,
     training: MoeTraining,
@@ -36,15 +40,12 @@ def initial_training(
 ) -> TrainingState:
     """Return the state before the first step, from the same model for any number of composers.
 
-    `given`: the ordinary model's parameters by the names of `models.latent_moe`; None: drawn from the model's seed.
+    `given`: the ordinary model's parameters by the names of `models.latent_moe`; None: `drawn_model`.
     """
-    if given is None:
-        dense = flat_names(draw(dense_parameters(config), config.seed))
-        whole = [_layer_experts(config, layer) for layer in range(config.n_layer)]
-    else:
-        dense = {name: given[name] for name in flat_names(dense_parameters(config))}
-        names = expert_parameters(config, config.n_expert)
-        whole = [{n: given[in_layer(i, "experts", n)] for n in names} for i in range(config.n_layer)]
+    model = drawn_model(config) if given is None else given
+    dense = {name: model[name] for name in flat_names(dense_parameters(config))}
+    names = expert_parameters(config, config.n_expert)
+    whole = [{n: model[in_layer(i, "experts", n)] for n in names} for i in range(config.n_layer)]
     composers = []
     for number, slots in enumerate(replicated_slots(owners, training.composers, training.replicas)):
         experts = tuple(
@@ -79,9 +80,3 @@ def initial_training(
             for expert in range(config.n_expert)
         }
     return TrainingState(0, tuple(composers), surrogates, SyncerState(start, {}))
-
-
-def _layer_experts(config: LatentMoeConfig, layer: int) -> Params:
-    # Each layer draws from its own name, as `models.latent_moe.build` does.
-    tree = draw({"layers": {str(layer): {"experts": expert_parameters(config, config.n_expert)}}}, config.seed)
-    return tree["layers"][str(layer)]["experts"]

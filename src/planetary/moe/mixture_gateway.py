@@ -46,7 +46,7 @@ from planetary.moe.mixture_events import (
     WorkOf,
 )
 from planetary.moe.mixture_preparation import PreparedMixture, prepare_mixture
-from planetary.moe.mixture_start import MixtureStart, begin_mixture
+from planetary.moe.mixture_start import MixtureStart, begin_mixture, owners_of_run
 from planetary.moe.mixture_status import mixture_status
 from planetary.moe.payload_checks import KINDS, PayloadChecks
 from planetary.moe.records import mixture_news
@@ -106,9 +106,7 @@ class MixtureGateway(RunHost):
         """Prepare and train until the run is finished, failed or stopped; `prepared` is called in between."""
         try:
             await asyncio.to_thread(self._payloads.check)
-            self.prepared = await self._interruptible(
-                asyncio.to_thread(prepare_mixture, self.config, self.options.cache, self._set_stage)
-            )
+            self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
             if prepared is not None:
@@ -118,6 +116,10 @@ class MixtureGateway(RunHost):
             await self._close()
             if self._queue is not None:
                 self._queue.close()
+
+    def _prepare(self) -> PreparedMixture:
+        owners = owners_of_run(self.options.folder) if self.options.resume else None
+        return prepare_mixture(self.config, self.options.cache, self._set_stage, owners)
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""

@@ -16,15 +16,18 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
 from planetary.fabric.preparation import builder_options, given_weights, step_options
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.composer import LayerFit
 from planetary.moe.composer_machine import Held
 from planetary.moe.expert_payloads import experts_bytes
 from planetary.moe.expert_work import HeldExperts
-from planetary.moe.initial import initial_training
+from planetary.moe.initial import drawn_model, initial_training
+from planetary.moe.measured_ownership import owners_by_load
 from planetary.moe.mixture_program import mixture_program
+from planetary.moe.ownership import hashed, round_robin
 from planetary.moe.part import part_of
 from planetary.moe.payloads import fragment_bytes
-from planetary.moe.plan import MixturePlan, model_of, owners_of, training_of, warnings_of
+from planetary.moe.plan import MixturePlan, OwnerMap, model_of, training_of, warnings_of
 from planetary.moe.records import FragmentStart, MixtureStarted
 from planetary.moe.replicas import only_shards
 from planetary.moe.shard_payload import shard_bytes
@@ -82,8 +85,14 @@ class PreparedMixture:
         return initial_training(plan.model, plan.training, plan.owner_map, composer, expert, given=given)
 
 
-def plan_of(config: Config, data: PreparedData) -> MixturePlan:
-    """Return the plan that a configuration makes. Raises `UserError` where its parts do not fit together."""
+def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) -> MixturePlan:
+    """Return the plan that a configuration makes.
+
+    `owners`: those that the run began with; None: what the configuration says.
+
+    Raises:
+        UserError: its parts do not fit together.
+    """
     model = model_of(config)
     if data.vocab_size > model.vocab_size:
         raise UserError(
@@ -92,16 +101,31 @@ def plan_of(config: Config, data: PreparedData) -> MixturePlan:
         )
     per_step = config.moe.composers * config.tokens_per_batch
     order = SliceOrder(data.train, per_step, data.block_tokens, config.run.seed)
-    return plan_over(config, order, tuple(piece for piece, _ in data.eval_chunks(config, 1)))
+    held_out = tuple(piece for piece, _ in data.eval_chunks(config, 1))
+    return plan_over(config, order, held_out, owners_of(config, model, order) if owners is None else owners)
 
 
-def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...]) -> MixturePlan:
+def owners_of(config: Config, model: LatentMoeConfig, order: SliceOrder) -> OwnerMap:
+    """Return which composer owns which expert, as `moe.ownership` says."""
+    composers = config.moe.composers
+    match config.moe.ownership:
+        case "round-robin":
+            found = round_robin(model.n_layer, model.n_expert, composers)
+        case "hashed":
+            found = hashed(model.n_layer, model.n_expert, composers)
+        case "load-aware":
+            start = model_values(config) if config.model.weights else drawn_model(model)
+            found = owners_by_load(start, model, order, composers)
+    return tuple(tuple(int(owner) for owner in row) for row in found)
+
+
+def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...], owners: OwnerMap) -> MixturePlan:
     """Return the plan over these tokens. Raises `UserError` where the keys do not fit together."""
     model = model_of(config)
     return MixturePlan(
         model=model,
         training=training_of(config, model, step_options(config)),
-        owners=owners_of(config, model),
+        owners=owners,
         order=order,
         held_out=held_out,
         steps=config.total_inner_steps,
@@ -113,8 +137,10 @@ def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...]) ->
     )
 
 
-def prepare_mixture(config: Config, cache: Path, stage: Callable[[str], None]) -> PreparedMixture:
-    """Prepare data and program; `stage` is told what is being done.
+def prepare_mixture(
+    config: Config, cache: Path, stage: Callable[[str], None], owners: OwnerMap | None = None
+) -> PreparedMixture:
+    """Prepare data and program; `stage` is told what is being done. `owners`: as in `plan_of`.
 
     Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
     """
@@ -124,7 +150,9 @@ def prepare_mixture(config: Config, cache: Path, stage: Callable[[str], None]) -
         log.warning("%s", warning)
     stage("preparing the data")
     data = prepare(config, cache / "data")
-    plan = plan_of(config, data)
+    if owners is None and config.moe.ownership == "load-aware":
+        stage("measuring how often each expert is chosen")
+    plan = plan_of(config, data, owners)
     stage("exporting the mixture to StableHLO and differentiating it")
     given = (lambda: model_values(config)) if config.model.weights else None
     return PreparedMixture(data, plan, mixture_program(plan), given)
@@ -176,4 +204,6 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
             )
             for c in state.composers
         )
-    return MixtureStarted(shards=shards, surrogates=surrogates, experts=experts, fragments=fragments)
+    return MixtureStarted(
+        owners=plan.owners, shards=shards, surrogates=surrogates, experts=experts, fragments=fragments
+    )

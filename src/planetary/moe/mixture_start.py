@@ -19,7 +19,8 @@ from planetary.fabric.run_files import CONFIG, EVENTS, METRICS
 from planetary.fabric.status import RoundMetrics
 from planetary.moe.mixture_events import MixturePolicy
 from planetary.moe.mixture_preparation import PreparedMixture, store_start
-from planetary.moe.records import MixtureRecord, MixtureState, apply, replay
+from planetary.moe.plan import OwnerMap
+from planetary.moe.records import MixtureRecord, MixtureStarted, MixtureState, apply, replay
 from planetary.moe.syncer_messages import SyncPolicy
 from planetary.moe.tiers import Tier
 
@@ -36,6 +37,12 @@ class MixtureStart:
     records: list[Record]  # new ones: to be written to the journal
     metrics: list[RoundMetrics]  # of earlier rounds
     late: list[RoundMetrics]  # of finished rounds whose lines are still to be written
+
+
+def owners_of_run(folder: Path) -> OwnerMap | None:
+    """Return who owns what in a run that has begun, as its journal says; None: it has not."""
+    records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
+    return next((record.owners for record in records if isinstance(record, MixtureStarted)), None)
 
 
 def begin_mixture(

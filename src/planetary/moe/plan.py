@@ -16,7 +16,6 @@ from planetary.core.tensors import TensorSpec
 from planetary.data.slices import SliceOrder
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.options import configure
-from planetary.moe import ownership
 from planetary.moe.acceptance import Policy
 from planetary.moe.averaging import MergeRule
 from planetary.moe.delta import rank_is_smaller
@@ -29,13 +28,17 @@ AHEAD_BYTES = 1 << 20  # of tokens; at half a millisecond a step this is a secon
 MODEL = "planetary.models.latent_moe:build"
 
 
+OwnerMap = tuple[tuple[int, ...], ...]
+"""Which composer owns which expert, [layers][experts]."""
+
+
 class MixturePlan(msgspec.Struct, frozen=True):
     """See the module. It is the same for all and never changes during a run.
 
     Attributes:
         model: its sizes; `batch_size` is one composer's.
         training: how it is trained; `batch_size` is that of all composers together.
-        owners: ownership map [layers][experts].
+        owners: ownership map.
         order: of the training tokens: a lease is one step of all composers.
         held_out: batches that the assembled model is evaluated on.
         steps: of each composer in the whole run.
@@ -48,7 +51,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
 
     model: LatentMoeConfig
     training: MoeTraining
-    owners: tuple[tuple[int, ...], ...]
+    owners: OwnerMap
     order: SliceOrder
     held_out: tuple[Slice, ...]
     steps: int
@@ -238,16 +241,14 @@ def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
             f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as what "
             "they stand for"
         )
+    if moe.ownership == "load-aware" and not config.model.weights:
+        found.append(
+            'moe.ownership = "load-aware" without model.weights: the model whose choices of experts are counted '
+            "has not learned anything yet"
+        )
     if moe.delta_rank and not rank_is_smaller(moe.delta_rank, model.n_latent, moe.rank):
         found.append(
             f"moe.delta_rank = {moe.delta_rank}: changes of that rank are no smaller than surrogates of rank "
             f"{moe.rank}, which are sent whole"
         )
     return found
-
-
-def owners_of(config: Config, model: LatentMoeConfig) -> tuple[tuple[int, ...], ...]:
-    """Return which composer owns which expert, [layers][experts]."""
-    make = ownership.hashed if config.moe.ownership == "hashed" else ownership.round_robin
-    found = make(model.n_layer, model.n_expert, config.moe.composers)
-    return tuple(tuple(int(owner) for owner in row) for row in found)

@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import msgspec
-import numpy as np
 
 from planetary.compiler import chlo, ir, normalise, ops, optimizers
 from planetary.compiler.differentiate import emit_backward, emit_forward, finish_module, load_for_differentiation
@@ -33,7 +32,7 @@ from planetary.compiler.reverse import Forward
 from planetary.compiler.step_options import StepOptions, optimizer_of
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
-from planetary.models.initial import Draw, Params
+from planetary.models.initial import Draw, Params, flat_names
 from planetary.models.latent_moe import (
     LatentMoeConfig,
     composer_forward,
@@ -53,12 +52,6 @@ def dense_specs(config: LatentMoeConfig) -> tuple[TensorSpec, ...]:
 def expert_specs(config: LatentMoeConfig, slots: int) -> tuple[TensorSpec, ...]:
     """Return the weights of one layer's experts: `up`, `down` and for SwiGLU `gate`, each [slots, ...]."""
     return _specs(expert_parameters(config, slots))
-
-
-def flat_names(tree: Params) -> dict[str, np.ndarray]:
-    """Return the arrays of a tree by their dotted names, in the order of the program's arguments."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
 
 def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: StepOptions) -> Program:
@@ -259,10 +252,7 @@ def _shapes(tree: Params) -> Any:
 
 
 def _specs(tree: Params) -> tuple[TensorSpec, ...]:
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return tuple(
-        TensorSpec(jax.tree_util.keystr(path, simple=True, separator="."), "f32", leaf.shape) for path, leaf in leaves
-    )
+    return tuple(TensorSpec(name, "f32", leaf.shape) for name, leaf in flat_names(tree).items())
 
 
 def _per_layer(config: LatentMoeConfig, part: str, tree: Params) -> list[TensorSpec]:

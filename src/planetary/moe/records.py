@@ -29,8 +29,9 @@ class FragmentStart(msgspec.Struct, frozen=True):
 
 
 class MixtureStarted(Record, frozen=True, kw_only=True, tag="mixture_started"):
-    """What everybody starts from, as names in the payload store."""
+    """What everybody starts from, as names in the payload store, and who owns what for as long as the run lasts."""
 
+    owners: tuple[tuple[int, ...], ...]  # which composer owns which expert, [layers][experts]
     shards: tuple[str, ...]  # each shard's state
     surrogates: tuple[str, ...]  # each shard's surrogates; empty without
     experts: tuple[tuple[str, ...], ...] = ()  # under offload, each shard's experts with their moments, by layer
@@ -175,6 +176,7 @@ class MixtureState(msgspec.Struct):
     rounds: int = 0
     round: int = 0  # the last finished one
     tokens_total: int = 0
+    owners: tuple[tuple[int, ...], ...] = ()
     shards: list[Shard] = []
     fragments: dict[tuple[Tier, int], Fragment] = {}
     experts: dict[tuple[int, int], Experts] = {}  # by shard and layer; empty under direct ownership
@@ -200,6 +202,7 @@ def apply(state: MixtureState, record: Record) -> None:
             state.rounds = record.rounds
             state.ended = None
         case MixtureStarted():
+            state.owners = record.owners
             surrogates = record.surrogates or ("",) * len(record.shards)
             state.shards = [
                 Shard(payload=p, surrogates=s, speaker=number)

@@ -58,8 +58,8 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
             f"the run in {folder} has no composers and no surrogates: it trains the whole model (moe.composers = 0). "
             "Surrogates of an exported model are beside its weights: name these with --checkpoint"
         )
-    plan = plan_over(config, _NO_TOKENS, ())
     journal = _journal_of(folder, config)
+    plan = plan_over(config, _NO_TOKENS, (), journal.owners)
     store = PayloadStore(config.moe.store or folder / PAYLOADS, {}, patience_s=PATIENCE_S)
     bank = empty_bank(plan) if plan.has_surrogates else None
     composers, steps = [], []

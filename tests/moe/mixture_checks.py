@@ -44,3 +44,10 @@ def check_streams(cluster: MixtureCluster) -> None:
     records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
     replay(records, cluster.plan.steps_per_round)  # of fragments
     assert all(expert_streams(records, cluster.plan.owners, cluster.plan.training.replicas).values())
+
+
+def check_steps(cluster: MixtureCluster) -> None:
+    """All steps of the run were taken, by whoever was there, and hardly more: a report may be on its way."""
+    plan = cluster.plan
+    taken = sum(shard.step for shard in cluster.controller.state.shards)
+    assert plan.most_steps <= taken <= plan.most_steps + 4 * plan.training.composers

@@ -305,7 +305,7 @@ class MixtureCluster:
                 self.events.append(ModelAssembled(instruction.round, payload, routing=routing))
             case QueueWork():
                 self.queue.offer([instruction.work])
-                self.queue.forget_before(instruction.work.step - FORGET_STEPS)
+                self.queue.forget_before(instruction.work.progress - FORGET_STEPS)
             case LeaseWork():
                 found = self.queue.lease(instruction.worker, now=self.now, lease_s=50, busy=instruction.busy)
                 self.events.append(WorkLeased(instruction.session, found[0] if found else None))

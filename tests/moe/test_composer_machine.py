@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from mixture_cluster import make_plan
 
-from planetary.moe.composer_machine import FORGET_STEPS, Adopt, ComposerMachine, Fit, Keep, Publish, Step
+from planetary.moe.composer_machine import FORGET_STEPS, Adopt, ComposerMachine, Fit, Keep, Publish, Step, View
 from planetary.moe.tiers import Tier
 
 ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0)
@@ -94,10 +94,19 @@ def test_without_a_connection_it_goes_on_and_saves_its_state_as_soon_as_there_is
     assert made.boundary() == [Keep(), Step()]
 
 
-def test_it_ends_with_the_last_step_and_a_composer_without_a_shard_does_nothing(tmp_path: Path) -> None:
+def test_it_ends_when_the_gateway_says_that_all_steps_are_taken_and_without_a_shard_does_nothing(
+    tmp_path: Path,
+) -> None:
     made = machine(tmp_path)
-    take(made, 39)
-    assert Step() not in take(made, 1)
+    assert Step() in take(made, 39)
+    assert not made.seems_done
+    assert take(made, 1) == [Fit(), Keep()]
+    assert made.seems_done
+    assert not made.finished
+    made.told([40, 40])
+    assert made.boundary() == [View(), Keep()]
+    assert (made.finished, made.progress) == (True, 40)
+    assert made.boundary() == []
     made.stands_by()
     assert made.boundary() == []
 

@@ -187,7 +187,7 @@ def test_checked_work_of_honest_workers_changes_nothing(tmp_path: Path, sketches
     assert len(updates) == plan.steps * plan.model.n_layer * plan.training.composers
     twice = len(given) - len(updates)
     assert 0 < twice < len(updates)
-    places = [(s.shard, s.layer, s.step) for s in given]
+    places = [(s.shard, s.layer, s.progress) for s in given]
     assert len(set(places)) == len(updates)
 
 

@@ -13,7 +13,7 @@ from planetary.moe.work_queue import Lease, QueueCounts, Work, WorkQueue
 
 
 def some(count: int, step: int = 0) -> list[Work]:
-    return [Work(layer, 0, step, (f"sketch-{step}-{layer}",)) for layer in range(count)]
+    return [Work(layer, 0, step, (f"sketch-{step}-{layer}",), step) for layer in range(count)]
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_offering_twice_adds_once_and_work_comes_oldest_first(queue: WorkQueue) 
 
 
 def test_finished_work_is_the_owners_and_stays_finished(queue: WorkQueue) -> None:
-    queue.offer([*some(1), Work(0, 1, 0, ("x",))])
+    queue.offer([*some(1), Work(0, 1, 0, ("x",), 0)])
     lease = one(queue, "w", 0)
     assert queue.finish(lease, "update")
     assert queue.finish(lease, "update")

@@ -172,6 +172,8 @@ class ComposerDriver:
                 key = (Tier(message.tier), message.fragment)
                 if key in self.machine.held and self.machine.merged(key, message.version, message.shards):
                     self._arrived[key] = payload
+            case m.RunProgress():
+                self.machine.told(message.steps)
             case m.SpeakFor():
                 self._speak_for(message.shards)
             case m.SurrogatesReady() if self._surrogates is not None:
@@ -190,6 +192,7 @@ class ComposerDriver:
 
     def _own(self, message: m.OwnShard, payload: bytes) -> None:
         self._speak_for(message.speaks)
+        self.machine.told(message.steps)
         if not message.payload:
             self.machine.owns(message.shard, message.epoch, message.step, None, message.speaks)
             return
@@ -216,7 +219,7 @@ class ComposerDriver:
     def _step(self) -> None:
         assert self.state is not None
         began = self._clock()
-        step = self.machine.done
+        step, progress = self.machine.done, self.machine.progress
         tokens, targets = self._data.batch(self.machine.shard, step)
         found = self.steps.gradients(self.state, self.bank, tokens, targets)
         loss = float(found["cross_entropy"])
@@ -225,11 +228,11 @@ class ComposerDriver:
                 f"the loss of shard {self.machine.shard} became {loss} at step {step + 1}; a lower "
                 "optimizer.learning_rate or optimizer.clip_norm may help"
             )
-        state = self.steps.update_dense(self.state, step, found)
+        state = self.steps.update_dense(self.state, progress, found)
         if self.plan.offloads:
             self._offer_sketches(step, found)
         else:
-            state = self.steps.update_experts(state, step, found)
+            state = self.steps.update_experts(state, progress, found)
         self.state = self.steps.remember(state, found)
         self.machine.stepped()
         seconds = self._clock() - began
@@ -237,7 +240,7 @@ class ComposerDriver:
             self._losses, self._compute_s, self._round_sent = [], 0.0, False
         self._losses.append(loss)
         self._compute_s += seconds
-        due = began - self._reported_at >= REPORT_EVERY_S or self.machine.done == self.plan.steps
+        due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
         if due and self.machine.connected:  # before it is granted the shard again, its words are under an old epoch
             self._reported_at = began
             self._tell(m.StepTaken, loss=loss, seconds=seconds, surrogate_age=self._age())
@@ -251,7 +254,8 @@ class ComposerDriver:
             self.machine.offered(layer)
             version = self.machine.expert_versions[layer]
             payload = sketch_bytes(sketches[layer])
-            self._tell(m.OfferSketches, "sketch", payload, step=step, layer=layer, version=version)
+            known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
+            self._tell(m.OfferSketches, "sketch", payload, **known)
 
     def _use_experts(self, message: m.UseExperts, payload: bytes) -> None:
         if self.state is None or message.shard != self.machine.shard:
@@ -278,7 +282,7 @@ class ComposerDriver:
             before.weights,
             before.moments,
             sketches,
-            step=message.step,
+            step=message.progress,
             slots=owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer],
             experts=self.plan.model.n_expert,
             inner_steps=training.inner_steps,
@@ -361,7 +365,7 @@ class ComposerDriver:
 
     def _keep(self) -> None:
         assert self.state is not None
-        round_ = self.machine.done // self.plan.steps_per_round
+        round_ = self.machine.progress // self.plan.steps_per_round
         payload = shard_bytes(self.state, self.machine.done, self.machine.held)
         loss = float(np.mean(self._losses)) if self._losses else None
         self._tell(m.KeepShard, "shard", payload, loss=loss, compute_s=self._compute_s)
@@ -373,7 +377,7 @@ class ComposerDriver:
             return
         held_out = self._data.held_out()
         # At the end nobody waits for this composer; before, one batch is all the time that it gets.
-        used = held_out if self.machine.done == self.plan.steps else held_out[:1]
+        used = held_out if self.machine.finished else held_out[:1]
         view = composer_view(self.steps, self.state, self.bank, used)
         if math.isfinite(view.mixed) and math.isfinite(view.surrogates):
             losses = {"mixed_loss": view.mixed, "surrogate_loss": view.surrogates}
@@ -390,7 +394,8 @@ class ComposerDriver:
         self._send(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)), None)
 
     def _tell(self, kind: type[m.Message], what: str = "", data: bytes | None = None, **fields: object) -> None:
-        known = {"shard": self.machine.shard, "epoch": self.machine.epoch, "step": self.machine.done}
+        machine = self.machine
+        known = {"shard": machine.shard, "epoch": machine.epoch, "step": machine.done, "progress": machine.progress}
         fields = {name: known[name] for name in known if name in kind.__struct_fields__} | fields
         if data is not None:
             fields.setdefault("payload", f"{what}/{digest_of(data)}")

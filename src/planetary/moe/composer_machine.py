@@ -86,6 +86,10 @@ class ComposerMachine:
         self._fragments = tuple(fragments)
         self.held = {key: Held() for key in fragments}  # with a shard: those that it takes part in
         self.shard, self.epoch, self.done = -1, 0, 0
+        self.finished = False  # nothing is left to do of the run
+        self._steps = [0] * plan.training.composers  # of every shard: as the gateway said, and those since
+        self._just_told = False  # no step was taken since it said them
+        self._round = 0  # of the run, whose end has been seen to
         self.speaks: tuple[int, ...] = ()  # shards whose surrogates it publishes
         self.versions = [-1] * plan.training.composers  # step of each shard's surrogates; -1: none are here
         self.connected = False
@@ -97,10 +101,35 @@ class ComposerMachine:
         self._fit_at = self._kept_at = 0
         self._looked_at = -1  # the step whose publications, fit and saving have been decided
         self._keep_soon = self._fit_soon = False
-        self._tokens_until = plan.steps if plan.delivery == "path" else 0  # the first step without tokens
+        self._tokens_until = plan.most_steps if plan.delivery == "path" else 0  # the first step without tokens
         self._asked_for_tokens = False
 
+    @property
+    def progress(self) -> int:
+        """How many steps of the run are done: the mean over its shards, as far as is known here.
+
+        The learning rate's schedule, rounds and the end go by it. What a composer misses the others take over, and who
+        comes back late goes on with the learning rate that the others have. All of them are done when the gateway says.
+        """
+        return self.plan.steps if self.finished else min(self.plan.steps - 1, self._mean_steps)
+
+    @property
+    def seems_done(self) -> bool:
+        """Whether no step of the run is left, as far as is known here."""
+        return self.finished or self._mean_steps >= self.plan.steps
+
+    @property
+    def _mean_steps(self) -> int:
+        if self.plan.pace == "lockstep":
+            return self.done
+        others = sum(steps for shard, steps in enumerate(self._steps) if shard != self.shard)
+        return (self.done + others) // len(self._steps)
+
     # --- what happened ----------------------------------------------------------------------------------------
+
+    def told(self, steps: Sequence[int]) -> None:
+        """The gateway has said how many steps every shard has taken."""
+        self._steps, self._just_told = list(steps), True
 
     def owns(
         self, shard: int, epoch: int, step: int, held: dict[Key, Held] | None, speaks: Sequence[int] | None = None
@@ -122,7 +151,8 @@ class ComposerMachine:
             self.held = {key: held.get(key, Held()) for key in mine}
             self._merged.clear()  # it gets the newest of everything with the shard
             self._fit_at = self._kept_at = step
-            self._fit_soon = False
+            self._fit_soon = self.finished = False
+            self._round = self._round_of_run
             self.expert_versions = [-1] * len(self.expert_versions)  # the gateway sends the newest
             self.expert_steps = [step - 1] * len(self.expert_steps)
 
@@ -163,8 +193,9 @@ class ComposerMachine:
         return True
 
     def stepped(self) -> None:
-        """A step was taken."""
+        """A step was taken. Until the gateway says otherwise, the others are taken to be as fast as this one."""
         self.done += 1
+        self._steps, self._just_told = [steps + 1 for steps in self._steps], False
 
     def may_offer(self, layer: int) -> bool:
         """Whether to make a sketch of a layer in the step under way: not while too many were not used yet."""
@@ -200,12 +231,14 @@ class ComposerMachine:
         """Return what to do now, in order; the last is `Step` unless there is something to wait for."""
         if self.shard < 0:
             return []
+        if self.seems_done and (self.plan.pace == "lockstep" or (self.connected and self._just_told)):
+            self.finished = True
         found: list[Action] = []
         if self.plan.pace == "free":
             found += self._adopt()
         if self.waits_for_experts:
             return found
-        if self._looked_at < self.done:
+        if self._looked_at < self.done or (self.composes and self._round_of_run > self._round):
             found += self._due()
             self._looked_at = self.done
         if self.plan.pace == "lockstep":
@@ -217,9 +250,13 @@ class ComposerMachine:
             self._keep_soon = False
             found.append(Keep())
         found += self._ask_for_tokens()
-        if self.composes and self.done < min(self.plan.steps, self._tokens_until) and not self.waits_for():
+        if self.composes and not self.seems_done and self.done < self._tokens_until and not self.waits_for():
             found.append(Step())
         return found
+
+    @property
+    def _round_of_run(self) -> int:
+        return self.progress // self.plan.steps_per_round
 
     @property
     def waits_for_experts(self) -> bool:
@@ -265,17 +302,17 @@ class ComposerMachine:
                 if held.published is None or held.again:
                     held.published, held.again = self.done, False
                     found.append(Publish(key, held.base, self.done - held.since))
-        ends_round = self.done % plan.steps_per_round == 0 or self.done == plan.steps
-        if ends_round and self.connected and plan.views_due(self.done) and self.done > self._kept_at:
+        ends_round, self._round = self._round_of_run > self._round, max(self._round_of_run, self._round)
+        if ends_round and self.connected and plan.views_due(self._round):
             found.append(View())  # before the state is saved, which may finish the round
-        if (refresh or ends_round) and self.done > self._kept_at:
+        if ends_round or (refresh and self.done > self._kept_at):
             self._kept_at, self._keep_soon = self.done, True
         return found
 
     def _ask_for_tokens(self) -> list[Action]:
         """Half of what may be ahead is asked for at a time, so that the rest lasts while it is under way."""
         ahead, plan = self._tokens_until - self.done, self.plan
-        count = min(plan.steps_ahead - ahead, plan.steps - self._tokens_until)
+        count = min(plan.steps_ahead - ahead, plan.most_steps - self._tokens_until)
         if not self.connected or self._asked_for_tokens or count <= 0 or ahead > plan.steps_ahead // 2:
             return []
         self._asked_for_tokens = True

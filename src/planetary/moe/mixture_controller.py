@@ -200,10 +200,11 @@ class MixtureController:
                 self.syncing.send_fragment(worker.session, Tier(message.tier), message.fragment)  # it may try again
             elif isinstance(message, m.PublishSurrogates) and message.change:
                 self.syncing.unusable_surrogates(composing)
-            elif isinstance(message, m.KeepShard) and message.step >= self.policy.plan.steps:
+            elif isinstance(message, m.KeepShard) and message.progress >= self.policy.plan.steps:
                 # No later state will come: it has to save this one again.
                 known = {"shard": message.shard, "epoch": message.epoch, "step": message.step}
-                again = m.OwnShard(**known, payload="", speaks=self.syncing.spoken_for(message.shard))
+                speaks, steps = self.syncing.spoken_for(message.shard), self.syncing.steps()
+                again = m.OwnShard(**known, payload="", speaks=speaks, steps=steps)
                 self.desk.send(worker.session, again)
             return
         match message:
@@ -212,6 +213,7 @@ class MixtureController:
                 composing.loss, composing.step_s = message.loss, message.seconds
                 composing.surrogate_age = message.surrogate_age
                 self.syncing.stepped(composing, now)
+                self.desk.send(worker.session, m.RunProgress(steps=self.syncing.steps()))
                 self.membership.succeeded(worker)
             case m.ViewModel():
                 self.rounds.viewed(message, event.payload)
@@ -228,11 +230,13 @@ class MixtureController:
                 if message.step < self.state.shards[message.shard].step:
                     self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")
                     return
+                composing.step = message.step
                 self.desk.append(
                     ShardKept(
                         shard=message.shard,
                         epoch=message.epoch,
                         step=message.step,
+                        progress=message.progress,
                         payload=event.payload,
                         loss=message.loss,
                         compute_s=message.compute_s,
@@ -242,7 +246,7 @@ class MixtureController:
     def _send_tokens(self, session: int, wanted: m.WantTokens) -> None:
         plan = self.policy.plan
         last = wanted.first + wanted.count
-        if not (0 <= wanted.first < last <= plan.steps and wanted.count <= plan.steps_ahead):
+        if not (0 <= wanted.first < last <= plan.most_steps and wanted.count <= plan.steps_ahead):
             self.syncing.refuse("unusable", f"shard {wanted.shard} wants tokens of steps {wanted.first} to {last}")
             return
         slices = tuple(plan.tokens_of(wanted.shard, step) for step in range(wanted.first, last))
@@ -339,7 +343,7 @@ class MixtureController:
         self._lose(worker, reason, now)
 
     def _stuck_at(self, one: Composing) -> float:
-        idle = one.step >= self.policy.plan.steps or self.rounds.evaluates(one.session)
+        idle = self.rounds.has_ended(one.shard) or self.rounds.evaluates(one.session)
         waits = idle or self.policy.plan.pace == "lockstep"
         if waits:
             return float("inf")

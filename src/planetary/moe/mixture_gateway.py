@@ -278,7 +278,7 @@ class MixtureGateway(RunHost):
         match instruction:
             case QueueWork():
                 self._queue.offer([instruction.work])
-                self._queue.forget_before(instruction.work.step - FORGET_STEPS)
+                self._queue.forget_before(instruction.work.progress - FORGET_STEPS)
             case EndWork(result=""):
                 self._queue.give_up(instruction.lease)
             case EndWork():

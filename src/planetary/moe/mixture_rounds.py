@@ -50,7 +50,9 @@ class Viewed(msgspec.Struct, frozen=True):
 
 
 class Rounds:
-    """A round is a number of steps of every shard; it is finished when every shard's state after them is saved."""
+    """A round is a number of steps of the run, which are the mean over its shards; it is finished when every shard's
+    state after them is saved.
+    """
 
     def __init__(
         self, desk: MixtureDesk, composing: Mapping[int, Composing], late: Sequence[RoundMetrics] = ()
@@ -85,10 +87,15 @@ class Rounds:
 
     def viewed(self, message: m.ViewModel, payload: str) -> None:
         """A composer has said how it sees the model."""
-        round_ = message.step // self._desk.policy.plan.steps_per_round
+        round_ = message.progress // self._desk.policy.plan.steps_per_round
         if round_ > self._desk.state.round:
             seen = Viewed(message.mixed_loss, message.surrogate_loss, payload)
             self._views.setdefault(round_, {})[message.shard] = seen
+
+    def has_ended(self, shard: int) -> bool:
+        """Whether a shard's last state is there: no step of it is left to take."""
+        state, last = self._desk.state, self._desk.policy.rounds
+        return state.round >= last or last in state.shards[shard].marks
 
     def lost(self, session: int) -> None:
         """A worker is gone; what it evaluates is given to somebody else."""

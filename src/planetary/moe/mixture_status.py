@@ -49,7 +49,7 @@ def _worker(controller: MixtureController, worker: WorkerSession) -> WorkerStatu
     steps = controller.policy.plan.steps_per_round
     round_, step, loss = 0, 0, None
     if composing is not None:
-        done = composing.step >= controller.policy.plan.steps
+        done = controller.rounds.has_ended(composing.shard)
         state = "ready" if done else "training"
         round_, step = min(composing.step // steps + 1, controller.policy.rounds), composing.step % steps
         loss = composing.loss if composing.loss is not None and math.isfinite(composing.loss) else None

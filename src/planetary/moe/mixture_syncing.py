@@ -102,6 +102,7 @@ class Syncing:
                 step=step,
                 payload="" if keeps else shard.payload,
                 speaks=self.spoken_for(grant.shard),
+                steps=self.steps(),
             ),
             None if keeps else StoredPayload(shard.payload),
         )
@@ -123,6 +124,11 @@ class Syncing:
         """A composer has taken steps, or begins with some."""
         if self.machine.behind(one.shard) and one.step > self.desk.state.shards[one.shard].surrogate_step:
             self.tell(CaughtUp(one.shard), now)
+
+    def steps(self) -> tuple[int, ...]:
+        """Return how many steps every shard has taken: those of a live composer, else those of its saved state."""
+        live = {one.shard: one.step for one in self.composing.values()}
+        return tuple(live.get(n, shard.step) for n, shard in enumerate(self.desk.state.shards))
 
     def spoken_for(self, number: int) -> tuple[int, ...]:
         """Return the shards whose surrogates the composer of a shard publishes."""
@@ -171,7 +177,11 @@ class Syncing:
         """Send a composer the newest version of a fragment."""
         held = self.desk.state.fragments[tier, fragment]
         message = m.FragmentMerged(
-            tier=tier.value, fragment=fragment, version=held.version, shards=held.shards, payload=held.payload
+            tier=tier.value,
+            fragment=fragment,
+            version=held.version,
+            shards=held.shards,
+            payload=held.payload,
         )
         self.desk.send(session, message, StoredPayload(held.payload))
 

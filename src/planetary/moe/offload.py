@@ -77,7 +77,7 @@ class Offload:
         self._may_have_work = desk.policy.plan.offloads
         self._next_task = 1
         self._sketches: dict[tuple[int, int], dict[int, str]] = {}  # lock step: by step and layer, then shard
-        self._newest: dict[int, dict[int, tuple[int, str]]] = {}  # by layer and shard: step and payload
+        self._newest: dict[int, dict[int, tuple[int, str]]] = {}  # by layer and shard: progress and payload
         self._sent: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the version that is there
 
     def offered(self, message: m.OfferSketches, payload: str) -> bool:
@@ -90,22 +90,22 @@ class Offload:
         recent = self._seen.setdefault(message.layer, deque(maxlen=2 * plan.training.composers))
         recent.append(payload)
         if plan.training.sketches == "owner":
-            self._queue(message.layer, message.shard, message.step, (payload,))
+            self._queue(message, message.shard, (payload,))
         elif plan.pace == "lockstep":
             found = self._sketches.setdefault((message.step, message.layer), {})
             found[message.shard] = payload
             if len(found) == plan.training.composers:
                 payloads = tuple(found[shard] for shard in sorted(found))
                 for shard in sorted(found):
-                    self._queue(message.layer, shard, message.step, payloads)
+                    self._queue(message, shard, payloads)
                 del self._sketches[message.step, message.layer]
         else:
             newest = self._newest.setdefault(message.layer, {})
-            newest[message.shard] = (message.step, payload)
+            newest[message.shard] = (message.progress, payload)
             # Composers are not at the same step; what is older than a refresh would mislead more than help.
             near = plan.training.cadence.refresh
-            used = [p for _, (s, p) in sorted(newest.items()) if abs(s - message.step) <= near]
-            self._queue(message.layer, message.shard, message.step, tuple(used))
+            used = [p for _, (at, p) in sorted(newest.items()) if abs(at - message.progress) <= near]
+            self._queue(message, message.shard, tuple(used))
         return True
 
     def hand_out(self, present: Sequence[WorkerSession]) -> None:
@@ -229,7 +229,8 @@ class Offload:
         one.task, self._next_task = self._next_task, self._next_task + 1
         self.improving[worker.session] = one
         work = one.lease.work
-        message = m.ImproveExperts(task=one.task, shard=work.owner, layer=work.layer, step=work.step, payload="")
+        known = {"shard": work.owner, "layer": work.layer, "progress": work.progress}
+        message = m.ImproveExperts(task=one.task, **known, payload="")
         self._desk.send(worker.session, message, WorkOf(one.lease, one.before))
 
     def _judge(self, one: Improving, first: int, second: int) -> None:
@@ -245,9 +246,9 @@ class Offload:
         drawn = hashlib.sha256(f"{self._desk.policy.secret}/{what}/{work.key}".encode()).digest()
         return int.from_bytes(drawn[:8], "big") < share * 2**64
 
-    def _queue(self, layer: int, shard: int, step: int, payloads: tuple[str, ...]) -> None:
+    def _queue(self, offer: m.OfferSketches, shard: int, payloads: tuple[str, ...]) -> None:
         self._may_have_work = True
-        self._desk.out.append(QueueWork(Work(layer, shard, step, payloads)))
+        self._desk.out.append(QueueWork(Work(offer.layer, shard, offer.step, payloads, offer.progress)))
 
     def _busy(self) -> frozenset[tuple[int, int]]:
         every = [*self.improving.values(), *self._half, *self._judging.values()]

@@ -41,8 +41,8 @@ class MixturePlan(msgspec.Struct, frozen=True):
         owners: ownership map.
         order: of the training tokens: a lease is one step of all composers.
         held_out: batches that the assembled model is evaluated on.
-        steps: of each composer in the whole run.
-        steps_per_round: after which losses are reported and the model may be evaluated.
+        steps: of the whole run: so many of each composer, or as many in all where some are faster than others.
+        steps_per_round: of the run, after which losses are reported and the model may be evaluated.
         pace: whether anybody waits for anybody.
         window: versions that an expert update may lag behind.
         delivery: whether composers read their tokens, or get them from the gateway.
@@ -72,11 +72,16 @@ class MixturePlan(msgspec.Struct, frozen=True):
         """For how many steps a composer that gets its tokens from the gateway has them at most."""
         return max(8, min(self.steps, AHEAD_BYTES // (4 * self.order.slice_tokens // self.training.composers)))
 
-    def views_due(self, done: int) -> bool:
-        """Whether composers say after `done` steps how they see the model, with surrogates in it."""
+    @property
+    def most_steps(self) -> int:
+        """That one composer can take: all of them, if the others take none."""
+        return self.steps * self.training.composers
+
+    def views_due(self, round_: int) -> bool:
+        """Whether composers say at the end of a round how they see the model, with surrogates in it."""
         if not (self.held_out and self.view_every and self.has_surrogates):
             return False
-        return done == self.steps or done % (self.view_every * self.steps_per_round) == 0
+        return round_ * self.steps_per_round >= self.steps or round_ % self.view_every == 0
 
     @property
     def owner_map(self) -> np.ndarray:

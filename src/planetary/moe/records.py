@@ -62,6 +62,7 @@ class ShardKept(Record, frozen=True, kw_only=True, tag="shard_kept"):
     shard: int
     epoch: int
     step: int
+    progress: int  # steps of the run, the mean over all shards, as far as its composer knew
     payload: str
     loss: float | None = None  # mean cross-entropy since the end of the last round, at the end of a round
     compute_s: float = 0.0  # spent in the steps since then
@@ -132,6 +133,7 @@ class Shard(msgspec.Struct):
     """What is known of a shard.
 
     Attributes:
+        step, progress: of its saved state.
         surrogate_change: payload of what its surrogates changed of those in `surrogate_base`; "": they came whole.
         speaker: shard whose composer publishes this one's surrogates.
         marks: its first state at or after the end of rounds that are not finished yet.
@@ -139,6 +141,7 @@ class Shard(msgspec.Struct):
 
     payload: str = ""
     step: int = 0
+    progress: int = 0
     epoch: int = 0
     owner: str = ""
     surrogates: str = ""
@@ -233,9 +236,9 @@ def apply(state: MixtureState, record: Record) -> None:
             state.shards[record.shard].speaker = record.by
         case ShardKept():
             shard = state.shards[record.shard]
-            shard.payload, shard.step = record.payload, record.step
+            shard.payload, shard.step, shard.progress = record.payload, record.step, record.progress
             # A composer that was cut off at the end of a round is saved later: what it has then stands for that round.
-            for round_ in range(state.round + 1, record.step // state.steps_per_round + 1):
+            for round_ in range(state.round + 1, record.progress // state.steps_per_round + 1):
                 shard.marks.setdefault(round_, record)
         case FragmentAdvanced():
             held = state.fragments[record.tier, record.fragment]

@@ -42,7 +42,7 @@ def read_mixture(folder: Path) -> SavedTraining:
 
 def read_run(folder: Path, config: Config) -> SavedTraining:
     """Return what a run's composers have saved last: after a finished run what they ended with, else of the last
-    refresh, which composers reach at different times. `state.steps` is what all of them have done.
+    refresh, which composers reach at different times. `state.steps` are those of the run.
 
     Args:
         folder: of the run, which may be under way.
@@ -65,7 +65,7 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
     composers, steps = [], []
     for number, shard in enumerate(journal.shards):
         try:
-            state, step, _ = shard_from(store.get(shard.payload), plan)
+            state, _, _ = shard_from(store.get(shard.payload), plan)
             if bank is not None:
                 bank = install(bank, surrogates_from(store.get(shard.surrogates)), plan)
         except PlanetaryError as error:
@@ -74,7 +74,7 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
                 "if it has any, are whole models with real experts"
             ) from error
         composers.append(state)
-        steps.append(step)
+        steps.append(shard.progress)
     state = TrainingState(min(steps), tuple(composers), bank, SyncerState({}, {}))
     return SavedTraining(plan.model, plan.training, plan.owner_map, state)
 

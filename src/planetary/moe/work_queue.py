@@ -22,10 +22,11 @@ from planetary.core.errors import ResourceError, UserError
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS work (
     key TEXT PRIMARY KEY, layer INTEGER NOT NULL, owner INTEGER NOT NULL, step INTEGER NOT NULL,
-    payloads TEXT NOT NULL, state TEXT NOT NULL DEFAULT 'ready', holder TEXT NOT NULL DEFAULT '',
+    progress INTEGER NOT NULL, payloads TEXT NOT NULL,
+    state TEXT NOT NULL DEFAULT 'ready', holder TEXT NOT NULL DEFAULT '',
     lease INTEGER NOT NULL DEFAULT 0, until REAL NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0,
     result TEXT NOT NULL DEFAULT '');
-CREATE INDEX IF NOT EXISTS by_state ON work (state, step);
+CREATE INDEX IF NOT EXISTS by_state ON work (state, progress);
 """
 
 
@@ -33,14 +34,16 @@ class Work(msgspec.Struct, frozen=True):
     """Experts of one layer of one owner, to be improved with the sketches of one step.
 
     Attributes:
-        layer, owner, step: which.
+        layer, owner, step: which; owners count steps of their own.
         payloads: sha256 of the sketches, in the composers' order.
+        progress: of the run at that step, by which work of several owners is older or newer.
     """
 
     layer: int
     owner: int
     step: int
     payloads: tuple[str, ...]
+    progress: int
 
     @property
     def key(self) -> str:
@@ -108,12 +111,14 @@ class WorkQueue:
 
     def offer(self, work: Iterable[Work]) -> int:
         """Add work and return how much of it is new: what was offered before, done or not, is left as it is."""
-        rows = [(w.key, w.layer, w.owner, w.step, " ".join(w.payloads)) for w in work]
+        rows = [(w.key, w.layer, w.owner, w.step, " ".join(w.payloads), w.progress) for w in work]
         added = 0
         with self._writing("offer work"):
             for row in rows:
                 done = self._db.execute(
-                    "INSERT OR IGNORE INTO work (key, layer, owner, step, payloads) VALUES (?, ?, ?, ?, ?)", row
+                    "INSERT OR IGNORE INTO work (key, layer, owner, step, payloads, progress) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    row,
                 )
                 added += done.rowcount
         return added
@@ -130,17 +135,17 @@ class WorkQueue:
         with self._writing("lease work"):
             self._expire(now)
             rows = self._db.execute(
-                "SELECT key, layer, owner, step, payloads, lease FROM work WHERE state = 'ready' "
-                "ORDER BY step, owner, layer"
+                "SELECT key, layer, owner, step, payloads, progress, lease FROM work WHERE state = 'ready' "
+                "ORDER BY progress, step, owner, layer"
             )
             rows = list(islice((row for row in rows if (row[2], row[1]) not in busy), limit))
-            for key, layer, owner, step, payloads, number in rows:
+            for key, layer, owner, step, payloads, progress, number in rows:
                 self._db.execute(
                     "UPDATE work SET state = 'leased', holder = ?, lease = ?, until = ?, attempts = attempts + 1 "
                     "WHERE key = ?",
                     (worker, number + 1, now + lease_s, key),
                 )
-                work = Work(layer, owner, step, tuple(payloads.split()))
+                work = Work(layer, owner, step, tuple(payloads.split()), progress)
                 leases.append(Lease(work, worker, number + 1, now + lease_s))
         return leases
 
@@ -175,16 +180,19 @@ class WorkQueue:
         """Return an owner's finished work with the digests of its results, oldest first."""
         with self._reading():
             rows = self._db.execute(
-                "SELECT layer, step, payloads, result FROM work "
+                "SELECT layer, step, payloads, progress, result FROM work "
                 "WHERE state = 'done' AND owner = ? ORDER BY step, layer",
                 (owner,),
             ).fetchall()
-        return [(Work(layer, owner, step, tuple(payloads.split())), result) for layer, step, payloads, result in rows]
+        return [
+            (Work(layer, owner, step, tuple(payloads.split()), progress), result)
+            for layer, step, payloads, progress, result in rows
+        ]
 
-    def forget_before(self, step: int) -> int:
-        """Remove all work of steps before `step`, in whatever state: old output gradients mislead (12.10)."""
+    def forget_before(self, progress: int) -> int:
+        """Remove all work from before `progress`, in whatever state: old output gradients mislead (12.10)."""
         with self._writing("forget old work"):
-            return self._db.execute("DELETE FROM work WHERE step < ?", (step,)).rowcount
+            return self._db.execute("DELETE FROM work WHERE progress < ?", (progress,)).rowcount
 
     def counts(self, now: float) -> QueueCounts:
         """Return how much work is in each state at time `now`."""

@@ -26,6 +26,7 @@ from planetary.wire.mixture_messages import (
     OwnShard,
     PublishFragment,
     PublishSurrogates,
+    RunProgress,
     SpeakFor,
     StandBy,
     StepTaken,
@@ -36,7 +37,7 @@ from planetary.wire.mixture_messages import (
     WantTokens,
 )
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 
@@ -333,6 +334,7 @@ AnyMessage = (
     | PublishFragment
     | FragmentMerged
     | PublishSurrogates
+    | RunProgress
     | SurrogatesReady
     | KeepShard
     | StepTaken

@@ -2,7 +2,8 @@
 
 A `payload` is what the message is about: it comes along as one tensor of bytes, "payload", and is named by its kind and
 sha256. A shard is the experts that one composer owns; every grant of it has a higher `epoch`, and what is said under an
-older one does not count. `step` counts the steps that a shard has taken.
+older one does not count. `step` counts the steps that a shard has taken, `progress` those of the run: the mean over all
+shards, as far as is known where it is said. The schedule of the learning rate goes by the latter.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class OwnShard(MixtureMessage, frozen=True, kw_only=True):
     step: int  # of the state that comes along
     payload: str  # "": go on with the state that you have
     speaks: tuple[int, ...]  # as in `SpeakFor`
+    steps: tuple[int, ...]  # that every shard has taken
 
 
 class SpeakFor(MixtureMessage, frozen=True, kw_only=True):
@@ -116,6 +118,7 @@ class KeepShard(MixtureMessage, frozen=True, kw_only=True):
     shard: int
     epoch: int
     step: int
+    progress: int
     loss: float | None = None  # mean cross-entropy of the steps since the last end of a round, at the end of one
     compute_s: float = 0.0  # that these steps took
     payload: str
@@ -132,6 +135,12 @@ class StepTaken(MixtureMessage, frozen=True, kw_only=True):
     surrogate_age: float = 0.0  # steps since the others' surrogates that it used were fitted, mean
 
 
+class RunProgress(MixtureMessage, frozen=True, kw_only=True):
+    """How many steps every shard has taken; answers `StepTaken`."""
+
+    steps: tuple[int, ...]
+
+
 class ViewModel(MixtureMessage, frozen=True, kw_only=True):
     """How a composer sees the model at the end of a round, on held-out batches.
 
@@ -141,6 +150,7 @@ class ViewModel(MixtureMessage, frozen=True, kw_only=True):
     shard: int
     epoch: int
     step: int
+    progress: int
     mixed_loss: float  # its own experts, surrogates for the others; nats per token
     surrogate_loss: float  # surrogates for all
     payload: str
@@ -177,6 +187,7 @@ class OfferSketches(MixtureMessage, frozen=True, kw_only=True):
     shard: int
     epoch: int
     step: int  # index of the step, from 0
+    progress: int  # before it
     layer: int
     version: int  # of the composer's experts of that layer in that step
     payload: str
@@ -191,7 +202,7 @@ class ImproveExperts(MixtureMessage, frozen=True, kw_only=True):
     task: int
     shard: int
     layer: int
-    step: int
+    progress: int  # before the step that the sketches are of
     payload: str
 
 

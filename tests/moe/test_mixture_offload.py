@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from planetary.moe.acceptance import Policy
 from planetary.moe.delta import Form
 from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from
 from planetary.moe.expert_work import HeldExperts
-from planetary.moe.records import ExpertsAdvanced, SyncNote
+from planetary.moe.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
 from planetary.wire import messages as m
 
 
@@ -45,6 +46,96 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(tmp_path: Pat
     assert updates["accepted"] > 0
     changes = [s for s in cluster.told if isinstance(s, m.UseExperts) and s.base >= 0]
     assert bool(changes) == (form != "exact")
+
+
+@pytest.mark.parametrize(
+    ("form", "source", "more"),
+    [("exact", "owner", {}), ("4bit", "all", {}), ("exact", "all", {"delta_rank": 1})],
+    ids=["owner", "lossy", "changes"],
+)
+def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
+    tmp_path: Path, form: Form, source: str, more: dict
+) -> None:
+    """Whoever does the work: what it is fitted on is in the work."""
+    options = {"sketches": source, "precision": "4bit", "acceptance": Policy(norm_ratio=0.3), "update_form": form}
+    plan = make_plan(tmp_path, steps=8, pace="lockstep", fitted_by="expert-workers", **options, **more)
+    cluster = MixtureCluster(tmp_path, plan)
+    for name in ("a", "b", "c", "d"):
+        cluster.start(name)
+    assert cluster.finish().ok
+    state = trained(plan)
+    bank = state.surrogates
+    assert bank is not None
+    assert (bank.versions == 8).all()
+    for composer in state.composers:
+        found = composing(cluster, composer.number)
+        driver = next(w.driver for w in cluster.workers.values() if w.driver.machine.shard == composer.number)
+        assert driver.bank is not None
+        for layer in range(plan.model.n_layer):
+            check_equal(found.experts[layer], composer.experts[layer])
+            check_equal(found.fitted[layer], composer.fitted[layer])
+            assert (driver.bank.a[layer] == bank.a[layer]).all()
+            assert (driver.bank.b[layer] == bank.b[layer]).all()
+        assert not found.rows[0].gates.any()  # it remembers none
+    fits = [s for s in cluster.told if isinstance(s, m.ImproveExperts) and s.fits]
+    assert {s.progress for s in fits} == {1, 3, 5, 7}
+    shards = cluster.metrics[-1].mixture.shards
+    assert all(shard.surrogate_error is not None and 0 < shard.surrogate_error < 1 for shard in shards)
+
+
+def test_surrogates_from_expert_workers_reach_composers_that_come_and_go(tmp_path: Path) -> None:
+    options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10), "update_form": "4bit"}
+    plan = make_plan(tmp_path, steps=32, fitted_by="expert-workers", **options)
+    cluster = MixtureCluster(tmp_path, plan, seed=11)
+    a, b, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
+    cluster.until(lambda: a.driver.machine.done >= 8)
+    cluster.kill(a)
+    again = cluster.start("a")
+    cluster.until(lambda: again.driver.machine.composes and all(again.driver.state.fitted))
+    cluster.kill(w)
+    seen = len(of_kind(cluster, SurrogatesRefreshed))
+    cluster.until(lambda: b.driver.machine.done >= 20)
+    assert len(of_kind(cluster, SurrogatesRefreshed)) <= seen + 2  # what was under way; then nothing is new
+    cluster.start("w")
+    assert cluster.finish().ok
+    assert len(of_kind(cluster, SurrogatesRefreshed)) > seen + 2
+    check_steps(cluster)
+    check_streams(cluster)
+
+
+def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_path: Path) -> None:
+    plan = make_plan(
+        tmp_path,
+        steps=24,
+        sketches="owner",
+        acceptance=Policy(norm_ratio=10, audited=1.0),
+        fitted_by="expert-workers",
+    )
+    cluster = MixtureCluster(tmp_path, plan, seed=17)
+    a, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
+    send, factors = w.driver._send, itertools.cycle([10.0, np.nan])
+
+    def worse(message: m.Message, payload: bytes | None) -> None:
+        if isinstance(message, m.ExpertsImproved) and payload is not None:
+            improved = improved_from(payload, HeldExperts({}, {}))
+            if improved.surrogates:
+                improved.surrogates["b"] *= np.float32(next(factors))
+            payload = improved_bytes(improved)
+        send(message, payload)
+
+    w.driver._send = worse
+    cluster.until(lambda: a.driver.machine.done >= 20)
+    first = cluster.prepared.initial().composers
+    for (shard, layer), held in cluster.controller.state.experts.items():
+        found = experts_from(cluster.store.get(held.payload)).surrogates
+        assert all((found[name] == first[shard].fitted[layer][name]).all() for name in ("a", "b"))
+    counts: dict[str, int] = {}
+    for record in of_kind(cluster, ExpertsAdvanced):
+        for reason, count in record.refused.items():
+            counts[reason] = counts.get(reason, 0) + count
+    assert counts.keys() >= {"poor surrogate", "not finite"}
+    assert any(record.accepted for record in of_kind(cluster, ExpertsAdvanced))  # where none was asked for
+    assert cluster.finish().ok
 
 
 @pytest.mark.parametrize("form", ["bf16", "4bit"])

@@ -53,6 +53,7 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
         (["moe.replicas=2", "moe.expert_workers=1", "fabric.workers=5"], "Set moe.replicas = 1 (experts then survive"),
         (["train.micro_batches=2"], "train.micro_batches = 1"),
         (["sync.topology=ring"], 'sync.topology = "star"'),
+        (["moe.fitted_by=expert-workers"], "needs expert workers, and surrogates that they fit"),
         (["moe.composers=1"], "moe.composers to at least 2, or to 0"),
         (["outer.momentum=0.5"], "moe.outer_rate and outer_momentum"),
         (["fabric.quorum=2"], "how many composers suffice for a merge is moe.quorum"),

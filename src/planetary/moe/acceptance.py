@@ -26,6 +26,7 @@ class Refusal(StrEnum):
     FALSE_CLAIM = "false claim"
     HARMFUL = "harmful"
     DISAGREEMENT = "disagreement"
+    POOR_SURROGATE = "poor surrogate"
 
 
 class Policy(msgspec.Struct, frozen=True):

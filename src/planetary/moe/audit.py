@@ -20,9 +20,10 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
 from planetary.moe.acceptance import Refusal, Verdict
 from planetary.moe.expert_work import Improved
+from planetary.moe.recent_rows import RecentRows, calibration_rows
 from planetary.moe.sketch import Sketch, dense_gates
 from planetary.moe.states import computed_weights
-from planetary.moe.surrogate import expert_outputs
+from planetary.moe.surrogate import expert_outputs, relu2
 
 SAME_CLAIM = 0.01
 """How far a claimed gain may be from the one that is computed again, relative to it."""
@@ -35,6 +36,10 @@ FEW_ROWS = 32
 
 SAME_RESULT = 0.05
 """How far two workers' deltas may be apart, relative to the first: processors round differently."""
+
+
+SAME_ERROR = 1.02
+"""What a surrogate's squared error may be of that of the one before, both on the new weights: a ridge is added."""
 
 
 class Effect(msgspec.Struct, frozen=True):
@@ -138,6 +143,57 @@ def disagreements(
         if not apart <= SAME_RESULT * moved:  # not finite: neither
             why = f"layer {layer} expert {expert}: two workers' updates are {apart:.3g} apart, the first is {moved:.3g}"
             found[slot] = Verdict(Refusal.DISAGREEMENT, why)
+    return found
+
+
+def unusable_surrogates(surrogates: Tensors, *, layer: int, slots: np.ndarray) -> dict[int, Verdict]:
+    """Return by slot which surrogates an expert worker returned with NaN or infinite numbers in them."""
+    found = {}
+    for slot, expert in enumerate(slots):
+        if expert != ownership.EMPTY and not all(np.isfinite(v[slot]).all() for v in surrogates.values() if v.ndim):
+            why = f"layer {layer} expert {expert}: its surrogate contains NaN or infinite numbers"
+            found[slot] = Verdict(Refusal.NOT_FINITE, why)
+    return found
+
+
+def poor_surrogates(
+    before: Tensors,
+    improved: Improved,
+    rows: RecentRows,
+    *,
+    layer: int,
+    slots: np.ndarray,
+    config: LatentMoeConfig,
+    count: int,
+) -> dict[int, Verdict]:
+    """Return by slot which surrogates stand for the new weights worse than those before did.
+
+    A fit keeps the best that it has seen, the first of which is the start with the best B for it: an honest one is no
+    worse on the rows that it had.
+
+    Args:
+        before: surrogates that the fit started from.
+        improved: experts and their new surrogates.
+        rows: tokens of the sketches that the worker had.
+        layer: for words.
+        slots: experts in the slots.
+        config: the model.
+        count: of rows per expert, at most.
+    """
+    u, weights = calibration_rows(rows, slots, count)
+    wanted = expert_outputs(computed_weights(improved.weights, config), u)
+    old, new = (
+        np.sum(weights[:, :, None] * np.square(relu2(u @ pair["a"]) @ pair["b"] - wanted, dtype=np.float64), (1, 2))
+        for pair in (before, improved.surrogates)
+    )
+    found = {}
+    for slot, expert in enumerate(slots):
+        if expert != ownership.EMPTY and not new[slot] <= SAME_ERROR * old[slot]:
+            why = (
+                f"layer {layer} expert {expert}: the squared error of its surrogate is {new[slot]:.3g}, that of the "
+                f"one before is {old[slot]:.3g}"
+            )
+            found[slot] = Verdict(Refusal.POOR_SURROGATE, why)
     return found
 
 

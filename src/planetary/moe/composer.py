@@ -16,13 +16,13 @@ from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published
 from planetary.moe.delta import Delta, expand, low_rank, rank_is_smaller
-from planetary.moe.expert_work import HeldExperts, accept_slots, improve, optimizer_step, returned
+from planetary.moe.expert_work import HeldExperts, accept_slots, improve, optimizer_step, refitted, returned
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import GRADIENT, Runner, in_layer
 from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates, subsample
 from planetary.moe.states import ComposerState, Surrogates, computed_weights
-from planetary.moe.surrogate import expert_outputs, fit_surrogates, initial_surrogates
+from planetary.moe.surrogate import Fitted, are_copies, expert_outputs, fit_surrogates, initial_surrogates
 
 replace = msgspec.structs.replace
 
@@ -65,6 +65,7 @@ class ComposerSteps:
     ) -> None:
         self.config, self.training, self.batch = config, training, batch
         self.composer, self.expert = composer, expert
+        self.workers_fit = training.workers_fit(config)
 
     def gradients(
         self, composer: ComposerState, surrogates: Surrogates | None, tokens: np.ndarray, targets: np.ndarray
@@ -118,20 +119,25 @@ class ComposerSteps:
             composer: whose experts.
             sketches: of one or more composers, each of every layer.
         """
-        experts, moments, residuals, sent = [], [], [], 0
+        held: list[HeldExperts] = []
         verdicts: list[Verdict] = []
+        sent = 0
         for layer in range(self.config.n_layer):
-            new = self._offloaded(step, composer, layer, [s[layer] for s in sketches], verdicts)
-            experts.append(new[0])
-            moments.append(new[1])
-            residuals.append(new[2])
-            sent += new[3]
-        after = replace(composer, experts=tuple(experts), expert_moments=tuple(moments), residuals=tuple(residuals))
+            new, size = self._offloaded(step, composer, layer, [s[layer] for s in sketches], verdicts)
+            held.append(new)
+            sent += size
+        after = replace(
+            composer,
+            experts=tuple(one.weights for one in held),
+            expert_moments=tuple(one.moments for one in held),
+            residuals=tuple(one.residuals for one in held),
+            fitted=tuple(one.surrogates for one in held) if self.workers_fit else (),
+        )
         return after, sent, verdicts
 
     def remember(self, composer: ComposerState, found: Tensors) -> ComposerState:
         """Return the composer with the rows of a step among those that surrogates are fitted on."""
-        if self.training.composers == 1 or not self.training.rank:
+        if self.training.composers == 1 or not self.training.rank or self.workers_fit:
             return composer
         rows = [
             remember(old, found[in_layer(i, "seen", "u")], found[in_layer(i, "seen", "gates")])
@@ -147,7 +153,7 @@ class ComposerSteps:
         because that starts from what everybody holds. `whole`: not everybody holds these, so do without.
         """
         rank = 0 if whole else self.training.delta_rank
-        exact = self.training.rank >= self.config.n_hidden and self.config.activation == "relu2"
+        exact = are_copies(self.training.rank, self.config)
         made = []
         for layer, slots in enumerate(composer.slots):
             mine = np.flatnonzero(slots != ownership.EMPTY)
@@ -157,9 +163,14 @@ class ComposerSteps:
                 a, b = initial_surrogates(weights["up"], weights["down"], self.training.rank)
                 made.append(LayerFit(layer, ids, a, b, np.zeros(0), a.nbytes + b.nbytes))
                 continue
-            u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
             old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
-            fitted = fit_surrogates(u, rows, expert_outputs(weights, u), a=old_a, b=old_b, options=self.training.fit)
+            if self.workers_fit:
+                there = composer.fitted[layer]
+                fitted = Fitted(there["a"][mine], there["b"][mine], there["error"][mine])
+            else:
+                u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
+                wanted = expert_outputs(weights, u)
+                fitted = fit_surrogates(u, rows, wanted, a=old_a, b=old_b, options=self.training.fit)
             a, sent_a = _as_sent(old_a, fitted.a, rank)
             b, sent_b = _as_sent(old_b, fitted.b, rank)
             if not sent_a:
@@ -181,9 +192,14 @@ class ComposerSteps:
         layer: int,
         sketches: Sequence[EncodedSketch],
         verdicts: list[Verdict],
-    ) -> tuple[Tensors, Tensors, Tensors, int]:
+    ) -> tuple[HeldExperts, int]:
         training, slots = self.training, composer.slots[layer]
-        before = HeldExperts(composer.experts[layer], composer.expert_moments[layer], composer.residuals[layer])
+        before = HeldExperts(
+            composer.experts[layer],
+            composer.expert_moments[layer],
+            composer.residuals[layer],
+            composer.fitted[layer] if self.workers_fit else {},
+        )
         improved = improve(
             self.expert,
             before.weights,
@@ -198,13 +214,17 @@ class ComposerSteps:
         )
         improved = returned(before, improved, training.update_form, training.update_keep)
         size = sum(sent.nbytes for sent in (improved.deltas or improved.weights).values())
+        if self.workers_fit and training.cadence.refresh_due(step + 1):
+            known = {"progress": step, "slots": slots, "config": self.config, "options": training.fit}
+            improved = refitted(before, improved, sketches, **known)
         if training.acceptance is None:
-            return improved.weights, improved.moments, improved.residuals, size
+            surrogates = improved.surrogates or before.surrogates
+            return HeldExperts(improved.weights, improved.moments, improved.residuals, surrogates), size
         after, found = accept_slots(
             before, improved, training.acceptance, layer=layer, owner=composer.number, slots=slots
         )
         verdicts += found
-        return after.weights, after.moments, after.residuals, size
+        return after, size
 
 
 def install(surrogates: Surrogates, fits: Sequence[LayerFit], version: int) -> Surrogates:

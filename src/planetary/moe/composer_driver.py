@@ -25,7 +25,7 @@ from planetary.moe.composer_machine import ComposerMachine, Key
 from planetary.moe.composer_surrogates import ComposerSurrogates
 from planetary.moe.composer_view import composer_view, view_bytes
 from planetary.moe.expert_payloads import changed_from, improved_bytes, weights_from, work_from
-from planetary.moe.expert_work import improve, returned
+from planetary.moe.expert_work import improve, refitted, returned
 from planetary.moe.ownership import owned_slots
 from planetary.moe.part import Part
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
@@ -86,6 +86,7 @@ class ComposerDriver:
         self._arrived: dict[Key, bytes] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
         self._fitting = False
+        self._published_fit = -1  # progress of the run when expert workers fitted what was published last
         self._losses: list[float] = []  # of the round; after its end they stay until the next step
         self._round_sent = False
         self._compute_s = 0.0
@@ -263,16 +264,17 @@ class ComposerDriver:
         held = self.machine.expert_versions[message.layer]
         if not self.machine.improved(message.layer, message.version, message.step):
             return
-        experts = list(self.state.experts)
+        experts, fitted = list(self.state.experts), list(self.state.fitted or [{} for _ in self.state.experts])
         if message.base < 0:
-            experts[message.layer] = weights_from(payload)
+            experts[message.layer], surrogates = weights_from(payload)
         elif message.base == held:
-            experts[message.layer] = changed_from(payload, experts[message.layer])
+            experts[message.layer], surrogates = changed_from(payload, experts[message.layer])
         else:
             raise RemoteProtocolError(
                 f"the gateway changes version {message.base} of layer {message.layer}'s experts; here is {held}"
             )
-        self.state = msgspec.structs.replace(self.state, experts=tuple(experts))
+        fitted[message.layer] = surrogates or fitted[message.layer]
+        self.state = msgspec.structs.replace(self.state, experts=tuple(experts), fitted=tuple(fitted))
 
     def _improve(self, message: m.ImproveExperts, payload: bytes) -> None:
         before, sketches = work_from(payload)
@@ -290,6 +292,10 @@ class ComposerDriver:
             proxies=training.acceptance is not None,
         )
         improved = returned(before, improved, training.update_form, training.update_keep)
+        if message.fits:
+            slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
+            known = {"progress": message.progress, "slots": slots, "config": self.plan.model, "options": training.fit}
+            improved = refitted(before, improved, sketches, **known)
         self._tell(m.ExpertsImproved, "improved", improved_bytes(improved), task=message.task)
 
     def _age(self) -> float:
@@ -328,6 +334,8 @@ class ComposerDriver:
     def _fit(self) -> None:
         assert self.state is not None
         assert self._surrogates is not None
+        if self.steps.workers_fit and not self._fitted_anew(self.state):
+            return
         state, bank, step, owners = self.state, self._surrogates.bank, self.machine.done, self.plan.owner_map
         bases = self._surrogates.known()
         speaking = {shard: only_shards(state, owners, [shard]) for shard in self.machine.speaks}
@@ -347,6 +355,14 @@ class ComposerDriver:
         elif not self._fitting:  # one at a time: the next refresh comes
             self._fitting = True
             self._background.submit(fit_and_leave)
+
+    def _fitted_anew(self, state: ComposerState) -> bool:
+        """Whether expert workers have fitted surrogates since the last were published."""
+        if not state.fitted or not all(state.fitted):
+            return False  # it has just got its shard
+        newest = max(int(layer["progress"]) for layer in state.fitted)
+        anew, self._published_fit = newest > self._published_fit, max(newest, self._published_fit)
+        return anew or self.plan.pace == "lockstep"
 
     def _fitted(self, found: _Fitted) -> None:
         self._fitting = False

@@ -19,28 +19,29 @@ from planetary.moe.expert_work import HeldExperts, Improved
 from planetary.moe.payloads import sketch_from
 from planetary.moe.sketch import EncodedSketch
 
-HELD = ("weights", "moments", "residuals")
+HELD = ("weights", "moments", "residuals", "surrogates")
 
 
 def experts_bytes(held: HeldExperts) -> bytes:
     """Return one shard's experts of one layer as a payload of kind `experts`."""
-    return pack_arrays("experts", None, _named(weights=held.weights, moments=held.moments, residuals=held.residuals))
+    return pack_arrays("experts", None, _named(**{group: getattr(held, group) for group in HELD}))
 
 
 def experts_from(data: bytes) -> HeldExperts:
     """Return the experts, or raise `RemoteProtocolError`."""
     found = _parted(unpack_arrays(data, "experts")[1], HELD)
-    return HeldExperts(found["weights"], found["moments"], found["residuals"])
+    return HeldExperts(*(found[group] for group in HELD))
 
 
-def weights_bytes(weights: Tensors) -> bytes:
-    """Return experts' weights as a composer gets them."""
-    return pack_arrays("weights", None, weights)
+def weights_bytes(held: HeldExperts) -> bytes:
+    """Return experts as a composer gets them: their weights and, where workers fit them, their surrogates."""
+    return pack_arrays("weights", None, _named(weights=held.weights, surrogates=held.surrogates))
 
 
-def weights_from(data: bytes) -> dict[str, np.ndarray]:
-    """Return the weights, or raise `RemoteProtocolError`."""
-    return {name: value.copy() for name, value in unpack_arrays(data, "weights")[1].items()}
+def weights_from(data: bytes) -> tuple[Tensors, Tensors]:
+    """Return weights and surrogates, or raise `RemoteProtocolError`."""
+    found = _parted(unpack_arrays(data, "weights")[1], ("weights", "surrogates"))
+    return found["weights"], found["surrogates"]
 
 
 def work_bytes(experts: bytes, sketches: Sequence[bytes]) -> bytes:
@@ -65,7 +66,10 @@ def improved_bytes(improved: Improved) -> bytes:
     """Return the result of a piece of work: weights where they are exact, else what has changed of them."""
     fields, arrays = _delta_parts(improved.deltas)
     arrays |= _named(
-        weights={} if improved.deltas else improved.weights, moments=improved.moments, residuals=improved.residuals
+        weights={} if improved.deltas else improved.weights,
+        moments=improved.moments,
+        residuals=improved.residuals,
+        surrogates=improved.surrogates,
     )
     arrays |= {"proxy_before": improved.proxy_before, "proxy_after": improved.proxy_after}
     return pack_arrays("improved", fields, arrays)
@@ -81,25 +85,30 @@ def improved_from(data: bytes, before: HeldExperts) -> Improved:
     found = _parted(arrays, (*HELD, "delta"))
     deltas = _deltas(raw, found["delta"])
     weights = found["weights"] or added(before.weights, deltas)
-    return Improved(weights, found["moments"], *proxies, found["residuals"], deltas)
+    return Improved(weights, found["moments"], *proxies, found["residuals"], deltas, found["surrogates"])
 
 
-def change_bytes(deltas: Mapping[str, Delta], accepted: np.ndarray) -> bytes:
-    """Return what has changed of experts, bool [slots] saying of which, as a payload of kind `change`."""
+def change_bytes(deltas: Mapping[str, Delta], accepted: np.ndarray, surrogates: Tensors) -> bytes:
+    """Return what has changed of experts, bool [slots] saying of which, as a payload of kind `change`.
+
+    `surrogates`: where new ones were fitted, all of them.
+    """
     fields, arrays = _delta_parts(deltas)
+    arrays |= _named(surrogates=surrogates)
     return pack_arrays("change", fields, {**arrays, "accepted": accepted.astype(np.uint8)})
 
 
-def changed_from(data: bytes, before: Tensors) -> dict[str, np.ndarray]:
-    """Return the weights that a change makes of `before`, or raise `RemoteProtocolError`."""
+def changed_from(data: bytes, before: Tensors) -> tuple[Tensors, Tensors]:
+    """Return the weights that a change makes of `before`, and surrogates, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "change")
     accepted = arrays.pop("accepted", np.zeros(0, np.uint8)).astype(bool)
-    after = added(before, _deltas(raw, _parted(arrays, ("delta",))["delta"]))
+    found = _parted(arrays, ("delta", "surrogates"))
+    after = added(before, _deltas(raw, found["delta"]))
     for name, value in before.items():
         if accepted.shape != value.shape[:1] or after.get(name, np.zeros(0)).shape != value.shape:
             raise RemoteProtocolError(f"a change of experts does not fit their {name} {list(value.shape)}")
         after[name][~accepted] = value[~accepted]
-    return after
+    return after, found["surrogates"]
 
 
 def added(weights: Tensors, deltas: Mapping[str, Delta]) -> dict[str, np.ndarray]:

@@ -9,11 +9,15 @@ import msgspec
 import numpy as np
 
 from planetary.core.tensors import Tensors
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
 from planetary.moe.acceptance import ExpertState, Policy, Update, Verdict, judge
 from planetary.moe.delta import Delta, Form, compress, expand
+from planetary.moe.recent_rows import RecentRows, calibration_rows
 from planetary.moe.signature import GRADIENT, Runner, signature
 from planetary.moe.sketch import EncodedSketch, Sketch, decode, dense_gates
+from planetary.moe.states import computed_weights
+from planetary.moe.surrogate import FitOptions, expert_outputs, fit_surrogates
 
 
 class HeldExperts(msgspec.Struct, frozen=True):
@@ -23,11 +27,14 @@ class HeldExperts(msgspec.Struct, frozen=True):
         weights: float32 [slots, ...] by name.
         moments: of their optimizer.
         residuals: what lossy updates have dropped so far, by weight; empty without.
+        surrogates: "a" float32 [slots, d_e, r] and "b" [slots, r, d_e], their "error" float32 [slots], and the
+            "progress" of the run when they were fitted, int64; empty where composers fit them.
     """
 
     weights: Tensors
     moments: Tensors
     residuals: Tensors = {}
+    surrogates: Tensors = {}
 
 
 class Improved(msgspec.Struct, frozen=True):
@@ -38,6 +45,7 @@ class Improved(msgspec.Struct, frozen=True):
         proxy_before, proxy_after: of each slot, 0 where nobody asked.
         residuals: as `HeldExperts`.
         deltas: what has changed of the weights as it travels, by name; empty where they travel exactly.
+        surrogates: of these weights, as `HeldExperts`; empty where nobody asked.
     """
 
     weights: dict[str, np.ndarray]
@@ -46,6 +54,7 @@ class Improved(msgspec.Struct, frozen=True):
     proxy_after: np.ndarray
     residuals: dict[str, np.ndarray] = {}
     deltas: dict[str, Delta] = {}
+    surrogates: dict[str, np.ndarray] = {}
 
 
 def sketched_gradient(
@@ -130,6 +139,39 @@ def returned(before: HeldExperts, improved: Improved, form: Form, keep: float) -
     return msgspec.structs.replace(improved, weights=weights, residuals=left, deltas=deltas)
 
 
+def refitted(
+    before: HeldExperts,
+    improved: Improved,
+    encoded: Sequence[EncodedSketch],
+    *,
+    progress: int,
+    slots: np.ndarray,
+    config: LatentMoeConfig,
+    options: FitOptions,
+) -> Improved:
+    """Return the experts with surrogates that were fitted to their new weights on the sketches' tokens (4.5, 4.8).
+
+    The start are the surrogates before. What is not finite keeps them: whoever judges it refuses it.
+
+    Raises:
+        TrustError: a sketch is damaged.
+    """
+    new = dict(before.surrogates)
+    if all(np.isfinite(value).all() for value in improved.weights.values()):
+        rows = sketched_rows([decode(sketch) for sketch in encoded], config)
+        u, counts = calibration_rows(rows, slots, options.rows)
+        wanted = expert_outputs(computed_weights(improved.weights, config), u)
+        fitted = fit_surrogates(u, counts, wanted, a=new["a"], b=new["b"], options=options)
+        new |= {"a": fitted.a, "b": fitted.b, "error": fitted.error.astype(np.float32)}
+    return msgspec.structs.replace(improved, surrogates={**new, "progress": np.array(progress, np.int64)})
+
+
+def sketched_rows(sketches: Sequence[Sketch], config: LatentMoeConfig) -> RecentRows:
+    """Return all tokens of sketches of one layer as rows that surrogates are fitted on."""
+    gates = [dense_gates(sketch, config.n_expert).astype(np.float32) for sketch in sketches]
+    return RecentRows(np.concatenate([sketch.inputs for sketch in sketches]), np.concatenate(gates))
+
+
 def accept_slots(
     before: HeldExperts,
     improved: Improved,
@@ -149,6 +191,7 @@ def accept_slots(
     weights = {name: value.copy() for name, value in improved.weights.items()}
     moments = {name: value.copy() for name, value in improved.moments.items()}
     residuals = {name: value.copy() for name, value in improved.residuals.items()}
+    surrogates = {name: value.copy() for name, value in (improved.surrogates or before.surrogates).items()}
     verdicts = []
 
     def put_back(slot: int) -> None:
@@ -157,6 +200,9 @@ def accept_slots(
         for name, value in before.moments.items():
             if value.ndim:
                 moments[name][slot] = value[slot]
+        for name, value in surrogates.items():
+            if value.ndim:
+                value[slot] = before.surrogates[name][slot]
         for name, value in residuals.items():
             value[slot] = before.residuals[name][slot] if name in before.residuals else 0
 
@@ -181,7 +227,7 @@ def accept_slots(
         verdicts.append(verdict)
         if not verdict.accepted:
             put_back(slot)
-    return HeldExperts(weights, moments, residuals), verdicts
+    return HeldExperts(weights, moments, residuals, surrogates), verdicts
 
 
 def _inputs(run: Runner, sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:

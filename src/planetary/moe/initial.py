@@ -46,6 +46,11 @@ def initial_training(
     dense = {name: model[name] for name in flat_names(dense_parameters(config))}
     names = expert_parameters(config, config.n_expert)
     whole = [{n: model[in_layer(i, "experts", n)] for n in names} for i in range(config.n_layer)]
+    pairs: list[tuple[np.ndarray, np.ndarray]] = []
+    if training.rank and training.composers > 1:
+        computed = [computed_weights(w, config) for w in whole]
+        pairs = [initial_surrogates(w["up"], w["down"], training.rank) for w in computed]
+    by_workers = training.workers_fit(config)
     composers = []
     for number, slots in enumerate(replicated_slots(owners, training.composers, training.replicas)):
         experts = tuple(
@@ -62,12 +67,11 @@ def initial_training(
                 tuple(zeros_for(state_specs(expert)) for _ in whole),
                 tuple(no_rows(training.fit.capacity, config.n_latent, config.n_expert) for _ in whole),
                 tuple({} for _ in whole),
+                tuple(first_fit(*pair, slots[i]) for i, pair in enumerate(pairs)) if by_workers else (),
             )
         )
     surrogates = None
-    if training.rank and training.composers > 1:
-        computed = [computed_weights(w, config) for w in whole]
-        pairs = [initial_surrogates(w["up"], w["down"], training.rank) for w in computed]
+    if pairs:
         surrogates = Surrogates(
             tuple(a for a, _ in pairs), tuple(b for _, b in pairs), np.zeros(owners.shape, np.int64)
         )
@@ -80,3 +84,9 @@ def initial_training(
             for expert in range(config.n_expert)
         }
     return TrainingState(0, tuple(composers), surrogates, SyncerState(start, {}))
+
+
+def first_fit(a: np.ndarray, b: np.ndarray, slots: np.ndarray) -> Tensors:
+    """Return the first surrogates of one layer's experts i32 [slots], of all of which A and B are given."""
+    taken = {n: ownership.take_slots(v[None], slots[None])[0] for n, v in (("a", a), ("b", b))}
+    return {**taken, "error": np.zeros(len(slots), np.float32), "progress": np.array(0, np.int64)}

@@ -173,6 +173,7 @@ class JudgeExperts(Instruction, frozen=True):
     second: int = 0  # of another worker's result of the same work; 0: there is none
     used: tuple[str, ...] = ()  # payloads of the worker's sketches, where its update is audited
     other: str = ""  # payload of a sketch that it had not; "": there is none
+    fits: bool = False  # whether it was to fit surrogates
 
 
 class ExpertsJudged(Event, frozen=True):

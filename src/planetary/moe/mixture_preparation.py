@@ -176,7 +176,7 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
     names = plan.fragments(prepared.dense, prepared.experts)
     held = {key: Held() for key in names}
     # Under offload moments live with the experts in the store; a composer has none.
-    without = {"expert_moments": tuple({} for _ in range(plan.model.n_layer))} if plan.offloads else {}
+    without = {"expert_moments": tuple({} for _ in range(plan.model.n_layer)), "fitted": ()} if plan.offloads else {}
     kept = [msgspec.structs.replace(c, **without) for c in state.composers]
     shards = tuple(store.put("shard", shard_bytes(c, 0, held)) for c in kept)
     surrogates: tuple[str, ...] = ()
@@ -196,11 +196,12 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
         for composer in [state.composers[i if tier is Tier.EXPERTS else 0]]
     )
     experts: tuple[tuple[str, ...], ...] = ()
+    nothing = tuple({} for _ in range(plan.model.n_layer))
     if plan.offloads:
         experts = tuple(
             tuple(
-                store.put("experts", experts_bytes(HeldExperts(weights, moments)))
-                for weights, moments in zip(c.experts, c.expert_moments, strict=True)
+                store.put("experts", experts_bytes(HeldExperts(weights, moments, {}, fitted)))
+                for weights, moments, fitted in zip(c.experts, c.expert_moments, c.fitted or nothing, strict=True)
             )
             for c in state.composers
         )

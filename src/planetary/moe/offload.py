@@ -41,6 +41,7 @@ class Improving(msgspec.Struct):
     Attributes:
         before: payload of the experts.
         twice: whether two workers make it, one after the other.
+        fits: whether surrogates are fitted, too.
         first: attachment of the first one's result; 0: there is none yet.
         by: who has made a result.
     """
@@ -49,6 +50,7 @@ class Improving(msgspec.Struct):
     lease: Lease
     before: str
     twice: bool = False
+    fits: bool = False
     first: int = 0
     by: tuple[str, ...] = ()
 
@@ -73,6 +75,7 @@ class Offload:
         self._half: list[Improving] = []  # wait for another worker to make them, too
         self._judging: dict[int, Improving] = {}  # by task
         self._seen: dict[int, deque[str]] = {}  # by layer: payloads of the newest sketches
+        self._fitted: dict[tuple[int, int], int] = {}  # by shard and layer: progress of the run at the last fit
         self._asked: set[int] = set()
         self._may_have_work = desk.policy.plan.offloads
         self._next_task = 1
@@ -140,7 +143,8 @@ class Offload:
             self._desk.out.append(EndWork(lease, ""))
             return
         twice = self._drawn("redundant", lease.work, self._policy.redundant)
-        self._give(Improving(0, lease, self._desk.state.experts[place].payload, twice), worker)
+        before = self._desk.state.experts[place].payload
+        self._give(Improving(0, lease, before, twice, self._fit_due(lease.work)), worker)
 
     def improved(self, worker: WorkerSession, message: m.ExpertsImproved, attachment: int) -> None:
         """A result has arrived."""
@@ -175,6 +179,8 @@ class Offload:
         if event.failed or held.payload != one.before:
             self._count("unusable" if event.failed else "stale", 1)
             return answer
+        if one.fits:
+            self._fitted[work.owner, work.layer] = work.progress + 1
         self._count("accepted", event.accepted)
         for reason, count in event.refused.items():
             self._count(reason, count)
@@ -230,17 +236,23 @@ class Offload:
         self.improving[worker.session] = one
         work = one.lease.work
         known = {"shard": work.owner, "layer": work.layer, "progress": work.progress}
-        message = m.ImproveExperts(task=one.task, **known, payload="")
+        message = m.ImproveExperts(task=one.task, **known, fits=one.fits, payload="")
         self._desk.send(worker.session, message, WorkOf(one.lease, one.before))
 
     def _judge(self, one: Improving, first: int, second: int) -> None:
         self._judging[one.task] = one
         work = one.lease.work
-        found = JudgeExperts(one.task, work.owner, work.layer, one.before, first, second)
+        found = JudgeExperts(one.task, work.owner, work.layer, one.before, first, second, fits=one.fits)
         if self._drawn("audit", work, self._policy.audited):
             other = next((p for p in reversed(self._seen.get(work.layer, ())) if p not in work.payloads), "")
             found = msgspec.structs.replace(found, used=work.payloads, other=other)
         self._desk.out.append(found)
+
+    def _fit_due(self, work: Work) -> bool:
+        plan = self._desk.policy.plan
+        if not plan.training.workers_fit(plan.model):
+            return False
+        return work.progress + 1 - self._fitted.get((work.owner, work.layer), 0) >= plan.training.cadence.refresh
 
     def _drawn(self, what: str, work: Work, share: float) -> bool:
         drawn = hashlib.sha256(f"{self._desk.policy.secret}/{what}/{work.key}".encode()).digest()

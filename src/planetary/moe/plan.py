@@ -191,6 +191,11 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
             f"moe.redundant = {moe.redundant} lets two expert workers make some updates, and there is one: set "
             "moe.expert_workers to at least 2, or moe.redundant = 0"
         )
+    if moe.fitted_by == "expert-workers" and not (moe.expert_workers and moe.rank):
+        raise UserError(
+            'moe.fitted_by = "expert-workers" needs expert workers, and surrogates that they fit: set '
+            'moe.expert_workers and moe.rank to at least 1, or moe.fitted_by = "composers"'
+        )
     if config.outer != OuterConfig():
         raise UserError("[outer] is about runs in rounds; a mixture's outer step has moe.outer_rate and outer_momentum")
     if config.fabric.quorum != FabricConfig().quorum:
@@ -220,6 +225,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         cadence=cadence,
         merge=MergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
         sketches=moe.sketches if moe.expert_workers else "none",
+        fitted_by=moe.fitted_by,
         precision=moe.precision,
         update_form=moe.update_form if moe.expert_workers else "exact",
         update_keep=moe.update_keep,

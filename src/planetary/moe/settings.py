@@ -8,12 +8,15 @@ import msgspec
 
 from planetary.core.errors import UserError
 from planetary.core.step_options import StepOptions
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.acceptance import Policy
 from planetary.moe.averaging import MergeRule
 from planetary.moe.delta import Form
 from planetary.moe.sketch import Precision
-from planetary.moe.surrogate import FitOptions
+from planetary.moe.surrogate import FitOptions, are_copies
 from planetary.moe.tiers import Cadence
+
+FittedBy = Literal["composers", "expert-workers"]
 
 
 class MoeTraining(msgspec.Struct, frozen=True):
@@ -32,6 +35,7 @@ class MoeTraining(msgspec.Struct, frozen=True):
             factors that would be no smaller.
         sketches: where experts' gradients come from: "none" (the composer's own backward pass), the "owner"'s sketches,
             or those of "all" composers.
+        fitted_by: who fits surrogates: owners on their recent rows, or expert workers on the sketches that they have.
         precision: of sketches.
         sketch_fraction: part of the tokens that a sketch keeps.
         update_form: how an expert worker returns its deltas; what a lossy form drops is in its next one.
@@ -53,6 +57,7 @@ class MoeTraining(msgspec.Struct, frozen=True):
     fit: FitOptions = FitOptions()
     delta_rank: int = 0
     sketches: Literal["none", "owner", "all"] = "none"
+    fitted_by: FittedBy = "composers"
     precision: Precision = "f32"
     sketch_fraction: float = 1.0
     update_form: Form = "exact"
@@ -84,3 +89,12 @@ class MoeTraining(msgspec.Struct, frozen=True):
                 "inner_steps, trust, acceptance, sketch_fraction and update_form are about expert workers: set "
                 "sketches to owner or all"
             )
+        if self.sketches == "none" and self.fitted_by != "composers":
+            raise UserError(
+                "surrogates are fitted by expert workers where there are some: set sketches to owner or all"
+            )
+
+    def workers_fit(self, config: LatentMoeConfig) -> bool:
+        """Whether expert workers fit surrogates, of which there are some and no mere copies."""
+        wanted = self.fitted_by == "expert-workers" and self.composers > 1 and self.rank > 0
+        return wanted and not are_copies(self.rank, config)

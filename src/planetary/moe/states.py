@@ -29,6 +29,8 @@ class ComposerState(msgspec.Struct, frozen=True):
             a composer on the fabric has none; the trainer carries them along here.
         rows: per layer, what the owned experts saw lately.
         residuals: per layer, what expert workers' lossy updates have dropped so far, by weight; empty without.
+        fitted: per layer, the surrogates of its experts that expert workers fitted last, as in `HeldExperts`; empty
+            where composers fit them.
     """
 
     number: int
@@ -39,6 +41,7 @@ class ComposerState(msgspec.Struct, frozen=True):
     expert_moments: tuple[Tensors, ...]
     rows: tuple[RecentRows, ...]
     residuals: tuple[Tensors, ...] = ()
+    fitted: tuple[Tensors, ...] = ()
 
     def owning_nothing(self) -> ComposerState:
         """Return the state of one that has surrogates in place of all experts."""

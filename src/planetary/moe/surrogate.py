@@ -14,6 +14,7 @@ import numpy as np
 
 from planetary.core.errors import NumericsError, TrustError, UserError
 from planetary.core.tensors import Tensors
+from planetary.models.latent_moe_config import LatentMoeConfig
 
 
 class FitOptions(msgspec.Struct, frozen=True):
@@ -63,6 +64,11 @@ class SurrogateMessage(msgspec.Struct, frozen=True):
     a: np.ndarray
     b: np.ndarray
     checksum: str
+
+
+def are_copies(rank: int, config: LatentMoeConfig) -> bool:
+    """Whether surrogates of this rank are exact copies, which nobody needs to fit."""
+    return rank >= config.n_hidden and config.activation == "relu2"
 
 
 def relu2(values: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.moe import averaging
 from planetary.moe.acceptance import Policy, Verdict
-from planetary.moe.audit import audit, disagreements
+from planetary.moe.audit import audit, disagreements, poor_surrogates, unusable_surrogates
 from planetary.moe.composer_view import routing_from
 from planetary.moe.expert_payloads import (
     change_bytes,
@@ -22,7 +22,7 @@ from planetary.moe.expert_payloads import (
     weights_bytes,
     work_bytes,
 )
-from planetary.moe.expert_work import HeldExperts, Improved, accept_slots
+from planetary.moe.expert_work import HeldExperts, Improved, accept_slots, sketched_rows
 from planetary.moe.mixture_events import ExpertsJudged, FragmentMade, JudgeExperts, MakeFragment, WorkOf
 from planetary.moe.ownership import EMPTY, owned_slots
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_from
@@ -77,8 +77,8 @@ def expert_work(store: PayloadStore, wanted: WorkOf) -> bytes:
 
 
 def expert_weights(store: PayloadStore, experts: str) -> bytes:
-    """Return the weights of the experts in a payload, as composers get them. Raises `PlanetaryError`."""
-    return weights_bytes(experts_from(store.get(experts)).weights)
+    """Return the experts in a payload as composers get them. Raises `PlanetaryError`."""
+    return weights_bytes(experts_from(store.get(experts)))
 
 
 def judge_experts(
@@ -93,13 +93,14 @@ def judge_experts(
     try:
         before = experts_from(store.get(wanted.before))
         made = [improved_from(result, before) for result in results]
-        if not all(_fits(before, one) for one in made):
+        if not all(_fits(before, one, surrogates=wanted.fits) for one in made):
             return ExpertsJudged(wanted.task, failed="the result has other tensors than the experts")
         improved, doubts = made[0], {}
         if len(made) > 1:
             doubts |= disagreements(before.weights, made[0], made[1], layer=wanted.layer, slots=slots)
         if wanted.used:
             doubts |= _audited(store, wanted, before, improved, plan)
+        doubts |= unusable_surrogates(improved.surrogates, layer=wanted.layer, slots=slots)
         after, verdicts = accept_slots(
             before, improved, policy, layer=wanted.layer, owner=wanted.shard, slots=slots, doubts=doubts
         )
@@ -108,7 +109,9 @@ def judge_experts(
         if improved.deltas:
             accepted = np.zeros(len(slots), bool)
             accepted[np.flatnonzero(slots != EMPTY)] = [verdict.accepted for verdict in verdicts]
-            change = store.put("change", change_bytes(improved.deltas, accepted))
+            change = store.put(
+                "change", change_bytes(improved.deltas, accepted, after.surrogates if wanted.fits else {})
+            )
     except PlanetaryError as error:
         return ExpertsJudged(wanted.task, failed=str(error))
     refused = Counter(str(v.refusal) for v in verdicts if not v.accepted)
@@ -121,12 +124,11 @@ def _slots(wanted: JudgeExperts, plan: MixturePlan) -> np.ndarray:
     return owned_slots(plan.owner_map, wanted.shard, plan.slots)[wanted.layer]
 
 
-def _fits(before: HeldExperts, improved: Improved) -> bool:
-    expected = (before.weights, before.moments, before.weights if improved.deltas else {})
-    return all(
-        {n: v.shape for n, v in mine.items()} == {n: v.shape for n, v in theirs.items()}
-        for mine, theirs in zip(expected, (improved.weights, improved.moments, improved.residuals), strict=True)
-    )
+def _fits(before: HeldExperts, improved: Improved, *, surrogates: bool) -> bool:
+    residuals, stand_ins = before.weights if improved.deltas else {}, before.surrogates if surrogates else {}
+    pairs = [(before.weights, improved.weights), (before.moments, improved.moments)]
+    pairs += [(residuals, improved.residuals), (stand_ins, improved.surrogates)]
+    return all({n: v.shape for n, v in a.items()} == {n: v.shape for n, v in b.items()} for a, b in pairs)
 
 
 def _audited(
@@ -137,16 +139,13 @@ def _audited(
         return {}  # sketches live for a while only, and a worker may have taken longer
     sketches = [decode(sketch_from(store.get(name))) for name in names]
     used, other = sketches[: len(wanted.used)], sketches[-1] if wanted.other else None
-    return audit(
-        before.weights,
-        improved,
-        used,
-        other,
-        layer=wanted.layer,
-        slots=_slots(wanted, plan),
-        config=plan.model,
-        trust=plan.training.trust,
-    )
+    known = {"layer": wanted.layer, "slots": _slots(wanted, plan), "config": plan.model}
+    found = audit(before.weights, improved, used, other, **known, trust=plan.training.trust)
+    if improved.surrogates:
+        rows = sketched_rows(used, plan.model)
+        poor = poor_surrogates(before.surrogates, improved, rows, **known, count=plan.training.fit.rows)
+        found = poor | found
+    return found
 
 
 def assembled_model(store: PayloadStore, shards: tuple[str, ...], plan: MixturePlan) -> dict[str, np.ndarray]:

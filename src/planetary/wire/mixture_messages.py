@@ -203,6 +203,7 @@ class ImproveExperts(MixtureMessage, frozen=True, kw_only=True):
     shard: int
     layer: int
     progress: int  # before the step that the sketches are of
+    fits: bool = False  # also fit the surrogates of the new weights
     payload: str
 
 
@@ -216,7 +217,7 @@ class ExpertsImproved(MixtureMessage, frozen=True, kw_only=True):
 class UseExperts(MixtureMessage, frozen=True, kw_only=True):
     """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one.
 
-    Their weights come along, or what has changed since version `base`.
+    Their weights come along, or what has changed since version `base`, and the surrogates that expert workers fitted.
     """
 
     shard: int

@@ -215,6 +215,7 @@ class ComposerDriver:
     def _speak_for(self, shards: tuple[int, ...]) -> None:
         if self._surrogates is not None:
             self._surrogates.speak_for(self.machine.speaks, shards)
+            self._published_fit = -1  # nobody may have them
         self.machine.speaks = shards
 
     def _step(self) -> None:
@@ -357,9 +358,9 @@ class ComposerDriver:
             self._background.submit(fit_and_leave)
 
     def _fitted_anew(self, state: ComposerState) -> bool:
-        """Whether expert workers have fitted surrogates since the last were published."""
-        if not state.fitted or not all(state.fitted):
-            return False  # it has just got its shard
+        """Whether expert workers have fitted surrogates since the last were published, and they can be now."""
+        if not self.machine.connected or not state.fitted or not all(state.fitted):
+            return False  # without all of them it has just got its shard
         newest = max(int(layer["progress"]) for layer in state.fitted)
         anew, self._published_fit = newest > self._published_fit, max(newest, self._published_fit)
         return anew or self.plan.pace == "lockstep"

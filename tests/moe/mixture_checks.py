@@ -50,4 +50,5 @@ def check_steps(cluster: MixtureCluster) -> None:
     """All steps of the run were taken, by whoever was there, and hardly more: a report may be on its way."""
     plan = cluster.plan
     taken = sum(shard.step for shard in cluster.controller.state.shards)
-    assert plan.most_steps <= taken <= plan.most_steps + 4 * plan.training.composers
+    steps = [shard.step for shard in cluster.controller.state.shards]
+    assert plan.most_steps <= taken <= plan.most_steps + 4 * plan.training.composers, (plan.most_steps, steps)

@@ -158,6 +158,28 @@ def test_the_last_steps_are_taken_by_who_is_left(tmp_path: Path) -> None:
     assert all(s.mixed_loss is not None for s in last.shards)
 
 
+def test_who_has_taken_fewer_steps_than_others_may_speak_for_their_experts(tmp_path: Path) -> None:
+    """With several owners: one that was away for long, and then has to speak for a shard that was ahead of it."""
+    plan = make_plan(tmp_path, steps=152, **TWICE)
+    cluster = MixtureCluster(tmp_path, plan, seed=21, grace_s=2.0)
+    workers = [cluster.start(name) for name in "abc"]
+    cluster.until(lambda: min(w.driver.machine.done for w in workers) >= 6)
+    by = {w.driver.machine.shard: w for w in workers}
+    cluster.kill(by[1])
+    cluster.until(lambda: by[0].driver.machine.done >= 100)
+    again = cluster.start(by[1].name)
+    cluster.until(lambda: cluster.controller.state.shards[1].speaker == 1)  # it has caught up
+    before = cluster.controller.state.shards[0].surrogate_step
+    assert again.driver.machine.done < before
+    cluster.kill(by[0])
+    cluster.until(lambda: cluster.controller.state.shards[0].surrogate_step > before)
+    assert [s.speaker for s in cluster.controller.state.shards] == [1, 1, 2]
+    cluster.start(by[0].name)
+    assert cluster.finish().ok
+    check_steps(cluster)
+    check_streams(cluster)
+
+
 def test_a_shard_goes_to_who_stands_by_and_its_old_owner_is_fenced_off(tmp_path: Path) -> None:
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=60), seed=4, grace_s=2.0)
     a = cluster.start("a")
@@ -304,9 +326,11 @@ def test_a_store_that_is_away_until_all_steps_are_taken_costs_no_round_and_no_lo
     a, b = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: min(a.driver.machine.done, b.driver.machine.done) >= 5)
     cluster.store_away = True
+    cluster.controller.policy = replace(cluster.controller.policy, stuck_after_s=5.0)
     cluster.until(lambda: a.driver.machine.finished and b.driver.machine.finished)
-    for _ in range(20):
-        cluster.turn()
+    ended = cluster.now
+    cluster.until(lambda: cluster.now > ended + 30)
+    assert all(worker.alive and worker.session for worker in (a, b))  # nobody is restarted for taking no step
     cluster.store_away = False
     assert cluster.finish().ok
     assert [line.round for line in cluster.metrics] == [1, 2, 3, 4]
@@ -328,10 +352,15 @@ def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path)
         old = next(s for s in cluster.sent if isinstance(s, kind) and s.shard == machine.shard)
         cluster._arrive(a.session, old, cluster.store.get(old.payload))
     cluster._arrive(a.session, m.WantTokens(**common, first=26, count=7), None)
+    for step in (10**12, -(10**12)):
+        cluster._arrive(a.session, m.StepTaken(**common, step=step, loss=1.0, seconds=0.1), None)
+    kept = next(s for s in cluster.sent if isinstance(s, m.KeepShard) and s.shard == machine.shard)
+    payload = cluster.store.get(kept.payload)
+    cluster._arrive(a.session, replace(kept, epoch=machine.epoch, progress=10**15), payload)
     before = dict(cluster.controller.rounds.refused)
     cluster._gateway()
     notes = [note.what for note in of_kind(cluster, SyncNote)]
-    assert notes == ["unusable", "fenced", "regression", "unusable"]
+    assert notes == ["unusable", "fenced", "regression", *["unusable"] * 4]
     counts = cluster.controller.rounds.refused
     assert counts["regression"] == before.get("regression", 0) + 2  # of the shard's state and of its surrogates
     assert cluster.finish().ok

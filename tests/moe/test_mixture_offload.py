@@ -73,7 +73,11 @@ def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
         assert driver.bank is not None
         for layer in range(plan.model.n_layer):
             check_equal(found.experts[layer], composer.experts[layer])
-            check_equal(found.fitted[layer], composer.fitted[layer])
+            fitted, expected = dict(found.fitted[layer]), dict(composer.fitted[layer])
+            assert fitted.pop("error") == pytest.approx(
+                expected.pop("error"), rel=1e-4
+            )  # measured again by the gateway
+            check_equal(fitted, expected)
             assert (driver.bank.a[layer] == bank.a[layer]).all()
             assert (driver.bank.b[layer] == bank.b[layer]).all()
         assert not found.rows[0].gates.any()  # it remembers none
@@ -103,12 +107,57 @@ def test_surrogates_from_expert_workers_reach_composers_that_come_and_go(tmp_pat
     check_streams(cluster)
 
 
+def test_surrogates_whose_publication_was_refused_are_published_again(tmp_path: Path) -> None:
+    options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
+    plan = make_plan(tmp_path, steps=40, fitted_by="expert-workers", **options)
+    cluster = MixtureCluster(tmp_path, plan, seed=11)
+    a, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
+    cluster.until(lambda: len(of_kind(cluster, SurrogatesRefreshed)) >= 2)
+    cluster.until(lambda: all(a.driver.state.fitted) and min(int(f["progress"]) for f in a.driver.state.fitted) >= 6)
+    shard = a.driver.machine.shard
+    published = [s.step for s in cluster.sent if isinstance(s, m.PublishSurrogates) and s.of == shard]
+    cluster.store_away = True
+    cluster.until(
+        lambda: [s.step for s in cluster.sent if isinstance(s, m.PublishSurrogates) and s.of == shard] != published
+    )
+    cluster.kill(w)
+    cluster.turn()
+    refused = cluster.controller.state.shards[shard].surrogate_step
+    cluster.store_away = False
+    cluster.until(lambda: cluster.controller.state.shards[shard].surrogate_step > refused)
+    assert cluster.finish().ok
+
+
+@pytest.mark.parametrize("value", [np.array(2**62, np.int64), np.array(np.nan, np.float32)], ids=["huge", "nan"])
+def test_a_worker_cannot_say_when_its_surrogates_were_fitted(tmp_path: Path, value: np.ndarray) -> None:
+    options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
+    plan = make_plan(tmp_path, steps=24, fitted_by="expert-workers", **options)
+    cluster = MixtureCluster(tmp_path, plan, seed=11)
+    _, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
+    send = w.driver._send
+
+    def lying(message: m.Message, payload: bytes | None) -> None:
+        if isinstance(message, m.ExpertsImproved) and payload is not None:
+            improved = improved_from(payload, HeldExperts({}, {}))
+            if improved.surrogates:
+                improved.surrogates["progress"] = value
+            payload = improved_bytes(improved)
+        send(message, payload)
+
+    w.driver._send = lying
+    assert cluster.finish().ok
+    for held in cluster.controller.state.experts.values():
+        found = experts_from(cluster.store.get(held.payload)).surrogates["progress"]
+        assert found.dtype == np.int64
+        assert 0 <= found < 24
+
+
 def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_path: Path) -> None:
     plan = make_plan(
         tmp_path,
         steps=24,
         sketches="owner",
-        acceptance=Policy(norm_ratio=10, audited=1.0),
+        acceptance=Policy(norm_ratio=10),
         fitted_by="expert-workers",
     )
     cluster = MixtureCluster(tmp_path, plan, seed=17)

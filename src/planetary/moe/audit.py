@@ -156,7 +156,17 @@ def unusable_surrogates(surrogates: Tensors, *, layer: int, slots: np.ndarray) -
     return found
 
 
-def poor_surrogates(
+class JudgedFit(msgspec.Struct, frozen=True):
+    """Attributes:
+    poor: by slot, surrogates that stand for the new weights worse than those before.
+    errors: relative error of each, float32 [slots].
+    """
+
+    poor: dict[int, Verdict]
+    errors: np.ndarray
+
+
+def judge_fit(
     before: Tensors,
     improved: Improved,
     rows: RecentRows,
@@ -165,11 +175,11 @@ def poor_surrogates(
     slots: np.ndarray,
     config: LatentMoeConfig,
     count: int,
-) -> dict[int, Verdict]:
-    """Return by slot which surrogates stand for the new weights worse than those before did.
+) -> JudgedFit:
+    """Return how well an expert worker's surrogates stand for the new weights, on the rows that it had.
 
     A fit keeps the best that it has seen, the first of which is the start with the best B for it: an honest one is no
-    worse on the rows that it had.
+    worse than the surrogates before.
 
     Args:
         before: surrogates that the fit started from.
@@ -182,19 +192,21 @@ def poor_surrogates(
     """
     u, weights = calibration_rows(rows, slots, count)
     wanted = expert_outputs(computed_weights(improved.weights, config), u)
-    old, new = (
-        np.sum(weights[:, :, None] * np.square(relu2(u @ pair["a"]) @ pair["b"] - wanted, dtype=np.float64), (1, 2))
-        for pair in (before, improved.surrogates)
-    )
-    found = {}
+
+    def weighed(values: np.ndarray) -> np.ndarray:
+        return np.sum(weights[:, :, None] * np.square(values, dtype=np.float64), (1, 2))
+
+    pairs = before, improved.surrogates
+    old, new = (weighed(relu2(u @ pair["a"]) @ pair["b"] - wanted) for pair in pairs)
+    poor = {}
     for slot, expert in enumerate(slots):
         if expert != ownership.EMPTY and not new[slot] <= SAME_ERROR * old[slot]:
             why = (
                 f"layer {layer} expert {expert}: the squared error of its surrogate is {new[slot]:.3g}, that of the "
                 f"one before is {old[slot]:.3g}"
             )
-            found[slot] = Verdict(Refusal.POOR_SURROGATE, why)
-    return found
+            poor[slot] = Verdict(Refusal.POOR_SURROGATE, why)
+    return JudgedFit(poor, np.sqrt(new / np.maximum(weighed(wanted), 1e-30)).astype(np.float32))
 
 
 def _norm(arrays: Sequence[np.ndarray]) -> float:

@@ -86,7 +86,7 @@ class ComposerDriver:
         self._arrived: dict[Key, bytes] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
         self._fitting = False
-        self._published_fit = -1  # progress of the run when expert workers fitted what was published last
+        self._published_fits: tuple[int, ...] = ()  # by layer: when expert workers fitted what was published last
         self._losses: list[float] = []  # of the round; after its end they stay until the next step
         self._round_sent = False
         self._compute_s = 0.0
@@ -215,7 +215,7 @@ class ComposerDriver:
     def _speak_for(self, shards: tuple[int, ...]) -> None:
         if self._surrogates is not None:
             self._surrogates.speak_for(self.machine.speaks, shards)
-            self._published_fit = -1  # nobody may have them
+            self._published_fits = ()  # nobody may have them
         self.machine.speaks = shards
 
     def _step(self) -> None:
@@ -280,13 +280,14 @@ class ComposerDriver:
     def _improve(self, message: m.ImproveExperts, payload: bytes) -> None:
         before, sketches = work_from(payload)
         training = self.plan.training
+        slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
         improved = improve(
             self.steps.expert,
             before.weights,
             before.moments,
             sketches,
             step=message.progress,
-            slots=owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer],
+            slots=slots,
             experts=self.plan.model.n_expert,
             inner_steps=training.inner_steps,
             trust=training.trust,
@@ -294,7 +295,6 @@ class ComposerDriver:
         )
         improved = returned(before, improved, training.update_form, training.update_keep)
         if message.fits:
-            slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
             known = {"progress": message.progress, "slots": slots, "config": self.plan.model, "options": training.fit}
             improved = refitted(before, improved, sketches, **known)
         self._tell(m.ExpertsImproved, "improved", improved_bytes(improved), task=message.task)
@@ -302,8 +302,8 @@ class ComposerDriver:
     def _age(self) -> float:
         training = self.plan.training
         mine = held_shards(self.machine.shard, training.composers, training.replicas)
-        others = [v for n, v in enumerate(self.machine.versions) if n not in mine]
-        return self.machine.done - float(np.mean(others)) if self.bank is not None and others else 0.0
+        others = [at for n, at in enumerate(self.machine.refreshed_at) if n not in mine]
+        return self.machine.progress - float(np.mean(others)) if self.bank is not None and others else 0.0
 
     def _adopt(self, action: c.Adopt) -> None:
         assert self.state is not None
@@ -335,8 +335,11 @@ class ComposerDriver:
     def _fit(self) -> None:
         assert self.state is not None
         assert self._surrogates is not None
-        if self.steps.workers_fit and not self._fitted_anew(self.state):
-            return
+        if self.steps.workers_fit:
+            anew = self._fitted_anew(self.state)
+            if not anew or self._fitting:
+                return
+            self._published_fits = anew
         state, bank, step, owners = self.state, self._surrogates.bank, self.machine.done, self.plan.owner_map
         bases = self._surrogates.known()
         speaking = {shard: only_shards(state, owners, [shard]) for shard in self.machine.speaks}
@@ -357,13 +360,12 @@ class ComposerDriver:
             self._fitting = True
             self._background.submit(fit_and_leave)
 
-    def _fitted_anew(self, state: ComposerState) -> bool:
-        """Whether expert workers have fitted surrogates since the last were published, and they can be now."""
+    def _fitted_anew(self, state: ComposerState) -> tuple[int, ...]:
+        """Return, by layer, when expert workers fitted its surrogates; empty where there is nothing to publish."""
         if not self.machine.connected or not state.fitted or not all(state.fitted):
-            return False  # without all of them it has just got its shard
-        newest = max(int(layer["progress"]) for layer in state.fitted)
-        anew, self._published_fit = newest > self._published_fit, max(newest, self._published_fit)
-        return anew or self.plan.pace == "lockstep"
+            return ()  # without all of them it has just got its shard
+        newest = tuple(int(layer["progress"]) for layer in state.fitted)
+        return newest if newest != self._published_fits or self.plan.pace == "lockstep" else ()
 
     def _fitted(self, found: _Fitted) -> None:
         self._fitting = False
@@ -374,11 +376,13 @@ class ComposerDriver:
             if shard not in self.machine.speaks:
                 continue  # another owner speaks for it by now
             base = found.bases.get(shard)
-            new = self._surrogates.fitted(shard, found.step, fits, base, publish=connected)
-            self.machine.surrogates(shard, found.step)
+            # Versions are steps, but who speaks for others' experts may have taken more or fewer than they.
+            version = max(found.step, self.machine.versions[shard] + 1)
+            new = self._surrogates.fitted(shard, version, fits, base, publish=connected)
+            self.machine.surrogates(shard, version)
             if connected:
                 said = {"payload": new.payload, "change": new.change, "base": new.base, "error": new.error}
-                self._tell(m.PublishSurrogates, "", new.data, of=shard, step=found.step, **said)
+                self._tell(m.PublishSurrogates, "", new.data, of=shard, step=version, **said)
 
     def _keep(self) -> None:
         assert self.state is not None

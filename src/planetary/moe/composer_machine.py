@@ -91,7 +91,8 @@ class ComposerMachine:
         self._just_told = False  # no step was taken since it said them
         self._round = 0  # of the run, whose end has been seen to
         self.speaks: tuple[int, ...] = ()  # shards whose surrogates it publishes
-        self.versions = [-1] * plan.training.composers  # step of each shard's surrogates; -1: none are here
+        self.versions = [-1] * plan.training.composers  # of each shard's surrogates; -1: none are here
+        self.refreshed_at = [0] * plan.training.composers  # progress of the run when they came
         self.connected = False
         layers = plan.model.n_layer if plan.offloads else 0
         self.expert_versions, self.expert_steps = [0] * layers, [-1] * layers  # of the experts that are here
@@ -143,6 +144,8 @@ class ComposerMachine:
         self.speaks = (shard,) if speaks is None else tuple(speaks)
         self.connected = self._keep_soon = True
         self._asked_for_tokens = False
+        # Alone it took the others to be as fast as itself, and may have believed that rounds had ended.
+        self._round = min(self._round, self._round_of_run)
         if held is not None:
             if self.plan.delivery == "gateway":
                 self._tokens_until = step
@@ -181,8 +184,9 @@ class ComposerMachine:
         return True
 
     def surrogates(self, shard: int, step: int) -> None:
-        """A shard's surrogates, fitted after `step` steps, are in the bank."""
+        """A shard's surrogates of a version are in the bank."""
         self.versions[shard] = max(step, self.versions[shard])
+        self.refreshed_at[shard] = self.progress
 
     def tokens(self, shard: int, first: int, count: int) -> bool:
         """Tokens have arrived; return whether they are the next ones."""
@@ -313,7 +317,7 @@ class ComposerMachine:
         """Half of what may be ahead is asked for at a time, so that the rest lasts while it is under way."""
         ahead, plan = self._tokens_until - self.done, self.plan
         count = min(plan.steps_ahead - ahead, plan.most_steps - self._tokens_until)
-        if not self.connected or self._asked_for_tokens or count <= 0 or ahead > plan.steps_ahead // 2:
+        if not self.connected or self._asked_for_tokens or self.finished or count <= 0 or ahead > plan.steps_ahead // 2:
             return []
         self._asked_for_tokens = True
         return [AskForTokens(self._tokens_until, count)]

@@ -3,7 +3,8 @@
 It decides; `moe.mixture_gateway` carries out. What lasts is `moe.records.MixtureState`, changed only through journal
 records. Composers never wait for it: they take steps, and it learns of them.
 
-A round is a number of steps of every shard. It is finished when every shard's state after them is in the payload store.
+A round is a number of steps of the run, the mean over its shards. It is finished when every shard's state after them is
+in the payload store.
 """
 
 from __future__ import annotations
@@ -194,11 +195,12 @@ class MixtureController:
                 "fenced", f"{worker.worker} speaks for shard {message.shard} under epoch {message.epoch}, which is over"
             )
             return
-        if event.defect:
-            self.syncing.refuse("unusable", f"{type(message).__name__} of {worker.worker}: {event.defect}")
+        defect = event.defect or self._impossible(message)
+        if defect:
+            self.syncing.refuse("unusable", f"{type(message).__name__} of {worker.worker}: {defect}")
             if isinstance(message, m.PublishFragment) and self._knows(message):
                 self.syncing.send_fragment(worker.session, Tier(message.tier), message.fragment)  # it may try again
-            elif isinstance(message, m.PublishSurrogates) and message.change:
+            elif isinstance(message, m.PublishSurrogates):
                 self.syncing.unusable_surrogates(composing)
             elif isinstance(message, m.KeepShard) and message.progress >= self.policy.plan.steps:
                 # No later state will come: it has to save this one again.
@@ -242,6 +244,16 @@ class MixtureController:
                         compute_s=message.compute_s,
                     )
                 )
+
+    def _impossible(self, message: FromComposer) -> str:
+        """Return what a message says of the steps that cannot be, or ""."""
+        plan = self.policy.plan
+        progress = getattr(message, "progress", 0)
+        if not 0 <= progress <= plan.steps:
+            return f"it says that {progress} of the run's {plan.steps} steps are done"
+        if isinstance(message, m.StepTaken | m.KeepShard) and not 0 <= message.step <= plan.most_steps:
+            return f"it says that it has taken {message.step} of {plan.most_steps} steps"
+        return ""
 
     def _send_tokens(self, session: int, wanted: m.WantTokens) -> None:
         plan = self.policy.plan
@@ -343,8 +355,8 @@ class MixtureController:
         self._lose(worker, reason, now)
 
     def _stuck_at(self, one: Composing) -> float:
-        idle = self.rounds.has_ended(one.shard) or self.rounds.evaluates(one.session)
-        waits = idle or self.policy.plan.pace == "lockstep"
+        ended = sum(self.syncing.steps()) >= self.policy.plan.most_steps  # what is left is to view, save and evaluate
+        waits = ended or self.rounds.evaluates(one.session) or self.policy.plan.pace == "lockstep"
         if waits:
             return float("inf")
         return one.progress_at + max(self.policy.stuck_after_s, 20 * one.step_s)

@@ -171,9 +171,11 @@ class JudgeExperts(Instruction, frozen=True):
     before: str  # payload of the experts
     attachment: int  # of the message that brought the result
     second: int = 0  # of another worker's result of the same work; 0: there is none
-    used: tuple[str, ...] = ()  # payloads of the worker's sketches, where its update is audited
+    used: tuple[str, ...] = ()  # payloads of the worker's sketches
+    audited: bool = False
     other: str = ""  # payload of a sketch that it had not; "": there is none
     fits: bool = False  # whether it was to fit surrogates
+    progress: int = 0  # of the run before the step that the sketches are of
 
 
 class ExpertsJudged(Event, frozen=True):

@@ -26,6 +26,7 @@ class Composing(msgspec.Struct):
     shard: int
     epoch: int
     step: int
+    granted: int  # the step that it went on from
     progress_at: float
     loss: float | None = None
     step_s: float = 0.0
@@ -70,6 +71,7 @@ class Rounds:
         self._assembling: int | None = None
         self._evaluating: dict[int, Evaluating] = {}  # by round
         self._unreported: dict[int, RoundMetrics] = {}
+        self._complete: set[int] = set()  # of these, those that wait for an earlier one only
         self._views: dict[int, dict[int, Viewed]] = {}  # of rounds that are not finished, by round and shard
 
     @property
@@ -105,7 +107,7 @@ class Rounds:
 
     def report_all(self) -> None:
         """Report what is finished and not evaluated yet: the run ends."""
-        for round_ in list(self._unreported):
+        for round_ in sorted(self._unreported):
             self._report(round_)
 
     def evaluates(self, session: int) -> bool:
@@ -205,9 +207,12 @@ class Rounds:
         )
 
     def _report(self, round_: int) -> None:
-        metrics = self._unreported.pop(round_, None)
-        if metrics is not None:
-            evaluated = msgspec.structs.replace(metrics, eval_loss=self._desk.state.evals.get(round_))
+        """A round's metrics are complete; they are written in the order of rounds."""
+        self._complete.add(round_)
+        while self._unreported and min(self._unreported) in self._complete:
+            metrics = self._unreported.pop(min(self._unreported))
+            self._complete.discard(metrics.round)
+            evaluated = msgspec.structs.replace(metrics, eval_loss=self._desk.state.evals.get(metrics.round))
             self._desk.out.append(e.WriteMetrics(evaluated))
 
     # --- evaluation -------------------------------------------------------------------------------------------
@@ -238,9 +243,9 @@ class Rounds:
         for one in self._evaluating.values():
             if one.session:
                 continue
-            # Whoever composes nothing first; then whoever is furthest on, so that nobody is held up for it.
+            # Whoever composes nothing first; then whoever has taken fewest steps: the others do more of them meanwhile.
             idle = [session for session in standby if session not in busy]
-            composing = sorted(self._composing.values(), key=lambda c: (-c.step, c.shard))
+            composing = sorted(self._composing.values(), key=lambda c: (c.step, c.shard))
             free = [*idle, *(c.session for c in composing if c.session not in busy)]
             if not free:
                 return

@@ -51,7 +51,9 @@ def _worker(controller: MixtureController, worker: WorkerSession) -> WorkerStatu
     if composing is not None:
         done = controller.rounds.has_ended(composing.shard)
         state = "ready" if done else "training"
-        round_, step = min(composing.step // steps + 1, controller.policy.rounds), composing.step % steps
+        taken = controller.syncing.steps()
+        round_, step = divmod(min(sum(taken) // len(taken), controller.policy.plan.steps - 1), steps)
+        round_ += 1
         loss = composing.loss if composing.loss is not None and math.isfinite(composing.loss) else None
     if controller.rounds.evaluates(worker.session):
         state = "evaluating"

@@ -93,7 +93,7 @@ class Syncing:
             ShardGranted(shard=grant.shard, epoch=grant.epoch, worker=grant.composer, step=step, why=grant.why)
         )
         self.rounds.began(now)
-        self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, now)
+        self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, step, now)
         self.desk.send(
             session,
             m.OwnShard(
@@ -121,8 +121,10 @@ class Syncing:
         self.stepped(self.composing[session], now)
 
     def stepped(self, one: Composing, now: float) -> None:
-        """A composer has taken steps, or begins with some."""
-        if self.machine.behind(one.shard) and one.step > self.desk.state.shards[one.shard].surrogate_step:
+        """A composer has taken steps, or begins. After an absence it has caught up when it has taken those of a refresh
+        interval: it began with the newest merge of its experts.
+        """
+        if self.machine.behind(one.shard) and one.step >= one.granted + self.desk.policy.plan.training.cadence.refresh:
             self.tell(CaughtUp(one.shard), now)
 
     def steps(self) -> tuple[int, ...]:

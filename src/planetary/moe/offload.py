@@ -242,10 +242,20 @@ class Offload:
     def _judge(self, one: Improving, first: int, second: int) -> None:
         self._judging[one.task] = one
         work = one.lease.work
-        found = JudgeExperts(one.task, work.owner, work.layer, one.before, first, second, fits=one.fits)
+        found = JudgeExperts(
+            one.task,
+            work.owner,
+            work.layer,
+            one.before,
+            first,
+            second,
+            used=work.payloads,
+            fits=one.fits,
+            progress=work.progress,
+        )
         if self._drawn("audit", work, self._policy.audited):
             other = next((p for p in reversed(self._seen.get(work.layer, ())) if p not in work.payloads), "")
-            found = msgspec.structs.replace(found, used=work.payloads, other=other)
+            found = msgspec.structs.replace(found, audited=True, other=other)
         self._desk.out.append(found)
 
     def _fit_due(self, work: Work) -> bool:

@@ -12,7 +12,7 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.moe import averaging
 from planetary.moe.acceptance import Policy, Verdict
-from planetary.moe.audit import audit, disagreements, poor_surrogates, unusable_surrogates
+from planetary.moe.audit import audit, disagreements, judge_fit, unusable_surrogates
 from planetary.moe.composer_view import routing_from
 from planetary.moe.expert_payloads import (
     change_bytes,
@@ -98,9 +98,11 @@ def judge_experts(
         improved, doubts = made[0], {}
         if len(made) > 1:
             doubts |= disagreements(before.weights, made[0], made[1], layer=wanted.layer, slots=slots)
-        if wanted.used:
+        if wanted.audited:
             doubts |= _audited(store, wanted, before, improved, plan)
-        doubts |= unusable_surrogates(improved.surrogates, layer=wanted.layer, slots=slots)
+        if wanted.fits:
+            improved, poor = _judged_fit(store, wanted, before, improved, plan)
+            doubts |= poor
         after, verdicts = accept_slots(
             before, improved, policy, layer=wanted.layer, owner=wanted.shard, slots=slots, doubts=doubts
         )
@@ -128,7 +130,8 @@ def _fits(before: HeldExperts, improved: Improved, *, surrogates: bool) -> bool:
     residuals, stand_ins = before.weights if improved.deltas else {}, before.surrogates if surrogates else {}
     pairs = [(before.weights, improved.weights), (before.moments, improved.moments)]
     pairs += [(residuals, improved.residuals), (stand_ins, improved.surrogates)]
-    return all({n: v.shape for n, v in a.items()} == {n: v.shape for n, v in b.items()} for a, b in pairs)
+    kinds = [tuple({n: (v.shape, v.dtype) for n, v in tensors.items()} for tensors in pair) for pair in pairs]
+    return all(mine == theirs for mine, theirs in kinds)
 
 
 def _audited(
@@ -139,13 +142,32 @@ def _audited(
         return {}  # sketches live for a while only, and a worker may have taken longer
     sketches = [decode(sketch_from(store.get(name))) for name in names]
     used, other = sketches[: len(wanted.used)], sketches[-1] if wanted.other else None
-    known = {"layer": wanted.layer, "slots": _slots(wanted, plan), "config": plan.model}
-    found = audit(before.weights, improved, used, other, **known, trust=plan.training.trust)
-    if improved.surrogates:
-        rows = sketched_rows(used, plan.model)
-        poor = poor_surrogates(before.surrogates, improved, rows, **known, count=plan.training.fit.rows)
-        found = poor | found
-    return found
+    return audit(
+        before.weights,
+        improved,
+        used,
+        other,
+        layer=wanted.layer,
+        slots=_slots(wanted, plan),
+        config=plan.model,
+        trust=plan.training.trust,
+    )
+
+
+def _judged_fit(
+    store: PayloadStore, wanted: JudgeExperts, before: HeldExperts, improved: Improved, plan: MixturePlan
+) -> tuple[Improved, dict[int, Verdict]]:
+    """Return the experts with surrogates that are as good as is said of them, and by slot which are not."""
+    slots, new = _slots(wanted, plan), dict(improved.surrogates)
+    doubts = unusable_surrogates(new, layer=wanted.layer, slots=slots)
+    if not all(store.has(name) for name in wanted.used):
+        # Sketches live for a while only: what cannot be looked at is not used.
+        return msgspec.structs.replace(improved, surrogates=dict(before.surrogates)), doubts
+    rows = sketched_rows([decode(sketch_from(store.get(name))) for name in wanted.used], plan.model)
+    count = plan.training.fit.rows
+    fit = judge_fit(before.surrogates, improved, rows, layer=wanted.layer, slots=slots, config=plan.model, count=count)
+    new |= {"error": fit.errors, "progress": np.array(wanted.progress, np.int64)}
+    return msgspec.structs.replace(improved, surrogates=new), fit.poor | doubts
 
 
 def assembled_model(store: PayloadStore, shards: tuple[str, ...], plan: MixturePlan) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published
 from planetary.moe.delta import Delta, expand, low_rank, rank_is_smaller
-from planetary.moe.expert_work import HeldExperts, accept_slots, improve, optimizer_step, refitted, returned
+from planetary.moe.expert_work import HeldExperts, Improved, accept_slots, improve, optimizer_step, refitted, returned
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import GRADIENT, Runner, in_layer
@@ -135,6 +135,35 @@ class ComposerSteps:
         )
         return after, sent, verdicts
 
+    def improved(
+        self, before: HeldExperts, sketches: Sequence[EncodedSketch], *, step: int, slots: np.ndarray, fits: bool
+    ) -> Improved:
+        """Return what an expert worker makes of one layer's experts i32 [slots] at a step of the run.
+
+        `fits`: also their surrogates.
+
+        Raises:
+            TrustError: a sketch is damaged.
+        """
+        training = self.training
+        improved = improve(
+            self.expert,
+            before.weights,
+            before.moments,
+            sketches,
+            step=step,
+            slots=slots,
+            experts=self.config.n_expert,
+            inner_steps=training.inner_steps,
+            trust=training.trust,
+            proxies=training.acceptance is not None,
+        )
+        improved = returned(before, improved, training.update_form, training.update_keep)
+        if not fits:
+            return improved
+        options = training.fit
+        return refitted(before, improved, sketches, progress=step, slots=slots, config=self.config, options=options)
+
     def remember(self, composer: ComposerState, found: Tensors) -> ComposerState:
         """Return the composer with the rows of a step among those that surrogates are fitted on."""
         if self.training.composers == 1 or not self.training.rank or self.workers_fit:
@@ -200,23 +229,9 @@ class ComposerSteps:
             composer.residuals[layer],
             composer.fitted[layer] if self.workers_fit else {},
         )
-        improved = improve(
-            self.expert,
-            before.weights,
-            before.moments,
-            sketches,
-            step=step,
-            slots=slots,
-            experts=self.config.n_expert,
-            inner_steps=training.inner_steps,
-            trust=training.trust,
-            proxies=training.acceptance is not None,
-        )
-        improved = returned(before, improved, training.update_form, training.update_keep)
+        fits = self.workers_fit and training.cadence.refresh_due(step + 1)
+        improved = self.improved(before, sketches, step=step, slots=slots, fits=fits)
         size = sum(sent.nbytes for sent in (improved.deltas or improved.weights).values())
-        if self.workers_fit and training.cadence.refresh_due(step + 1):
-            known = {"progress": step, "slots": slots, "config": self.config, "options": training.fit}
-            improved = refitted(before, improved, sketches, **known)
         if training.acceptance is None:
             surrogates = improved.surrogates or before.surrogates
             return HeldExperts(improved.weights, improved.moments, improved.residuals, surrogates), size

@@ -25,12 +25,11 @@ from planetary.moe.composer_machine import ComposerMachine, Key
 from planetary.moe.composer_surrogates import ComposerSurrogates
 from planetary.moe.composer_view import composer_view, view_bytes
 from planetary.moe.expert_payloads import changed_from, improved_bytes, weights_from, work_from
-from planetary.moe.expert_work import improve, refitted, returned
 from planetary.moe.ownership import owned_slots
 from planetary.moe.part import Part
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
 from planetary.moe.plan import MixturePlan
-from planetary.moe.replicas import held_shards, only_shards
+from planetary.moe.replicas import only_shards
 from planetary.moe.shard_payload import model_from, shard_bytes, shard_from
 from planetary.moe.signature import Runner, parameter_specs
 from planetary.moe.states import ComposerState, Surrogates
@@ -86,7 +85,6 @@ class ComposerDriver:
         self._arrived: dict[Key, bytes] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
         self._fitting = False
-        self._published_fits: tuple[int, ...] = ()  # by layer: when expert workers fitted what was published last
         self._losses: list[float] = []  # of the round; after its end they stay until the next step
         self._round_sent = False
         self._compute_s = 0.0
@@ -215,7 +213,6 @@ class ComposerDriver:
     def _speak_for(self, shards: tuple[int, ...]) -> None:
         if self._surrogates is not None:
             self._surrogates.speak_for(self.machine.speaks, shards)
-            self._published_fits = ()  # nobody may have them
         self.machine.speaks = shards
 
     def _step(self) -> None:
@@ -245,7 +242,7 @@ class ComposerDriver:
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
         if due and self.machine.connected:  # before it is granted the shard again, its words are under an old epoch
             self._reported_at = began
-            self._tell(m.StepTaken, loss=loss, seconds=seconds, surrogate_age=self._age())
+            self._tell(m.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
 
     def _offer_sketches(self, step: int, found: Tensors) -> None:
         wanted = [layer for layer in range(self.plan.model.n_layer) if self.machine.may_offer(layer)]
@@ -279,31 +276,9 @@ class ComposerDriver:
 
     def _improve(self, message: m.ImproveExperts, payload: bytes) -> None:
         before, sketches = work_from(payload)
-        training = self.plan.training
         slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
-        improved = improve(
-            self.steps.expert,
-            before.weights,
-            before.moments,
-            sketches,
-            step=message.progress,
-            slots=slots,
-            experts=self.plan.model.n_expert,
-            inner_steps=training.inner_steps,
-            trust=training.trust,
-            proxies=training.acceptance is not None,
-        )
-        improved = returned(before, improved, training.update_form, training.update_keep)
-        if message.fits:
-            known = {"progress": message.progress, "slots": slots, "config": self.plan.model, "options": training.fit}
-            improved = refitted(before, improved, sketches, **known)
+        improved = self.steps.improved(before, sketches, step=message.progress, slots=slots, fits=message.fits)
         self._tell(m.ExpertsImproved, "improved", improved_bytes(improved), task=message.task)
-
-    def _age(self) -> float:
-        training = self.plan.training
-        mine = held_shards(self.machine.shard, training.composers, training.replicas)
-        others = [at for n, at in enumerate(self.machine.refreshed_at) if n not in mine]
-        return self.machine.progress - float(np.mean(others)) if self.bank is not None and others else 0.0
 
     def _adopt(self, action: c.Adopt) -> None:
         assert self.state is not None
@@ -336,10 +311,9 @@ class ComposerDriver:
         assert self.state is not None
         assert self._surrogates is not None
         if self.steps.workers_fit:
-            anew = self._fitted_anew(self.state)
-            if not anew or self._fitting:
+            may = self.machine.connected and not self._fitting
+            if not may or not self._surrogates.take_fits(self.state.fitted):
                 return
-            self._published_fits = anew
         state, bank, step, owners = self.state, self._surrogates.bank, self.machine.done, self.plan.owner_map
         bases = self._surrogates.known()
         speaking = {shard: only_shards(state, owners, [shard]) for shard in self.machine.speaks}
@@ -359,13 +333,6 @@ class ComposerDriver:
         elif not self._fitting:  # one at a time: the next refresh comes
             self._fitting = True
             self._background.submit(fit_and_leave)
-
-    def _fitted_anew(self, state: ComposerState) -> tuple[int, ...]:
-        """Return, by layer, when expert workers fitted its surrogates; empty where there is nothing to publish."""
-        if not self.machine.connected or not state.fitted or not all(state.fitted):
-            return ()  # without all of them it has just got its shard
-        newest = tuple(int(layer["progress"]) for layer in state.fitted)
-        return newest if newest != self._published_fits or self.plan.pace == "lockstep" else ()
 
     def _fitted(self, found: _Fitted) -> None:
         self._fitting = False

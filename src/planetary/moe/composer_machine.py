@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from planetary.moe.plan import MixturePlan
+from planetary.moe.replicas import held_shards
 from planetary.moe.tiers import Tier
 
 Key = tuple[Tier, int]
@@ -118,6 +119,14 @@ class ComposerMachine:
     def seems_done(self) -> bool:
         """Whether no step of the run is left, as far as is known here."""
         return self.finished or self._mean_steps >= self.plan.steps
+
+    @property
+    def surrogate_age(self) -> float:
+        """Steps of the run since the others' surrogates came, mean; 0 where there are none."""
+        training = self.plan.training
+        mine = held_shards(self.shard, training.composers, training.replicas)
+        others = [at for shard, at in enumerate(self.refreshed_at) if shard not in mine]
+        return self.progress - sum(others) / len(others) if self.plan.has_surrogates and others else 0.0
 
     @property
     def _mean_steps(self) -> int:

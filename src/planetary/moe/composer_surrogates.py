@@ -13,6 +13,7 @@ import numpy as np
 
 from planetary.artifacts.store import digest_of
 from planetary.core.errors import RemoteProtocolError
+from planetary.core.tensors import Tensors
 from planetary.moe.composer import LayerFit, mean_error
 from planetary.moe.plan import MixturePlan
 from planetary.moe.states import Surrogates
@@ -46,6 +47,7 @@ class ComposerSurrogates:
         self._plan = plan
         self.bank: Surrogates = empty_bank(plan)
         self._known: dict[int, str] = {}
+        self._fits: tuple[int, ...] = ()  # by layer: progress of the run at the expert workers' fits published last
 
     def known(self) -> dict[int, str]:
         """Return, by shard, the payload whose surrogates the gateway knows to be here."""
@@ -78,11 +80,23 @@ class ComposerSurrogates:
 
         These begin whole, and so do those that are not published from here any more.
         """
+        self._fits = ()
         for shard in {*before, *now}:
             self._known.pop(shard, None)
             if shard not in now:  # what nobody has heard of does not count: somebody else's is the next
                 versions = np.where(self._plan.owner_map == shard, -1, self.bank.versions)
                 self.bank = msgspec.structs.replace(self.bank, versions=versions)
+
+    def take_fits(self, fitted: Sequence[Tensors]) -> bool:
+        """Return whether what expert workers have fitted, by layer as in `HeldExperts`, is to be published.
+
+        It is if something of it is new, and nothing is missing, as it is before a composer has got its experts.
+        """
+        fits = tuple(int(layer["progress"]) for layer in fitted if layer)
+        if not fits or len(fits) < len(fitted) or (fits == self._fits and self._plan.pace == "free"):
+            return False
+        self._fits = fits
+        return True
 
     def fitted(self, shard: int, step: int, fits: Sequence[LayerFit], base: str | None, *, publish: bool) -> Refresh:
         """Take what was fitted here after `step` steps and return what to publish of it.

@@ -35,6 +35,7 @@ from planetary.moe.mixture_events import (
 from planetary.moe.mixture_rounds import Composing, Rounds
 from planetary.moe.mixture_syncing import Syncing
 from planetary.moe.offload import Offload
+from planetary.moe.payload_checks import impossible_steps
 from planetary.moe.records import MixtureState, ShardKept
 from planetary.moe.syncer_messages import (
     Joined,
@@ -195,7 +196,7 @@ class MixtureController:
                 "fenced", f"{worker.worker} speaks for shard {message.shard} under epoch {message.epoch}, which is over"
             )
             return
-        defect = event.defect or self._impossible(message)
+        defect = event.defect or impossible_steps(message, self.policy.plan)
         if defect:
             self.syncing.refuse("unusable", f"{type(message).__name__} of {worker.worker}: {defect}")
             if isinstance(message, m.PublishFragment) and self._knows(message):
@@ -244,16 +245,6 @@ class MixtureController:
                         compute_s=message.compute_s,
                     )
                 )
-
-    def _impossible(self, message: FromComposer) -> str:
-        """Return what a message says of the steps that cannot be, or ""."""
-        plan = self.policy.plan
-        progress = getattr(message, "progress", 0)
-        if not 0 <= progress <= plan.steps:
-            return f"it says that {progress} of the run's {plan.steps} steps are done"
-        if isinstance(message, m.StepTaken | m.KeepShard) and not 0 <= message.step <= plan.most_steps:
-            return f"it says that it has taken {message.step} of {plan.most_steps} steps"
-        return ""
 
     def _send_tokens(self, session: int, wanted: m.WantTokens) -> None:
         plan = self.policy.plan

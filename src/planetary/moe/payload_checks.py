@@ -1,4 +1,4 @@
-"""Whether a payload that a composer sent is what its message says, and into the store with it, before it counts."""
+"""Whether what a composer sent can be, and its payload what the message says, before it counts and is stored."""
 
 from __future__ import annotations
 
@@ -126,6 +126,16 @@ class PayloadChecks:
             if {name: value.shape for name, value in weights.items()} != self._experts:
                 return f"its experts of layer {layer} have other weights than {self._experts}"
         return _not_finite(state.dense) or "".join(_not_finite(layer) for layer in state.experts)
+
+
+def impossible_steps(message: m.Message, plan: MixturePlan) -> str:
+    """Return what a composer's message says of steps that cannot be, or ""."""
+    progress = getattr(message, "progress", 0)
+    if not 0 <= progress <= plan.steps:
+        return f"it says that {progress} of the run's {plan.steps} steps are done"
+    if isinstance(message, m.StepTaken | m.KeepShard) and not 0 <= message.step <= plan.most_steps:
+        return f"it says that it has taken {message.step} of {plan.most_steps} steps"
+    return ""
 
 
 def _not_finite(tensors: Tensors) -> str:

@@ -265,7 +265,7 @@ def test_a_corrupt_sketch_is_refused_with_its_digests_and_harms_nobody(tmp_path:
 
     def damage(message: m.Message, payload: bytes | None) -> None:
         if isinstance(message, m.OfferSketches) and payload is not None:
-            payload = payload[:-3] + bytes([payload[-3] ^ 1]) + payload[-2:]
+            payload = bytes(payload[:-3]) + bytes([payload[-3] ^ 1]) + bytes(payload[-2:])
         send(message, payload)
 
     a.driver._send = damage

@@ -55,7 +55,7 @@ def test_surrogates_and_fragments_come_back() -> None:
 
 
 def test_bytes_that_are_something_else_are_refused() -> None:
-    good = payloads.sketch_bytes(encode(some_sketch(), "f32"))
+    good = bytes(payloads.sketch_bytes(encode(some_sketch(), "f32")))
     with pytest.raises(RemoteProtocolError, match="expected a fragment, found a 'sketch'"):
         payloads.fragment_from(good)
     for bad in (b"", b"\xff" * 40, good[:-8], good + bytes(8), good[:8] + b"[" + good[9:]):

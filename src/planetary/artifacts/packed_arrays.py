@@ -1,7 +1,9 @@
 """A header and named arrays as one run of bytes, for payloads that are made and read in memory.
 
 Layout: eight bytes with the length of a JSON header, little endian; the header; each array's bytes from a multiple of
-eight on. Reading copies nothing: the arrays are read-only views of the bytes.
+eight on. Reading copies nothing: the arrays are read-only views of the bytes. Writing copies every array once, and lets
+other threads run meanwhile: numpy's copies release the interpreter's lock, where `tobytes` and `join` would hold it for
+as long as hundreds of megabytes take, in which no connection of the process is served.
 """
 
 from __future__ import annotations
@@ -17,6 +19,9 @@ from planetary.core.tensors import HOST_DTYPES, Tensors, TensorSpec, host_dtype
 DTYPE_NAMES: Mapping[np.dtype, str] = {dtype: name for name, dtype in HOST_DTYPES.items() if name != "bf16"}
 """numpy type -> element type. A bfloat16 is held as 16 raw bits, which are a type of their own."""
 
+Packed = bytes | memoryview
+"""Packed bytes, wherever they lie: read from a file, received, or just packed. Nobody writes into them."""
+
 _LENGTH = 8
 
 
@@ -26,19 +31,24 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     arrays: tuple[TensorSpec, ...]
 
 
-def pack_arrays(what: str, fields: object, arrays: Tensors) -> bytes:
+def pack_arrays(what: str, fields: object, arrays: Tensors) -> memoryview:
     """Return the bytes of `fields` (anything that msgspec writes as JSON) and arrays; `what` says what they are."""
     specs = tuple(TensorSpec(name, DTYPE_NAMES[array.dtype], array.shape) for name, array in arrays.items())
     header = msgspec.json.encode(_Header(what, msgspec.Raw(msgspec.json.encode(fields)), specs))
     header += b" " * (-len(header) % _LENGTH)
-    pieces = [len(header).to_bytes(_LENGTH, "little"), header]
-    for array in arrays.values():
-        raw = np.ascontiguousarray(array).tobytes()
-        pieces += [raw, bytes(-len(raw) % _LENGTH)]
-    return b"".join(pieces)
+    begin = _LENGTH + len(header)
+    packed = np.empty(begin + sum(_padded(spec.nbytes) for spec in specs), np.uint8)
+    packed[:begin] = np.frombuffer(len(header).to_bytes(_LENGTH, "little") + header, np.uint8)
+    for spec, array in zip(specs, arrays.values(), strict=True):
+        end = begin + spec.nbytes
+        np.copyto(packed[begin:end].view(array.dtype).reshape(spec.shape), array)
+        begin += _padded(spec.nbytes)
+        packed[end:begin] = 0
+    packed.flags.writeable = False
+    return packed.data
 
 
-def unpack_arrays(data: bytes, what: str) -> tuple[msgspec.Raw, dict[str, np.ndarray]]:
+def unpack_arrays(data: Packed, what: str) -> tuple[msgspec.Raw, dict[str, np.ndarray]]:
     """Return the fields, still as JSON, and the arrays of bytes that `pack_arrays` made.
 
     Raises:
@@ -51,7 +61,7 @@ def unpack_arrays(data: bytes, what: str) -> tuple[msgspec.Raw, dict[str, np.nda
         wrong = any(extent < 0 for spec in header.arrays for extent in spec.shape)
     except (msgspec.DecodeError, UserError) as error:
         raise RemoteProtocolError(f"expected a {what} of {len(data)} bytes, found no header: {error}") from None
-    padded = [size + -size % _LENGTH for size in sizes]
+    padded = [_padded(size) for size in sizes]
     if header.what != what or wrong or end + sum(padded) != len(data):
         raise RemoteProtocolError(
             f"expected a {what}, found a {header.what[:40]!r} whose header asks for {end + sum(padded)} bytes; there "
@@ -63,3 +73,7 @@ def unpack_arrays(data: bytes, what: str) -> tuple[msgspec.Raw, dict[str, np.nda
         arrays[spec.name] = flat.reshape(spec.shape)
         end += step
     return header.fields, arrays
+
+
+def _padded(nbytes: int) -> int:
+    return nbytes + -nbytes % _LENGTH

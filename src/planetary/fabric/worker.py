@@ -16,6 +16,7 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore, digest_of
 from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError, RemoteProtocolError, TrustError, UserError
@@ -79,7 +80,7 @@ class Role(Protocol):
         ...
 
 
-SendPayload = Callable[[m.Message, bytes | None], None]
+SendPayload = Callable[[m.Message, Packed | None], None]
 RoleFactory = Callable[[m.MixtureJob, Path, WorkerOptions, SendPayload], Role]
 """Makes the role of a job from its artifact's file; sends from any thread."""
 
@@ -309,7 +310,7 @@ class WorkerShell:
         self._role = self._make_role(job, self._store.path(job.artifact), self._options, self._send_from_thread)
         return w.JobLoaded(job.artifact, 0)
 
-    def _send_from_thread(self, message: m.Message, payload: bytes | None) -> None:
+    def _send_from_thread(self, message: m.Message, payload: Packed | None) -> None:
         source = None if payload is None else lambda: {"payload": np.frombuffer(payload, np.uint8)}
         with contextlib.suppress(RuntimeError):  # the loop may have ended with the process
             self._loop.call_soon_threadsafe(self._dialler.send, message, source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import host_dtype
 from planetary.data.reader import batches, read_slice
@@ -29,7 +30,7 @@ class ComposerData:
         """Drop what is here: another shard, or another step, is composed from now on."""
         self._rows = self._rows[:0]
 
-    def arrived(self, message: m.TokensReady, payload: bytes, done: int) -> None:
+    def arrived(self, message: m.TokensReady, payload: Packed, done: int) -> None:
         """Take tokens from the gateway; those of steps before `done` are of no use any more.
 
         Raises:

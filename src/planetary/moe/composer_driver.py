@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 import msgspec
 import numpy as np
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import digest_of
 from planetary.core.errors import NumericsError, PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors
@@ -36,7 +37,7 @@ from planetary.moe.states import ComposerState, Surrogates
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
-Send = Callable[[m.Message, bytes | None], None]
+Send = Callable[[m.Message, Packed | None], None]
 """Queue a message, with a payload where it has one. Called from the thread that calls `turn`."""
 
 REPORT_EVERY_S = 0.2
@@ -48,7 +49,7 @@ class _Fitted(msgspec.Struct, frozen=True):
     bases: dict[int, str]  # by shard: the payload that changes are changes of
 
 
-_News = tuple[m.Message, bytes] | _Fitted | PlanetaryError | None  # None: the connection was lost
+_News = tuple[m.Message, Packed] | _Fitted | PlanetaryError | None  # None: the connection was lost
 
 
 class ComposerDriver:
@@ -81,8 +82,8 @@ class ComposerDriver:
         self.on_news: Callable[[], None] = lambda: None  # called from whichever thread leaves something in the inbox
         self._data = ComposerData(plan)
         self._inbox: deque[_News] = deque()
-        self._early: list[tuple[m.SurrogatesReady, bytes]] = []
-        self._arrived: dict[Key, bytes] = {}
+        self._early: list[tuple[m.SurrogatesReady, Packed]] = []
+        self._arrived: dict[Key, Packed] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
         self._fitting = False
         self._losses: list[float] = []  # of the round; after its end they stay until the next step
@@ -98,7 +99,7 @@ class ComposerDriver:
 
     # --- from any thread --------------------------------------------------------------------------------------
 
-    def receive(self, message: m.Message, payload: bytes = b"") -> None:
+    def receive(self, message: m.Message, payload: Packed = b"") -> None:
         """Leave a message for the next boundary."""
         self._leave((message, payload))
 
@@ -189,7 +190,7 @@ class ComposerDriver:
             case _:
                 pass
 
-    def _own(self, message: m.OwnShard, payload: bytes) -> None:
+    def _own(self, message: m.OwnShard, payload: Packed) -> None:
         self._speak_for(message.speaks)
         self.machine.told(message.steps)
         if not message.payload:
@@ -202,7 +203,7 @@ class ComposerDriver:
         self._arrived.clear()
         self._losses, self._compute_s, self._round_sent = [], 0.0, False
 
-    def _install(self, message: m.SurrogatesReady, payload: bytes) -> None:
+    def _install(self, message: m.SurrogatesReady, payload: Packed) -> None:
         assert self._surrogates is not None
         if self.plan.pace == "lockstep" and message.step > self.machine.done:
             self._early.append((message, payload))  # what is fitted after a step is for the next one
@@ -256,7 +257,7 @@ class ComposerDriver:
             known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
             self._tell(m.OfferSketches, "sketch", payload, **known)
 
-    def _use_experts(self, message: m.UseExperts, payload: bytes) -> None:
+    def _use_experts(self, message: m.UseExperts, payload: Packed) -> None:
         if self.state is None or message.shard != self.machine.shard:
             return
         held = self.machine.expert_versions[message.layer]
@@ -274,7 +275,7 @@ class ComposerDriver:
         fitted[message.layer] = surrogates or fitted[message.layer]
         self.state = msgspec.structs.replace(self.state, experts=tuple(experts), fitted=tuple(fitted))
 
-    def _improve(self, message: m.ImproveExperts, payload: bytes) -> None:
+    def _improve(self, message: m.ImproveExperts, payload: Packed) -> None:
         before, sketches = work_from(payload)
         slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
         improved = self.steps.improved(before, sketches, step=message.progress, slots=slots, fits=message.fits)
@@ -371,7 +372,7 @@ class ComposerDriver:
             losses = {"mixed_loss": view.mixed, "surrogate_loss": view.surrogates}
             self._tell(m.ViewModel, "view", view_bytes(view), **losses)
 
-    def _evaluate(self, message: m.EvaluateMixture, payload: bytes) -> None:
+    def _evaluate(self, message: m.EvaluateMixture, payload: Packed) -> None:
         model, plan = model_from(payload), self.plan
         every = np.tile(np.arange(plan.model.n_expert, dtype=np.int32), (plan.model.n_layer, 1))
         arguments = {**model, **owned_by(every, plan.model)}
@@ -381,7 +382,7 @@ class ComposerDriver:
             raise NumericsError(f"the held-out loss of the model after round {message.version} is {loss}")
         self._send(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)), None)
 
-    def _tell(self, kind: type[m.Message], what: str = "", data: bytes | None = None, **fields: object) -> None:
+    def _tell(self, kind: type[m.Message], what: str = "", data: Packed | None = None, **fields: object) -> None:
         machine = self.machine
         known = {"shard": machine.shard, "epoch": machine.epoch, "step": machine.done, "progress": machine.progress}
         fields = {name: known[name] for name in known if name in kind.__struct_fields__} | fields

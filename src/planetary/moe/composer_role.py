@@ -94,7 +94,7 @@ class ComposerRole:
 
     def received(self, message: m.Message, payload: memoryview) -> None:
         """See `Role`."""
-        self._driver.receive(message, bytes(payload))
+        self._driver.receive(message, payload)
 
     def close(self) -> None:
         """See `Role`."""

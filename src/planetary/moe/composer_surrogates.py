@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import digest_of
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
@@ -36,7 +37,7 @@ class Refresh(msgspec.Struct, frozen=True):
     payload: str
     change: str
     base: str
-    data: bytes
+    data: memoryview
 
 
 class ComposerSurrogates:
@@ -57,7 +58,7 @@ class ComposerSurrogates:
         """The connection was lost: nobody knows what arrived."""
         self._known.clear()
 
-    def arrived(self, message: m.SurrogatesReady, data: bytes) -> None:
+    def arrived(self, message: m.SurrogatesReady, data: Packed) -> None:
         """Take a shard's surrogates, which somebody else has fitted.
 
         Raises:

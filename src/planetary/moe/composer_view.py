@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError
 from planetary.moe.composer import ComposerSteps
 from planetary.moe.composer_data import Batch
@@ -50,12 +50,12 @@ def composer_view(
     return ComposerView(float(np.mean(losses[True])), float(np.mean(losses[False])), first)
 
 
-def view_bytes(view: ComposerView) -> bytes:
+def view_bytes(view: ComposerView) -> memoryview:
     """Return the router's choices as a payload of kind `view`."""
     return pack_arrays("view", None, {"probabilities": view.probabilities})
 
 
-def routing_from(data: bytes, plan: MixturePlan) -> np.ndarray:
+def routing_from(data: Packed, plan: MixturePlan) -> np.ndarray:
     """Return the router's choices f32 [rows, experts], or raise `RemoteProtocolError`."""
     found = unpack_arrays(data, "view")[1].get("probabilities", np.zeros(0))
     rows = plan.model.n_layer * min(ROWS, plan.tokens_per_step)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
 from planetary.moe.delta import Delta, expand
@@ -22,47 +22,47 @@ from planetary.moe.sketch import EncodedSketch
 HELD = ("weights", "moments", "residuals", "surrogates")
 
 
-def experts_bytes(held: HeldExperts) -> bytes:
+def experts_bytes(held: HeldExperts) -> memoryview:
     """Return one shard's experts of one layer as a payload of kind `experts`."""
     return pack_arrays("experts", None, _named(**{group: getattr(held, group) for group in HELD}))
 
 
-def experts_from(data: bytes) -> HeldExperts:
+def experts_from(data: Packed) -> HeldExperts:
     """Return the experts, or raise `RemoteProtocolError`."""
     found = _parted(unpack_arrays(data, "experts")[1], HELD)
     return HeldExperts(*(found[group] for group in HELD))
 
 
-def weights_bytes(held: HeldExperts) -> bytes:
+def weights_bytes(held: HeldExperts) -> memoryview:
     """Return experts as a composer gets them: their weights and, where workers fit them, their surrogates."""
     return pack_arrays("weights", None, _named(weights=held.weights, surrogates=held.surrogates))
 
 
-def weights_from(data: bytes) -> tuple[Tensors, Tensors]:
+def weights_from(data: Packed) -> tuple[Tensors, Tensors]:
     """Return weights and surrogates, or raise `RemoteProtocolError`."""
     found = _parted(unpack_arrays(data, "weights")[1], ("weights", "surrogates"))
     return found["weights"], found["surrogates"]
 
 
-def work_bytes(experts: bytes, sketches: Sequence[bytes]) -> bytes:
+def work_bytes(experts: Packed, sketches: Sequence[Packed]) -> memoryview:
     """Return what an expert worker needs for one piece of work: the experts, and sketches in the composers' order."""
     arrays = {"experts": np.frombuffer(experts, np.uint8)}
     arrays |= {f"sketch/{i}": np.frombuffer(sketch, np.uint8) for i, sketch in enumerate(sketches)}
     return pack_arrays("work", len(sketches), arrays)
 
 
-def work_from(data: bytes) -> tuple[HeldExperts, list[EncodedSketch]]:
+def work_from(data: Packed) -> tuple[HeldExperts, list[EncodedSketch]]:
     """Return experts and sketches, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "work")
     try:
         count = msgspec.json.decode(raw, type=int)
-        sketches = [sketch_from(arrays[f"sketch/{i}"].tobytes()) for i in range(count)]
-        return experts_from(arrays["experts"].tobytes()), sketches
+        sketches = [sketch_from(arrays[f"sketch/{i}"].data) for i in range(count)]
+        return experts_from(arrays["experts"].data), sketches
     except (msgspec.DecodeError, KeyError) as error:
         raise RemoteProtocolError(f"a payload that says it holds work lacks a part of it: {error}") from None
 
 
-def improved_bytes(improved: Improved) -> bytes:
+def improved_bytes(improved: Improved) -> memoryview:
     """Return the result of a piece of work: weights where they are exact, else what has changed of them."""
     fields, arrays = _delta_parts(improved.deltas)
     arrays |= _named(
@@ -75,7 +75,7 @@ def improved_bytes(improved: Improved) -> bytes:
     return pack_arrays("improved", fields, arrays)
 
 
-def improved_from(data: bytes, before: HeldExperts) -> Improved:
+def improved_from(data: Packed, before: HeldExperts) -> Improved:
     """Return the result of work on `before`, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "improved")
     try:
@@ -88,7 +88,7 @@ def improved_from(data: bytes, before: HeldExperts) -> Improved:
     return Improved(weights, found["moments"], *proxies, found["residuals"], deltas, found["surrogates"])
 
 
-def change_bytes(deltas: Mapping[str, Delta], accepted: np.ndarray, surrogates: Tensors) -> bytes:
+def change_bytes(deltas: Mapping[str, Delta], accepted: np.ndarray, surrogates: Tensors) -> memoryview:
     """Return what has changed of experts, bool [slots] saying of which, as a payload of kind `change`.
 
     `surrogates`: where new ones were fitted, all of them.
@@ -98,7 +98,7 @@ def change_bytes(deltas: Mapping[str, Delta], accepted: np.ndarray, surrogates: 
     return pack_arrays("change", fields, {**arrays, "accepted": accepted.astype(np.uint8)})
 
 
-def changed_from(data: bytes, before: Tensors) -> tuple[Tensors, Tensors]:
+def changed_from(data: Packed, before: Tensors) -> tuple[Tensors, Tensors]:
     """Return the weights that a change makes of `before`, and surrogates, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "change")
     accepted = arrays.pop("accepted", np.zeros(0, np.uint8)).astype(bool)

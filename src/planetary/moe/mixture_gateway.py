@@ -13,6 +13,7 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.jsonl import JsonLinesWriter
+from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.clock import Clock
 from planetary.core.config import Config, config_hash
@@ -93,7 +94,7 @@ class MixtureGateway(RunHost):
         self._payloads = PayloadStore(
             config.moe.store or options.folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, lifetime), clock=clock
         )
-        self._results: dict[int, bytes] = {}  # of expert workers, not judged yet
+        self._results: dict[int, Packed] = {}  # of expert workers, not judged yet
         self._results_taken = 0
         self._sketch_bytes = 0  # since the last round
         self._counted = (0, 0)  # bytes up and down until the last round
@@ -166,13 +167,13 @@ class MixtureGateway(RunHost):
         elif isinstance(message, m.ExpertsImproved):
             self._results_taken += 1
             attachment = self._results_taken
-            self._results[attachment] = received.tensors["payload"].tobytes() if received.tensors else b""
+            self._results[attachment] = received.tensors["payload"].data if received.tensors else b""
         self._shell.post(e.Received(session, message, defect, attachment, payload))
 
     def _keep(self, message: m.Message, tensors: Tensors) -> tuple[str, str]:
         """Check a message's payload and put it into the store; return its name, or what is wrong with it."""
         assert self._checks is not None
-        data = tensors["payload"].tobytes() if "payload" in tensors else b""
+        data = tensors["payload"].data if "payload" in tensors else b""
         if isinstance(message, m.OfferSketches):
             self._sketch_bytes += len(data)
         return self._checks.keep(self._payloads, message, data)
@@ -292,7 +293,7 @@ class MixtureGateway(RunHost):
                     self._queue.give_up(found[0])  # its sketches were too old to be kept
         return None
 
-    async def _judge(self, instruction: JudgeExperts, results: list[bytes]) -> None:
+    async def _judge(self, instruction: JudgeExperts, results: list[Packed]) -> None:
         assert self._shell is not None
         assert self.prepared is not None
         self._shell.post(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -44,7 +45,7 @@ class PayloadChecks:
         self._slots = plan.held_slots
         self._fragments = plan.fragments(dense, experts)
 
-    def keep(self, store: PayloadStore, message: m.Message, data: bytes) -> tuple[str, str]:
+    def keep(self, store: PayloadStore, message: m.Message, data: Packed) -> tuple[str, str]:
         """Check a message's payload and put it into the store; return its name, or what is wrong with it.
 
         Where it is a change of surrogates, it and what it makes are put there, and the name is that of the latter.
@@ -65,7 +66,7 @@ class PayloadChecks:
         damaged = [f"its payload is damaged: expected {said[:24]}…, found {n[:24]}…" for n, said in found if n != said]
         return name, "".join(damaged[:1])
 
-    def defect(self, message: m.Message, data: bytes) -> str:
+    def defect(self, message: m.Message, data: Packed) -> str:
         """Return what is wrong with a message's payload, or ""."""
         try:
             match message:
@@ -91,7 +92,7 @@ class PayloadChecks:
         except (PlanetaryError, ValueError, KeyError, IndexError) as error:
             return str(error) if isinstance(error, PlanetaryError) else f"its payload cannot be read: {error!r}"
 
-    def _changed(self, base: bytes, change: bytes) -> bytes:
+    def _changed(self, base: Packed, change: Packed) -> memoryview:
         bank = install(empty_bank(self._plan), surrogates_from(base), self._plan)
         messages = changed_surrogates(change, bank)
         install(bank, messages, self._plan)  # which checks them
@@ -112,7 +113,7 @@ class PayloadChecks:
         """Of a fragment's tensor: a parameter, or one expert's weight `layers.2.experts.up.7`."""
         return self._dense[name] if name in self._dense else self._experts[name.split(".")[-2]][1:]
 
-    def _shard(self, message: m.KeepShard, data: bytes) -> str:
+    def _shard(self, message: m.KeepShard, data: Packed) -> str:
         state, step, _ = shard_from(data, self._plan)
         if (state.number, step) != (message.shard, message.step):
             return f"it holds shard {state.number} after step {step}, not {message.shard} after {message.step}"

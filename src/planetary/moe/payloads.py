@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
 from planetary.moe.codec import FourBitRows
@@ -30,7 +30,7 @@ class _SketchFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     widths: tuple[int, int]  # of four-bit rows; 0: floats
 
 
-def sketch_bytes(sketch: EncodedSketch) -> bytes:
+def sketch_bytes(sketch: EncodedSketch) -> memoryview:
     """Return a sketch as a payload of kind `sketch`."""
     arrays: dict[str, np.ndarray] = {"ids": sketch.ids, "gates": sketch.gates}
     widths = [0, 0]
@@ -45,7 +45,7 @@ def sketch_bytes(sketch: EncodedSketch) -> bytes:
     return pack_arrays("sketch", fields, arrays)
 
 
-def sketch_from(data: bytes) -> EncodedSketch:
+def sketch_from(data: Packed) -> EncodedSketch:
     """Return the sketch in a payload, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "sketch")
     fields = payload_fields(raw, _SketchFields, "sketch")
@@ -63,12 +63,12 @@ def sketch_from(data: bytes) -> EncodedSketch:
     return EncodedSketch(fields.layer, fields.step, fields.composer, inputs, gradients, ids, gates, fields.digest)
 
 
-def fragment_bytes(tensors: Tensors) -> bytes:
+def fragment_bytes(tensors: Tensors) -> memoryview:
     """Return the tensors of a fragment as a payload of kind `fragment`."""
     return pack_arrays("fragment", None, tensors)
 
 
-def fragment_from(data: bytes) -> dict[str, np.ndarray]:
+def fragment_from(data: Packed) -> dict[str, np.ndarray]:
     """Return the tensors in a payload, or raise `RemoteProtocolError`."""
     return unpack_arrays(data, "fragment")[1]
 

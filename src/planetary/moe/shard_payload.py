@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.tensors import Tensors
 from planetary.moe.composer_machine import Held, Key
 from planetary.moe.payloads import payload_fields
@@ -32,7 +32,7 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fragments: tuple[_Fragment, ...]
 
 
-def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held]) -> bytes:
+def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held]) -> memoryview:
     """Return a shard's state after `step` steps as a payload of kind `shard`."""
     fragments = tuple(_Fragment(*key, one.base, one.since) for key, one in held.items())
     arrays: dict[str, np.ndarray] = {"slots": state.slots}
@@ -44,7 +44,7 @@ def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held]) -> bytes
     return pack_arrays("shard", _Fields(state.number, step, fragments), arrays)
 
 
-def shard_from(data: bytes, plan: MixturePlan) -> tuple[ComposerState, int, dict[Key, Held]]:
+def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dict[Key, Held]]:
     """Return the state in a payload, the steps it has taken, and its fragments' versions.
 
     Raises:
@@ -75,11 +75,11 @@ def shard_from(data: bytes, plan: MixturePlan) -> tuple[ComposerState, int, dict
     return state, fields.step, held
 
 
-def model_bytes(round_: int, tensors: Tensors) -> bytes:
+def model_bytes(round_: int, tensors: Tensors) -> memoryview:
     """Return an assembled model as a payload of kind `model`."""
     return pack_arrays("model", round_, tensors)
 
 
-def model_from(data: bytes) -> dict[str, np.ndarray]:
+def model_from(data: Packed) -> dict[str, np.ndarray]:
     """Return the tensors in a payload, or raise `RemoteProtocolError`."""
     return unpack_arrays(data, "model")[1]

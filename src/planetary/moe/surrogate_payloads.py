@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError
 from planetary.moe.composer import LayerFit
 from planetary.moe.delta import Delta, expand
@@ -41,13 +41,13 @@ def messages_of(fits: Sequence[LayerFit], shard: int, step: int) -> list[Surroga
     ]
 
 
-def surrogates_bytes(messages: Sequence[SurrogateMessage]) -> bytes:
+def surrogates_bytes(messages: Sequence[SurrogateMessage]) -> memoryview:
     """Return surrogates, usually all of one owner, as a payload of kind `surrogate`."""
     arrays = {f"{i}.{name}": array for i, m in enumerate(messages) for name, array in (("a", m.a), ("b", m.b))}
     return pack_arrays("surrogates", _fields_of(messages), arrays)
 
 
-def surrogates_from(data: bytes) -> list[SurrogateMessage]:
+def surrogates_from(data: Packed) -> list[SurrogateMessage]:
     """Return the surrogates in a payload, or raise `RemoteProtocolError`."""
     raw, arrays = unpack_arrays(data, "surrogates")
     fields = payload_fields(raw, _MANY, "surrogates")
@@ -60,7 +60,7 @@ def surrogates_from(data: bytes) -> list[SurrogateMessage]:
         raise RemoteProtocolError(f"surrogates lack their array {error}") from None
 
 
-def change_bytes(messages: Sequence[SurrogateMessage], fits: Sequence[LayerFit]) -> bytes:
+def change_bytes(messages: Sequence[SurrogateMessage], fits: Sequence[LayerFit]) -> memoryview:
     """Return what `fits` change of the surrogates before, as a payload of kind `refresh`; `messages`: the result."""
     changes = [pair for fit in fits for pair in fit.changes]
     arrays = {
@@ -72,7 +72,7 @@ def change_bytes(messages: Sequence[SurrogateMessage], fits: Sequence[LayerFit])
     return pack_arrays("refresh", _fields_of(messages), arrays)
 
 
-def changed_surrogates(data: bytes, held: Surrogates) -> list[SurrogateMessage]:
+def changed_surrogates(data: Packed, held: Surrogates) -> list[SurrogateMessage]:
     """Return the surrogates that a payload of kind `refresh` makes of those in a bank.
 
     Their checksums are checked where they are used; they fail where the bank has not what was changed.

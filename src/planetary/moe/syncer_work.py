@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.moe import averaging
@@ -71,18 +72,18 @@ def routing_of(store: PayloadStore, views: tuple[str, ...], plan: MixturePlan) -
     return routing_agreement([routing_from(store.get(name), plan) for name in views], plan.model.n_active)
 
 
-def expert_work(store: PayloadStore, wanted: WorkOf) -> bytes:
+def expert_work(store: PayloadStore, wanted: WorkOf) -> memoryview:
     """Return what an expert worker needs for a lease. Raises `PlanetaryError` where a part of it is gone."""
     return work_bytes(store.get(wanted.experts), [store.get(name) for name in wanted.lease.work.payloads])
 
 
-def expert_weights(store: PayloadStore, experts: str) -> bytes:
+def expert_weights(store: PayloadStore, experts: str) -> memoryview:
     """Return the experts in a payload as composers get them. Raises `PlanetaryError`."""
     return weights_bytes(experts_from(store.get(experts)))
 
 
 def judge_experts(
-    store: PayloadStore, wanted: JudgeExperts, results: Sequence[bytes], plan: MixturePlan
+    store: PayloadStore, wanted: JudgeExperts, results: Sequence[Packed], plan: MixturePlan
 ) -> ExpertsJudged:
     """Put what counts of an expert worker's result into the store. What fails is said in the answer.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 from moe_support import BASE, TINY
 from msgspec.structs import replace
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import Tensors
@@ -21,6 +22,7 @@ from planetary.data.token_file import TokenFile
 from planetary.fabric import events as e
 from planetary.fabric.records import Record, RunStarted
 from planetary.fabric.round_end import unreported
+from planetary.fabric.sending_order import Order, order_of
 from planetary.fabric.status import RoundMetrics
 from planetary.moe.composer_data import tokens_payload
 from planetary.moe.composer_driver import ComposerDriver
@@ -102,13 +104,40 @@ def make_plan(
     return MixturePlan(model, training, owners, order, held_out, steps, per_round, pace, 2, delivery, 1)
 
 
+class Line:
+    """One direction of a connection: what has a payload takes its time, and others wait for it as they do in truth."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._queues: dict[Order, deque[tuple[m.Message, Packed | None]]] = {order: deque() for order in Order}
+        self.share = 1.0  # of turns in which a payload comes through
+
+    def put(self, message: m.Message, payload: Packed | None) -> None:
+        self._queues[order_of(message)].append((message, payload))
+
+    def waiting(self, kind: type[m.Message]) -> int:
+        return sum(isinstance(message, kind) for queue in self._queues.values() for message, _ in queue)
+
+    def clear(self) -> None:
+        for queue in self._queues.values():
+            queue.clear()
+
+    def arrived(self) -> Iterator[tuple[m.Message, Packed | None]]:
+        """What comes out in this turn."""
+        for queue in self._queues.values():
+            while queue:
+                if queue[0][1] is not None and self.share < 1 and self._rng.random() >= self.share:
+                    break
+                yield queue.popleft()
+
+
 class Worker:
     """A worker process: its driver lives as long as it does; its connection may be shorter."""
 
-    def __init__(self, name: str, driver: ComposerDriver) -> None:
+    def __init__(self, name: str, driver: ComposerDriver, rng: random.Random) -> None:
         self.name, self.driver = name, driver
         self.session = 0
-        self.outbox: deque[tuple[m.Message, bytes | None]] = deque()
+        self.up, self.down = Line(rng), Line(rng)
         self.alive = True
 
 
@@ -157,7 +186,7 @@ class MixtureCluster:
         self.sent: list[m.Message] = []  # to the gateway
         self.told: list[m.Message] = []  # by it
         self.queue = WorkQueue(":memory:")
-        self.results: dict[int, bytes] = {}
+        self.results: dict[int, Packed] = {}
         self.metrics: list[Any] = []
         self.finished: e.Finish | None = None
         self.store_away = False
@@ -177,8 +206,8 @@ class MixtureCluster:
     def start(self, name: str) -> Worker:
         """Start a worker process and connect it."""
         driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, clock=lambda: self.now)
-        worker = self.workers[name] = Worker(name, driver)
-        driver._send = lambda message, payload: worker.outbox.append((message, payload))
+        worker = self.workers[name] = Worker(name, driver, self.rng)
+        driver.post.send = worker.up.put
         self.connect(worker)
         return worker
 
@@ -207,7 +236,8 @@ class MixtureCluster:
     def cut(self, worker: Worker, *, told: bool = True) -> None:
         """End a worker's connection; what is on its way is lost."""
         session, worker.session = worker.session, 0
-        worker.outbox.clear()
+        worker.up.clear()
+        worker.down.clear()
         if told:
             worker.driver.disconnected()
         self.events.append(e.Closed(session, "cut"))
@@ -235,7 +265,7 @@ class MixtureCluster:
             if reached():
                 return
             self.turn()
-        raise AssertionError(f"not reached in {limit} turns; stall: {self.controller.stall}")
+        raise AssertionError(f"not reached in {limit} turns; stall: {self.controller.stalls.why}")
 
     def finish(self) -> e.Finish:
         self.until(lambda: self.finished is not None)
@@ -246,19 +276,23 @@ class MixtureCluster:
         """One turn: the gateway handles what has arrived, then some of the workers act once."""
         self.now += STEP_S / max(1, len(self.workers))
         self._gateway()
+        for worker in self.workers.values():
+            self._deliver(worker)
         names = sorted(self.workers)
         self.rng.shuffle(names)
         for name in names:
             worker = self.workers[name]
             if self.plan.pace == "lockstep" or self.rng.random() < 0.8:
                 worker.driver.turn()
-            while worker.outbox and worker.session:
-                self._arrive(worker.session, *worker.outbox.popleft())
+            for message, payload in worker.up.arrived() if worker.session else ():
+                self._arrive(worker.session, message, payload)
+                if payload is not None:
+                    worker.driver.sent(message)
         self._gateway()
 
     # --- the gateway's shell ----------------------------------------------------------------------------------
 
-    def _arrive(self, session: int, message: m.Message, payload: bytes | None) -> None:
+    def _arrive(self, session: int, message: m.Message, payload: Packed | None) -> None:
         self.sent.append(message)
         if type(message) in KINDS:
             assert payload is not None
@@ -336,7 +370,7 @@ class MixtureCluster:
             case m.Welcome() | m.Shutdown():
                 pass
             case message:
-                named, data = instruction.payload, b""
+                named, data = instruction.payload, None
                 try:
                     if isinstance(named, StoredPayload):
                         data = self.store.get(named.name)
@@ -349,4 +383,12 @@ class MixtureCluster:
                 except PlanetaryError as error:
                     self.events.append(e.SendFailed(worker.session, str(error)))
                     return
-                worker.driver.receive(message, data)
+                worker.down.put(message, data)
+                if worker.down.share == 1:
+                    self._deliver(worker)
+
+    def _deliver(self, worker: Worker) -> None:
+        for message, payload in worker.down.arrived() if worker.session else ():
+            worker.driver.receive(message, b"" if payload is None else payload)
+            if payload is not None:
+                self.events.append(e.PayloadSent(worker.session))

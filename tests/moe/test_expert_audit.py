@@ -152,14 +152,14 @@ def begin(folder: Path, names: str, steps: int = 24, **checks: float) -> Mixture
 
 
 def spoil(one: Worker, change: Callable[[Improved], Improved]) -> None:
-    send = one.driver._send
+    send = one.driver.post.send
 
     def spoiled(message: m.Message, payload: bytes | None) -> None:
         if isinstance(message, m.ExpertsImproved) and payload is not None:
             payload = improved_bytes(change(improved_from(payload, HeldExperts({}, {}))))
         send(message, payload)
 
-    one.driver._send = spoiled
+    one.driver.post.send = spoiled
 
 
 def boasting(improved: Improved) -> Improved:

@@ -16,6 +16,7 @@ from planetary.artifacts.store import digest_of
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.records import TaskAborted
 from planetary.moe import plan as plan_module
+from planetary.moe.acceptance import Policy
 from planetary.moe.averaging import MergeRule
 from planetary.moe.payloads import fragment_from
 from planetary.moe.records import FragmentAdvanced, ShardGranted, SpeakerChanged, SurrogatesRefreshed, SyncNote
@@ -29,6 +30,8 @@ TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
 CHANGES = {"delta_rank": 1}  # of surrogates of 8 by 3
 
 
+SLOW = {"slow": 0.2}  # the share of turns in which a payload of one composer comes through
+OFFLOADED = {"sketches": "all", "acceptance": Policy(norm_ratio=10, redundant=0.3, audited=0.3)}
 OUTER = {"merge": MergeRule(rate=0.9, momentum=0.4)}
 
 
@@ -435,10 +438,21 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
     [
         (0, {}),
         (16, TWICE | CHANGES),
+        (5, CHANGES | SLOW),
+        (3, OFFLOADED | SLOW),
         *(
             pytest.param(n, options, marks=pytest.mark.soak)
             for n in range(1, 40)
-            for options in ({}, CHANGES, TWICE, TWICE | CHANGES)
+            for options in (
+                {},
+                CHANGES,
+                TWICE,
+                TWICE | CHANGES,
+                SLOW,
+                TWICE | CHANGES | SLOW,
+                OFFLOADED,
+                OFFLOADED | SLOW,
+            )
         ),
     ],
 )
@@ -446,9 +460,16 @@ def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same
     tmp_path: Path, seed: int, options: dict
 ) -> None:
     grace_s = 1.0 if "replicas" in options else 4.0  # so short that others speak for who is lost
+    options = dict(options)
+    share = options.pop("slow", 1.0)
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, **options), seed=seed, grace_s=grace_s)
+
+    def start(name: str) -> None:
+        worker = cluster.start(name)
+        worker.up.share = worker.down.share = share if name == "a" else 1.0
+
     for name in ("a", "b", "c"):
-        cluster.start(name)
+        start(name)
     rng = cluster.rng
     lost = 0
     while cluster.finished is None:
@@ -463,10 +484,10 @@ def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same
             cluster.cut(worker) if what == "cut" else cluster.kill(worker)
             for _ in range(rng.randrange(6)):
                 cluster.turn()
-            cluster.connect(worker) if what == "cut" else cluster.start(name)
+            cluster.connect(worker) if what == "cut" else start(name)
         assert cluster.now < 2000
     assert cluster.finished.ok
-    check_streams(cluster)
+    check_streams(cluster, all_moved=share == 1)  # the others may have taken all steps before a slow one had begun
     assert all(np.isfinite(line.loss) for line in cluster.metrics)
     assert sorted(line.round for line in cluster.metrics) == list(range(1, cluster.policy.rounds + 1))
     assert next(line for line in cluster.metrics if line.round == cluster.policy.rounds).eval_loss is not None

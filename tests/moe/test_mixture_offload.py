@@ -134,7 +134,7 @@ def test_a_worker_cannot_say_when_its_surrogates_were_fitted(tmp_path: Path, val
     plan = make_plan(tmp_path, steps=24, fitted_by="expert-workers", **options)
     cluster = MixtureCluster(tmp_path, plan, seed=11)
     _, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
-    send = w.driver._send
+    send = w.driver.post.send
 
     def lying(message: m.Message, payload: bytes | None) -> None:
         if isinstance(message, m.ExpertsImproved) and payload is not None:
@@ -144,7 +144,7 @@ def test_a_worker_cannot_say_when_its_surrogates_were_fitted(tmp_path: Path, val
             payload = improved_bytes(improved)
         send(message, payload)
 
-    w.driver._send = lying
+    w.driver.post.send = lying
     assert cluster.finish().ok
     for held in cluster.controller.state.experts.values():
         found = experts_from(cluster.store.get(held.payload)).surrogates["progress"]
@@ -162,7 +162,7 @@ def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_
     )
     cluster = MixtureCluster(tmp_path, plan, seed=17)
     a, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
-    send, factors = w.driver._send, itertools.cycle([10.0, np.nan])
+    send, factors = w.driver.post.send, itertools.cycle([10.0, np.nan])
 
     def worse(message: m.Message, payload: bytes | None) -> None:
         if isinstance(message, m.ExpertsImproved) and payload is not None:
@@ -172,7 +172,7 @@ def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_
             payload = improved_bytes(improved)
         send(message, payload)
 
-    w.driver._send = worse
+    w.driver.post.send = worse
     cluster.until(lambda: a.driver.machine.done >= 20)
     first = cluster.prepared.initial().composers
     for (shard, layer), held in cluster.controller.state.experts.items():
@@ -239,7 +239,7 @@ def test_an_expert_worker_that_returns_nan_or_huge_updates_changes_nothing_and_i
     for name in ("a", "b", "w"):
         cluster.start(name)
     for worker in cluster.workers.values():
-        send = worker.driver._send
+        send = worker.driver.post.send
 
         def spoil(message: m.Message, payload: bytes | None, send: Callable[..., None] = send) -> None:
             if isinstance(message, m.ExpertsImproved) and payload is not None:
@@ -248,7 +248,7 @@ def test_an_expert_worker_that_returns_nan_or_huge_updates_changes_nothing_and_i
                 payload = improved_bytes(improved)
             send(message, payload)
 
-        worker.driver._send = spoil
+        worker.driver.post.send = spoil
     assert cluster.finish().ok
     updates = of_kind(cluster, ExpertsAdvanced)
     assert len(updates) > 3
@@ -261,14 +261,14 @@ def test_a_corrupt_sketch_is_refused_with_its_digests_and_harms_nobody(tmp_path:
     plan = make_plan(tmp_path, steps=24, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
     cluster = MixtureCluster(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
-    send = a.driver._send
+    send = a.driver.post.send
 
     def damage(message: m.Message, payload: bytes | None) -> None:
         if isinstance(message, m.OfferSketches) and payload is not None:
             payload = bytes(payload[:-3]) + bytes([payload[-3] ^ 1]) + bytes(payload[-2:])
         send(message, payload)
 
-    a.driver._send = damage
+    a.driver.post.send = damage
     assert cluster.finish().ok
     refused = [note.why for note in of_kind(cluster, SyncNote) if note.what == "unusable"]
     assert refused

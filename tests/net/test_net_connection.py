@@ -34,7 +34,8 @@ def test_messages_and_tensors_in_both_directions(tls: bool, tmp_path: Path) -> N
                 "none": np.zeros((0, 2), "<f4"),
                 "scalar": np.array(3, "<i8"),
             }
-            assert await client.send(Parameters(version=4), tensors) == 2
+            before = client.bytes_sent
+            assert await client.send(Parameters(version=4), tensors) == client.bytes_sent - before > 12 * 4 + 8
             received = await server.receive(5)
             assert received.message == Parameters(version=4, id=2)
             for name, array in tensors.items():

@@ -11,7 +11,7 @@ import numpy as np
 
 from planetary.core.errors import PlanetaryError, TrustError, UserError
 from planetary.fabric.events import Closed, Event, Opened
-from planetary.fabric.outbox import Outbox
+from planetary.fabric.outbox import Outbox, Sent
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
@@ -37,15 +37,18 @@ class Dialler:
         hello: Hello,
         post: Callable[[Event], None],
         received: Callable[[int, Received], None],
+        *,
         allocate: Allocate = allocate_any,
+        sent: Sent | None = None,
     ) -> None:
-        """`received` gets the session and each message."""
+        """`received` gets the session and each message; `sent` as in `Outbox`."""
         self._address = address
         self._trust = Trust(address.token) if address.token else Trust.plain_loopback()
         self._hello = msgspec.structs.replace(hello, token=address.token)
         self._post = post
         self._received = received
         self._allocate = allocate
+        self._sent = sent
         self._task: asyncio.Task[None] | None = None
         self._outbox: Outbox | None = None
 
@@ -84,7 +87,7 @@ class Dialler:
             if isinstance(answer, Refused):
                 self._post(Closed(session, answer.reason, refused=not answer.retry))
                 return
-            self._outbox = Outbox(connection)
+            self._outbox = Outbox(connection, self._sent)
             self._post(Opened(session))
             while True:
                 self._received(session, await connection.receive())

@@ -93,6 +93,12 @@ class SendFailed(Event, frozen=True):
     reason: str
 
 
+class PayloadSent(Event, frozen=True):
+    """A message with tensors has left this machine."""
+
+    session: int
+
+
 class OuterStepDone(Event, frozen=True):
     """The parameters of version `round` exist."""
 

@@ -1,4 +1,4 @@
-"""Sends messages on one connection strictly in the order in which they were queued."""
+"""Sends messages on one connection, in the order in which they were queued but for those that need not wait."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from planetary.core.errors import ClosedError, LocalProtocolError, PlanetaryError
+from planetary.fabric.sending_order import Order, order_of
 from planetary.net.connection import Connection
 from planetary.wire.messages import Message
 
@@ -17,17 +18,22 @@ log = logging.getLogger(__name__)
 TensorSource = Callable[[], Mapping[str, np.ndarray]]
 """Gives the tensors when their turn has come, so that a queue of messages holds no memory."""
 
+Sent = Callable[[Message, int, bool], None]
+"""Is told of a message, the bytes of its frames, and whether it had tensors."""
+
+_Queue = asyncio.Queue[tuple[Message, TensorSource | None]]
+
 
 class Outbox:
-    """The queue in front of a connection. A failed connection is noticed by whoever receives on it."""
+    """The queues in front of a connection. A failed connection is noticed by whoever receives on it."""
 
     def __init__(
         self,
         connection: Connection,
-        sent: Callable[[Message, int], None] | None = None,
+        sent: Sent | None = None,
         unreadable: Callable[[str], None] | None = None,
     ) -> None:
-        """Start sending; `sent` is told of each message and its bytes.
+        """Start sending; `sent` is told of each message that had to wait for its turn.
 
         When the tensors of a message cannot be read `unreadable` is told why, and the connection is dropped: whoever
         waits for the message would wait for ever.
@@ -35,41 +41,57 @@ class Outbox:
         self.connection = connection
         self._sent = sent
         self._unreadable = unreadable
-        self._queue: asyncio.Queue[tuple[Message, TensorSource | None]] = asyncio.Queue()
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._queues: dict[Order, _Queue] = {Order.IN_TURN: asyncio.Queue(), Order.BESIDE: asyncio.Queue()}
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run(queue)) for queue in self._queues.values()]
 
     def put(self, message: Message, tensors: TensorSource | None = None) -> None:
-        """Queue a message."""
-        self._queue.put_nowait((message, tensors))
+        """Queue a message; one that goes ahead of the others has no tensors."""
+        order = order_of(message)
+        if order is not Order.AHEAD:
+            self._queues[order].put_nowait((message, tensors))
+            return
+        try:
+            self.connection.post(message)
+        except LocalProtocolError:
+            self._give_up()
+        except PlanetaryError:
+            return  # the connection is over
 
     async def drain(self) -> None:
         """Wait until everything queued was sent, or can not be."""
-        waiting = asyncio.get_running_loop().create_task(self._queue.join())
-        await asyncio.wait((waiting, self._task), return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        loop = asyncio.get_running_loop()
+        all_sent = asyncio.gather(*(queue.join() for queue in self._queues.values()))
+        over = [loop.create_task(asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED))]
+        await asyncio.wait((all_sent, *over), return_when=asyncio.FIRST_COMPLETED)
+        for waiting in (all_sent, *over):
+            waiting.cancel()
 
     def abandon(self) -> None:
         """Stop sending."""
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
 
-    async def _run(self) -> None:
+    async def _run(self, queue: _Queue) -> None:
         while True:
-            message, source = await self._queue.get()
+            message, source = await queue.get()
             try:
                 tensors = await self._read(source) if source is not None else None
-                before = self.connection.bytes_sent
-                await self.connection.send(message, tensors)
+                nbytes = await self.connection.send(message, tensors)
                 if self._sent is not None:
-                    self._sent(message, self.connection.bytes_sent - before)
+                    self._sent(message, nbytes, tensors is not None)
             except LocalProtocolError:
-                # Whoever queued this waits for an answer that would never come: make it a loud failure.
-                log.exception("a message to %s could not be sent", self.connection.peer)
-                self.connection.abort()
+                self._give_up()
                 return
             except PlanetaryError:
                 return
             finally:
-                self._queue.task_done()
+                queue.task_done()
+
+    def _give_up(self) -> None:
+        # Whoever queued the message waits for an answer that would never come: make it a loud failure.
+        log.exception("a message to %s could not be sent", self.connection.peer)
+        self.connection.abort()
 
     async def _read(self, source: TensorSource) -> Mapping[str, np.ndarray]:
         try:

@@ -185,9 +185,16 @@ class RunHost(ABC):
         session = self._sessions
         is_worker = hello.role == "worker"
         shell = self._shell
+
+        def sent(message: m.Message, nbytes: int, has_tensors: bool) -> None:
+            if is_worker:
+                self.traffic.add_down(message, nbytes)
+            if has_tensors and shell is not None:
+                shell.post(e.PayloadSent(session))
+
         outbox = Outbox(
             connection,
-            self.traffic.add_down if is_worker else None,
+            sent,
             lambda reason: shell.post(e.SendFailed(session, reason)) if shell is not None else None,
         )
         self._outboxes[session] = outbox

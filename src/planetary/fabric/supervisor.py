@@ -68,7 +68,7 @@ class SupervisorShell:
             node=options.node,
             pid=os.getpid(),
         )
-        self._dialler = Dialler(options.address, hello, self._shell.post, self._received, refuse_tensors)
+        self._dialler = Dialler(options.address, hello, self._shell.post, self._received, allocate=refuse_tensors)
 
     async def run(self) -> e.Exit:
         """Supervise until the worker ends for good, the gateway says so, or a stop signal comes."""

@@ -75,6 +75,10 @@ class Role(Protocol):
         """Take a message, with its payload where it has one."""
         ...
 
+    def sent(self, message: m.Message) -> None:
+        """A message with a payload has left this machine."""
+        ...
+
     def close(self) -> None:
         """End; may wait for the step under way."""
         ...
@@ -120,7 +124,9 @@ class WorkerShell:
             target_features=target_features(options.backend, options.target),
             iree_version=runtime_version(options.backend),
         )
-        self._dialler = Dialler(options.address, hello, self._shell.post, self._received, self._allocate)
+        self._dialler = Dialler(
+            options.address, hello, self._shell.post, self._received, allocate=self._allocate, sent=self._sent
+        )
 
     async def run(self) -> e.Exit:
         """Work until the gateway says that the run is over, a stop signal comes, or nothing can be done."""
@@ -232,6 +238,10 @@ class WorkerShell:
             case m.BlobData():
                 defect = self._keep_blob(message.digest, tensors)
         self._shell.post(e.Received(session, message, defect))
+
+    def _sent(self, message: m.Message, _nbytes: int, has_tensors: bool) -> None:
+        if self._role is not None and has_tensors and isinstance(message, MixtureMessage):
+            self._role.sent(message)
 
     def _require_job(self) -> m.Job:
         if self._job is None:

@@ -11,18 +11,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed
-from planetary.artifacts.store import digest_of
-from planetary.core.errors import NumericsError, PlanetaryError, RemoteProtocolError
+from planetary.core.errors import NumericsError, RemoteProtocolError
 from planetary.core.tensors import Tensors
 from planetary.moe import composer_machine as c
 from planetary.moe.composer import ComposerSteps, LayerFit, mean_loss, owned_by
 from planetary.moe.composer_data import HELD_OUT, ComposerData
 from planetary.moe.composer_machine import ComposerMachine, Key
+from planetary.moe.composer_post import ComposerPost, Send
 from planetary.moe.composer_surrogates import ComposerSurrogates
 from planetary.moe.composer_view import composer_view, view_bytes
 from planetary.moe.expert_payloads import changed_from, improved_bytes, weights_from, work_from
@@ -31,14 +32,12 @@ from planetary.moe.part import Part
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
 from planetary.moe.plan import MixturePlan
 from planetary.moe.replicas import only_shards
+from planetary.moe.round_losses import RoundLosses
 from planetary.moe.shard_payload import model_from, shard_bytes, shard_from
 from planetary.moe.signature import Runner, parameter_specs
 from planetary.moe.states import ComposerState, Surrogates
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
-
-Send = Callable[[m.Message, Packed | None], None]
-"""Queue a message, with a payload where it has one. Called from the thread that calls `turn`."""
 
 REPORT_EVERY_S = 0.2
 
@@ -49,7 +48,9 @@ class _Fitted(msgspec.Struct, frozen=True):
     bases: dict[int, str]  # by shard: the payload that changes are changes of
 
 
-_News = tuple[m.Message, Packed] | _Fitted | PlanetaryError | None  # None: the connection was lost
+_News = tuple[m.Message, Packed] | _Fitted | c.Upload | Exception | None  # None: the connection was lost
+
+_UPLOADS: Mapping[type[m.Message], c.Upload] = {m.KeepShard: "state", m.PublishSurrogates: "surrogates"}
 
 
 class ComposerDriver:
@@ -59,7 +60,8 @@ class ComposerDriver:
         plan: of the mixture.
         run: the mixture's program.
         send: to the gateway.
-        background: for what need not be done before the next step; None: do it at once.
+        fitting: for fitting surrogates, which need not end before the next step; None: do it at once.
+        packing: for packing and sending, one message after the other; None: do it at once.
         clock: monotonic seconds.
     """
 
@@ -68,10 +70,13 @@ class ComposerDriver:
         plan: MixturePlan,
         run: Runner,
         send: Send,
-        background: Executor | None = None,
+        *,
+        fitting: Executor | None = None,
+        packing: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.plan, self._send, self._background, self._clock = plan, send, background, clock
+        self.plan, self._fitting_thread, self._clock = plan, fitting, clock
+        self.post = ComposerPost(send, packing, self._leave)
         composer = Part(run, "composer")
         self._whole = Part(run, "whole")
         self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, Part(run, "expert"))
@@ -86,10 +91,7 @@ class ComposerDriver:
         self._arrived: dict[Key, Packed] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
         self._fitting = False
-        self._losses: list[float] = []  # of the round; after its end they stay until the next step
-        self._round_sent = False
-        self._compute_s = 0.0
-        self._saved_round = 0
+        self._losses = RoundLosses()
         self._reported_at = -math.inf
 
     @property
@@ -103,14 +105,20 @@ class ComposerDriver:
         """Leave a message for the next boundary."""
         self._leave((message, payload))
 
+    def sent(self, message: m.Message) -> None:
+        """Say that a message with a payload has left this machine."""
+        if type(message) in _UPLOADS:
+            self._leave(_UPLOADS[type(message)])
+
     def disconnected(self) -> None:
         """Say that the connection to the gateway was lost."""
         self._leave(None)
 
     def claims(self) -> m.MixtureReady:
-        """Return what to tell a gateway: which shard's state is here."""
+        """Return what to tell a gateway: which shard is here, if with all that it takes to go on."""
         machine = self.machine
-        return m.MixtureReady(artifact="", shard=machine.shard, epoch=machine.epoch, step=machine.done)
+        shard = machine.shard if machine.composes else -1  # of the rest nobody knows what was on its way
+        return m.MixtureReady(artifact="", shard=shard, epoch=machine.epoch, step=machine.done)
 
     def _leave(self, news: _News) -> None:
         self._inbox.append(news)
@@ -151,7 +159,7 @@ class ComposerDriver:
         return stepped
 
     def _take(self, news: _News) -> None:
-        if isinstance(news, PlanetaryError):
+        if isinstance(news, Exception):
             raise news
         if news is None:
             self.machine.disconnected()
@@ -160,6 +168,9 @@ class ComposerDriver:
             return
         if isinstance(news, _Fitted):
             self._fitted(news)
+            return
+        if isinstance(news, str):
+            self.machine.sent(news)
             return
         message, payload = news
         match message:
@@ -201,7 +212,7 @@ class ComposerDriver:
         self._data.forget()
         self._published.clear()
         self._arrived.clear()
-        self._losses, self._compute_s, self._round_sent = [], 0.0, False
+        self._losses.clear()
 
     def _install(self, message: m.SurrogatesReady, payload: Packed) -> None:
         assert self._surrogates is not None
@@ -236,10 +247,7 @@ class ComposerDriver:
         self.state = self.steps.remember(state, found)
         self.machine.stepped()
         seconds = self._clock() - began
-        if self._round_sent:
-            self._losses, self._compute_s, self._round_sent = [], 0.0, False
-        self._losses.append(loss)
-        self._compute_s += seconds
+        self._losses.stepped(loss, seconds)
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
         if due and self.machine.connected:  # before it is granted the shard again, its words are under an old epoch
             self._reported_at = began
@@ -253,9 +261,8 @@ class ComposerDriver:
         for layer in wanted:
             self.machine.offered(layer)
             version = self.machine.expert_versions[layer]
-            payload = sketch_bytes(sketches[layer])
             known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
-            self._tell(m.OfferSketches, "sketch", payload, **known)
+            self._tell(m.OfferSketches, "sketch", partial(sketch_bytes, sketches[layer]), **known)
 
     def _use_experts(self, message: m.UseExperts, payload: Packed) -> None:
         if self.state is None or message.shard != self.machine.shard:
@@ -279,7 +286,7 @@ class ComposerDriver:
         before, sketches = work_from(payload)
         slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
         improved = self.steps.improved(before, sketches, step=message.progress, slots=slots, fits=message.fits)
-        self._tell(m.ExpertsImproved, "improved", improved_bytes(improved), task=message.task)
+        self._tell(m.ExpertsImproved, "improved", partial(improved_bytes, improved), task=message.task)
 
     def _adopt(self, action: c.Adopt) -> None:
         assert self.state is not None
@@ -300,7 +307,7 @@ class ComposerDriver:
         self._tell(
             m.PublishFragment,
             "fragment",
-            fragment_bytes(one.tensors),
+            partial(fragment_bytes, one.tensors),
             tier=tier.value,
             fragment=fragment,
             base=action.base,
@@ -326,14 +333,14 @@ class ComposerDriver:
         def fit_and_leave() -> None:
             try:
                 self._leave(fit())
-            except PlanetaryError as error:
+            except Exception as error:  # noqa: BLE001 - the compute thread raises it
                 self._leave(error)
 
-        if self._background is None:
+        if self._fitting_thread is None:
             self._fitted(fit())
         elif not self._fitting:  # one at a time: the next refresh comes
             self._fitting = True
-            self._background.submit(fit_and_leave)
+            self._fitting_thread.submit(fit_and_leave)
 
     def _fitted(self, found: _Fitted) -> None:
         self._fitting = False
@@ -350,16 +357,13 @@ class ComposerDriver:
             self.machine.surrogates(shard, version)
             if connected:
                 said = {"payload": new.payload, "change": new.change, "base": new.base, "error": new.error}
-                self._tell(m.PublishSurrogates, "", new.data, of=shard, step=version, **said)
+                self._tell(m.PublishSurrogates, "", lambda new=new: new.data, of=shard, step=version, **said)
 
     def _keep(self) -> None:
         assert self.state is not None
-        round_ = self.machine.progress // self.plan.steps_per_round
-        payload = shard_bytes(self.state, self.machine.done, self.machine.held)
-        loss = float(np.mean(self._losses)) if self._losses else None
-        self._tell(m.KeepShard, "shard", payload, loss=loss, compute_s=self._compute_s)
-        if round_ > self._saved_round:
-            self._saved_round, self._round_sent = round_, True  # it may have to be sent again
+        pack = partial(shard_bytes, self.state, self.machine.done, dict(self.machine.held))
+        self._tell(m.KeepShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
+        self._losses.saved(self.machine.progress // self.plan.steps_per_round)
 
     def _view(self) -> None:
         if self.state is None or self.bank is None:
@@ -370,7 +374,7 @@ class ComposerDriver:
         view = composer_view(self.steps, self.state, self.bank, used)
         if math.isfinite(view.mixed) and math.isfinite(view.surrogates):
             losses = {"mixed_loss": view.mixed, "surrogate_loss": view.surrogates}
-            self._tell(m.ViewModel, "view", view_bytes(view), **losses)
+            self._tell(m.ViewModel, "view", partial(view_bytes, view), **losses)
 
     def _evaluate(self, message: m.EvaluateMixture, payload: Packed) -> None:
         model, plan = model_from(payload), self.plan
@@ -380,12 +384,16 @@ class ComposerDriver:
         loss = mean_loss(self._whole, arguments, held_out)
         if not math.isfinite(loss):
             raise NumericsError(f"the held-out loss of the model after round {message.version} is {loss}")
-        self._send(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)), None)
+        self.post.put(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)))
 
-    def _tell(self, kind: type[m.Message], what: str = "", data: Packed | None = None, **fields: object) -> None:
+    def _tell(
+        self, type_: type[m.Message], kind: str = "", pack: Callable[[], Packed] | None = None, **fields: object
+    ) -> None:
+        """Send a message about this composer as it is now."""
         machine = self.machine
         known = {"shard": machine.shard, "epoch": machine.epoch, "step": machine.done, "progress": machine.progress}
-        fields = {name: known[name] for name in known if name in kind.__struct_fields__} | fields
-        if data is not None:
-            fields.setdefault("payload", f"{what}/{digest_of(data)}")
-        self._send(kind(**fields), data)  # type: ignore[arg-type]
+        known |= {"payload": ""}
+        fields = {name: known[name] for name in known if name in type_.__struct_fields__} | fields
+        if type_ in _UPLOADS:
+            machine.sends(_UPLOADS[type_])
+        self.post.put(type_(**fields), kind, pack)  # type: ignore[arg-type]

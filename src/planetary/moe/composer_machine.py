@@ -6,7 +6,9 @@ the answer is never to wait. Under "lockstep" a merge that is due is waited for,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -75,6 +77,9 @@ class Step(msgspec.Struct, frozen=True):
     """Take a step; then tell `stepped`."""
 
 
+Upload = Literal["state", "surrogates"]
+"""What is large and superseded by the next: one at a time is on its way, and the next is made when it has left."""
+
 Action = Publish | Adopt | Fit | Keep | View | AskForTokens | Step
 
 
@@ -103,6 +108,7 @@ class ComposerMachine:
         self._fit_at = self._kept_at = 0
         self._looked_at = -1  # the step whose publications, fit and saving have been decided
         self._keep_soon = self._fit_soon = False
+        self._uploads: Counter[Upload] = Counter()  # that have not left this machine
         self._tokens_until = plan.most_steps if plan.delivery == "path" else 0  # the first step without tokens
         self._asked_for_tokens = False
 
@@ -174,6 +180,7 @@ class ComposerMachine:
 
     def disconnected(self) -> None:
         """The connection was lost; what was under way on it may never have arrived."""
+        self._uploads.clear()
         self.connected = self._asked_for_tokens = False
         self._offered = [0] * len(self._offered)
         for held in self.held.values():
@@ -209,6 +216,14 @@ class ComposerMachine:
         """A step was taken. Until the gateway says otherwise, the others are taken to be as fast as this one."""
         self.done += 1
         self._steps, self._just_told = [steps + 1 for steps in self._steps], False
+
+    def sends(self, what: Upload) -> None:
+        """An upload begins."""
+        self._uploads[what] += 1
+
+    def sent(self, what: Upload) -> None:
+        """An upload has left this machine."""
+        self._uploads[what] = max(0, self._uploads[what] - 1)
 
     def may_offer(self, layer: int) -> bool:
         """Whether to make a sketch of a layer in the step under way: not while too many were not used yet."""
@@ -259,13 +274,17 @@ class ComposerMachine:
         if self._fit_soon and not self.waits_for_copies:
             self._fit_soon = False
             found.append(Fit())
-        if self._keep_soon and not self.waits_for() and self.connected and self.composes:
+        may_keep = self.connected and self.composes and not self._is_sending("state")
+        if self._keep_soon and may_keep and not self.waits_for():
             self._keep_soon = False
             found.append(Keep())
         found += self._ask_for_tokens()
         if self.composes and not self.seems_done and self.done < self._tokens_until and not self.waits_for():
             found.append(Step())
         return found
+
+    def _is_sending(self, what: Upload) -> bool:
+        return self.plan.pace == "free" and self._uploads[what] > 0
 
     @property
     def _round_of_run(self) -> int:
@@ -302,7 +321,8 @@ class ComposerMachine:
         found: list[Action] = []
         cadence, plan = self.plan.training.cadence, self.plan
         refresh = cadence.refresh_due(self.done)
-        if plan.has_surrogates and refresh and self.done > self._fit_at and self.speaks:
+        may_fit = self.done > self._fit_at and self.speaks and not self._is_sending("surrogates")
+        if plan.has_surrogates and refresh and may_fit:
             self._fit_at = self.done
             self._fit_soon = plan.pace == "lockstep" and plan.training.replicas > 1
             found += [] if self._fit_soon else [Fit()]

@@ -75,9 +75,11 @@ class ComposerRole:
         self._job, self._send = job, send
         plan = msgspec.json.decode(job.plan, type=MixturePlan)
         run = open_program(artifact, job, options)
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="background")
+        self._fitting = ThreadPoolExecutor(1, thread_name_prefix="fitting")
+        self._packing = ThreadPoolExecutor(1, thread_name_prefix="packing")
+        beside = (self._fitting, self._packing) if plan.pace == "free" else (None, None)
         self._make: Callable[[], ComposerDriver] = lambda: ComposerDriver(
-            plan, run, send, self._background if plan.pace == "free" else None
+            plan, run, send, fitting=beside[0], packing=beside[1]
         )
         self._wake, self._closed = threading.Event(), False
         self._driver = self._fresh()
@@ -96,12 +98,17 @@ class ComposerRole:
         """See `Role`."""
         self._driver.receive(message, payload)
 
+    def sent(self, message: m.Message) -> None:
+        """See `Role`."""
+        self._driver.sent(message)
+
     def close(self) -> None:
         """See `Role`."""
         self._closed = True
         self._wake.set()
         self._thread.join()
-        self._background.shutdown(wait=True, cancel_futures=True)
+        self._fitting.shutdown(wait=True, cancel_futures=True)
+        self._packing.shutdown(wait=True)
 
     def _fresh(self) -> ComposerDriver:
         driver = self._make()

@@ -16,7 +16,6 @@ from planetary.fabric.membership import Membership
 from planetary.fabric.records import (
     EndKind,
     RunFinished,
-    Stalled,
     TaskAborted,
 )
 from planetary.fabric.sessions import WorkerSession
@@ -37,6 +36,7 @@ from planetary.moe.mixture_syncing import Syncing
 from planetary.moe.offload import Offload
 from planetary.moe.payload_checks import impossible_steps
 from planetary.moe.records import MixtureState, ShardKept
+from planetary.moe.stalls import Stalls, what_is_missing
 from planetary.moe.syncer_messages import (
     Joined,
     Lost,
@@ -63,12 +63,11 @@ class MixtureController:
         self.desk = MixtureDesk(policy, state)
         self.membership = Membership(self.desk, now)
         self.composing: dict[int, Composing] = {}  # by session
-        self.stall = ""
         self.rounds = Rounds(self.desk, self.composing, late)
         self.offload = Offload(self.desk, self.rounds.updates)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions
-        self._stalled_at, self._stall_reported = now, False
+        self.stalls = Stalls(self.desk, now)
         self._collect_at = now + COLLECT_EVERY_S
 
     # --- the machine's interface ------------------------------------------------------------------------------
@@ -87,10 +86,8 @@ class MixtureController:
         if self.state.ended is not None:
             return None
         deserted = self._desertion_deadline()
-        times = [self.syncing.machine.next_deadline(), self._collect_at, deserted]
+        times = [self.syncing.machine.next_deadline(), self.stalls.next_deadline(), self._collect_at, deserted]
         times += [self._stuck_at(one) for one in self.composing.values()]
-        if self.stall and not self._stall_reported:
-            times.append(self._stalled_at + self.policy.grace_s)
         return min(t for t in times if t is not None)
 
     def owner_of(self, shard: int) -> Composing | None:
@@ -105,8 +102,11 @@ class MixtureController:
                 self._received(event, now)
             case e.Closed():
                 self.desk.supervisors.pop(event.session, None)
+                self.desk.forget(event.session)
                 if event.session in self.desk.workers:
                     self._lose(self.desk.workers[event.session], event.reason, now)
+            case e.PayloadSent():
+                self.syncing.payload_sent(event.session, now)
             case e.SendFailed() if event.session in self.desk.workers:
                 self._lose(self.desk.workers[event.session], event.reason, now)
             case e.Compiled():
@@ -158,9 +158,7 @@ class MixtureController:
                 self.membership.fetch(worker, message)
             case m.MixtureReady():
                 self._ready(worker, message, now)
-            case m.PublishFragment() | m.PublishSurrogates() | m.KeepShard() | m.StepTaken():
-                self._from_composer(worker, event, now)
-            case m.OfferSketches() | m.ViewModel() | m.WantTokens():
+            case _ if isinstance(message, FromComposer):
                 self._from_composer(worker, event, now)
             case m.ExpertsImproved() if self.policy.plan.offloads:
                 self.offload.improved(worker, message, event.attachment)
@@ -233,7 +231,7 @@ class MixtureController:
                 if message.step < self.state.shards[message.shard].step:
                     self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")
                     return
-                composing.step = message.step
+                composing.step = max(message.step, composing.step)  # steps are told ahead of states
                 self.desk.append(
                     ShardKept(
                         shard=message.shard,
@@ -321,7 +319,9 @@ class MixtureController:
             self._collect_at = now + COLLECT_EVERY_S
             keep = self.state.needed() | self.rounds.payloads()
             self.desk.out.append(CollectPayloads(frozenset(keep)))
-        self._look_for_stalls(now)
+        waits_for, ended = self.membership.whom_we_wait_for(), self._all_steps_are_taken
+        missing = what_is_missing(self.desk, self.composing.values(), waits_for=waits_for, all_steps_taken=ended)
+        self.stalls.look(missing, now)
         self._check_end(now)
 
     def _staff(self, now: float) -> None:
@@ -346,25 +346,17 @@ class MixtureController:
         self._lose(worker, reason, now)
 
     def _stuck_at(self, one: Composing) -> float:
-        ended = sum(self.syncing.steps()) >= self.policy.plan.most_steps  # what is left is to view, save and evaluate
-        waits = ended or self.rounds.evaluates(one.session) or self.policy.plan.pace == "lockstep"
-        if waits:
+        # When all steps are taken, what is left is to view, save and evaluate.
+        waits = self._all_steps_are_taken or self.rounds.evaluates(one.session) or self.policy.plan.pace == "lockstep"
+        if waits or one.awaits > 0:  # a connection on which no byte moves ends by itself
             return float("inf")
         return one.progress_at + max(self.policy.stuck_after_s, 20 * one.step_s)
 
-    # --- the end ----------------------------------------------------------------------------------------------
+    @property
+    def _all_steps_are_taken(self) -> bool:
+        return sum(self.syncing.steps()) >= self.policy.plan.most_steps
 
-    def _look_for_stalls(self, now: float) -> None:
-        missing = [n for n in range(self.policy.composers) if self.owner_of(n) is None]
-        self.stall = ""
-        if missing:
-            waited = self.membership.whom_we_wait_for()
-            self.stall = f"nobody composes shard {', '.join(map(str, missing))}: {waited}"
-        if not self.stall:
-            self._stalled_at, self._stall_reported = now, False
-        elif not self._stall_reported and now >= self._stalled_at + self.policy.grace_s:
-            self._stall_reported = True
-            self.desk.append(Stalled(round=self.state.round + 1, why=self.stall))
+    # --- the end ----------------------------------------------------------------------------------------------
 
     def _check_end(self, now: float) -> None:
         deserted = self._desertion_deadline()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from planetary.fabric import events as e
 from planetary.fabric.records import Record
 from planetary.fabric.sessions import SupervisorSession, WorkerSession
@@ -19,6 +21,7 @@ class MixtureDesk:
         self.workers: dict[int, WorkerSession] = {}
         self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[e.Instruction] = []
+        self._under_way: Counter[int] = Counter()  # by session: payloads that were not sent completely
 
     def append(self, record: Record) -> None:
         """Apply a record to the state and put it in the journal."""
@@ -27,4 +30,17 @@ class MixtureDesk:
 
     def send(self, session: int, message: m.Message, payload: e.Payload | None = None) -> None:
         """Send a message on a connection."""
+        self._under_way[session] += payload is not None
         self.out.append(e.Send(session, message, payload))
+
+    def payload_sent(self, session: int) -> None:
+        """A payload has left the gateway."""
+        self._under_way[session] -= 1
+
+    def under_way(self, session: int) -> int:
+        """Return how many payloads for a connection have not left the gateway completely."""
+        return self._under_way[session]
+
+    def forget(self, session: int) -> None:
+        """A connection has ended."""
+        del self._under_way[session]

@@ -28,6 +28,7 @@ class Composing(msgspec.Struct):
     step: int
     granted: int  # the step that it went on from
     progress_at: float
+    awaits: int = 0  # payloads without which it cannot begin, and which are still on their way
     loss: float | None = None
     step_s: float = 0.0
     surrogate_age: float = 0.0

@@ -26,11 +26,11 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
     return msgspec.structs.replace(
         base_status(gateway, state),
         state=run_state,
-        stage=controller.stall or finishing or gateway.stage,
+        stage=controller.stalls.why or finishing or gateway.stage,
         round=min(state.round + 1, gateway.config.train.rounds),
         workers=workers_seen(controller.desk, state.losses, lambda worker: _worker(controller, worker)),
         mixture=gateway.metrics[-1].mixture if gateway.metrics else None,
-        message=controller.stall or gateway.news,
+        message=controller.stalls.why or gateway.news,
     )
 
 

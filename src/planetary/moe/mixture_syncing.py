@@ -117,8 +117,16 @@ class Syncing:
             for number in range(len(self.desk.state.shards)):
                 if number != grant.shard or not keeps or plan.training.replicas > 1:
                     self.send_surrogates(self.composing[session], number)
-
+        self.composing[session].awaits = self.desk.under_way(session)
         self.stepped(self.composing[session], now)
+
+    def payload_sent(self, session: int, now: float) -> None:
+        """A payload has left the gateway: what a composer begins with takes long on a slow line."""
+        self.desk.payload_sent(session)
+        one = self.composing.get(session)
+        if one is not None and one.awaits > 0:
+            one.awaits -= 1
+            one.progress_at = now
 
     def stepped(self, one: Composing, now: float) -> None:
         """A composer has taken steps, or begins. After an absence it has caught up when it has taken those of a refresh

@@ -102,7 +102,7 @@ class Connection:
         return self._inbox.duplicates
 
     async def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> int:
-        """Send a message; return its id when all its bytes were handed to the operating system.
+        """Send a message; return the bytes of its frames when all were handed to the operating system.
 
         Messages sent one after the other arrive in that order. Concurrent sends take turns chunk by chunk,
         and a message without tensors overtakes those with. The arrays must not change while this runs. A
@@ -113,6 +113,14 @@ class Connection:
         """
         self._raise_if_over()
         return await self._sender.send(message, tensors)
+
+    def post(self, message: Message) -> None:
+        """Send a message without tensors and without waiting for it: it goes before all bytes of tensors that wait.
+
+        Raises as `send` does.
+        """
+        self._raise_if_over()
+        self._sender.post(message)
 
     async def receive(self, timeout_s: float | None = None) -> Received:
         """Return the next message. Raises `TimeoutError` after `timeout_s` seconds, else see the class.

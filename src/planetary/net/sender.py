@@ -59,7 +59,7 @@ class Sender:
         self._pump()
 
     async def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None) -> int:
-        """Write a message; return its id when the operating system has all its bytes."""
+        """Write a message; return the bytes of its frames when the operating system has all of them."""
         outgoing = self._outbox.add(message, tensors)
         done = self._loop.create_future()
         self._waiting[outgoing] = done
@@ -69,7 +69,7 @@ class Sender:
         except asyncio.CancelledError:
             self._withdraw(outgoing)
             raise
-        return outgoing.message.id
+        return outgoing.nbytes
 
     def post(self, message: Message) -> None:
         """Queue a small message without waiting for it."""

@@ -81,7 +81,7 @@ class ThreadedConnection:
             self._stop()
 
     def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> int:
-        """Send a message; return its id when all its bytes were handed over. See `Connection.send`."""
+        """Send a message; return how many bytes it took when all were handed over. See `Connection.send`."""
         return self._call(self._connection.send(message, tensors))
 
     def receive(self, timeout_s: float | None) -> Received | None:

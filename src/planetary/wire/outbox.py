@@ -22,11 +22,16 @@ DEFAULT_CHUNK_BYTES = MIB
 
 
 class Outgoing:
-    """A message on its way out. Its arrays must not change before its last frame was sent."""
+    """A message on its way out. Its arrays must not change before its last frame was sent.
+
+    Attributes:
+        nbytes: of its frames that were taken so far.
+    """
 
     def __init__(self, message: Message, tensors: Mapping[str, np.ndarray], chunk_bytes: int) -> None:
         self.message = message  # with its id
         self.declared = False  # the control frame left the outbox
+        self.nbytes = 0
         self._runs = _runs(tensors, chunk_bytes)
         self._next = next(self._runs, None)
 
@@ -105,6 +110,7 @@ class Outbox:
             frame = self._control.popleft()
             if frame.outgoing is not None:
                 frame.outgoing.declared = True
+                frame.outgoing.nbytes += len(frame.head)
                 if not frame.last:
                     self._turns.append(frame.outgoing)
             return frame
@@ -119,6 +125,7 @@ class Outbox:
             self._turns.append(outgoing)
         encoded = encode_tensor_header(header)
         head = encode_prefix(Kind.CHUNK, encoded, data) + encoded
+        outgoing.nbytes += len(head) + len(data)
         return Frame(head, data, outgoing, last=not outgoing.has_more)
 
 

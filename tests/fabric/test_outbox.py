@@ -1,0 +1,86 @@
+"""What waits for what on a connection: a payload that takes its time holds up only what has to come after it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from planetary.fabric.outbox import Outbox
+from planetary.fabric.sending_order import Order, order_of
+from planetary.net import Connection, Trust, connect, serve
+from planetary.wire import messages as m
+
+OF = {"shard": 1, "epoch": 1, "step": 5}
+STEP = m.StepTaken(**OF, loss=1.0, seconds=1.0)
+WANT = m.WantTokens(**{k: OF[k] for k in ("shard", "epoch")}, first=0, count=1)
+FRAGMENT = m.PublishFragment(
+    shard=1, epoch=1, tier="router", fragment=0, base=0, tokens=1, steps=1, payload="fragment/0"
+)
+SURROGATES = m.PublishSurrogates(**OF, of=1, error=None, payload="surrogate/0")
+VIEW = m.ViewModel(**OF, progress=5, mixed_loss=1.0, surrogate_loss=1.0, payload="view/0")
+STATE = m.KeepShard(**OF, progress=5, payload="shard/0")
+
+
+def payload() -> Mapping[str, np.ndarray]:
+    return {"payload": np.zeros(300_000, np.uint8)}
+
+
+async def exchange(held: threading.Event, sent: list[tuple[str, int, bool]]) -> list[str]:
+    """Queue all messages; the fragment's payload cannot be read before `held` is set. Return them as they came."""
+    taken: asyncio.Queue[Connection] = asyncio.Queue()
+    over = asyncio.Event()
+
+    async def attend(connection: Connection) -> None:
+        connection.accept_peer()
+        taken.put_nowait(connection)
+        await over.wait()
+
+    def fragment() -> Mapping[str, np.ndarray]:
+        assert held.wait(20)
+        return payload()
+
+    server = await serve("127.0.0.1", 0, attend)
+    client = await connect(server.host, server.port, Trust.plain_loopback())
+    outbox = Outbox(client, lambda message, nbytes, tensors: sent.append((type(message).__name__, nbytes, tensors)))
+    found: list[str] = []
+    try:
+        outbox.put(FRAGMENT, fragment)
+        outbox.put(SURROGATES, payload)
+        outbox.put(VIEW, payload)
+        outbox.put(STATE, payload)
+        outbox.put(STEP)
+        outbox.put(WANT)
+        other = await taken.get()
+        while len(found) < 6:
+            received = await other.receive(20)
+            found.append(type(received.message).__name__)
+            if isinstance(received.message, m.KeepShard):
+                held.set()
+        await outbox.drain()
+        return found
+    finally:
+        held.set()
+        outbox.abandon()
+        over.set()
+        client.abort()
+        await server.close()
+
+
+def test_small_messages_and_states_do_not_wait_for_a_payload_that_takes_its_time() -> None:
+    sent: list[tuple[str, int, bool]] = []
+    found = asyncio.run(exchange(threading.Event(), sent))
+    assert set(found[:2]) == {"StepTaken", "WantTokens"}
+    assert found[2:] == ["ViewModel", "KeepShard", "PublishFragment", "PublishSurrogates"]
+    assert [name for name, _, _ in sent] == found[2:]
+    assert all(300_000 < nbytes < 301_000 and tensors for _, nbytes, tensors in sent)
+
+
+@pytest.mark.parametrize("message", [m.OwnShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))])
+def test_what_a_composer_is_told_keeps_its_order(message: m.Message) -> None:
+    later = (FRAGMENT, m.RunProgress(steps=(1, 1)), m.SpeakFor(shards=(0,)), m.TokensReady(shard=-1, first=0, count=1))
+    assert {order_of(one) for one in (message, *later)} == {Order.IN_TURN}
+    assert order_of(m.TokensReady(shard=0, first=0, count=1)) is Order.BESIDE

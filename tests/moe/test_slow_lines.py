@@ -1,0 +1,78 @@
+"""Composers on slow lines: nothing piles up, nobody takes them for stuck, and the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mixture_checks import check_steps, check_streams, of_kind
+from mixture_cluster import MixtureCluster, Worker, make_plan
+from msgspec.structs import replace
+
+from planetary.fabric.records import Stalled
+from planetary.moe.records import ShardGranted, ShardKept, SurrogatesRefreshed
+from planetary.wire import messages as m
+
+
+def waiting(worker: Worker, *kinds: type[m.Message]) -> int:
+    return sum(worker.up.waiting(kind) for kind in kinds)
+
+
+def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_its_way(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=48), seed=31)
+    cluster.controller.policy = replace(cluster.policy, stuck_after_s=6.0)  # less than a state is under way
+    a, b = cluster.start("a"), cluster.start("b")
+    cluster.until(lambda: a.driver.machine.done >= 2)
+    a.up.share = 0.05
+    most = 0
+    while cluster.finished is None:
+        cluster.turn()
+        assert waiting(a, m.KeepShard) <= 1
+        assert waiting(a, m.PublishSurrogates) <= 1
+        assert waiting(a, m.StepTaken, m.WantTokens) == 0
+        most = max(most, waiting(a, m.KeepShard, m.PublishSurrogates, m.PublishFragment))
+        assert cluster.now < 2000
+    assert most >= 3  # it was slow
+    assert cluster.finished.ok
+    check_steps(cluster)
+    check_streams(cluster)
+    assert [grant.worker for grant in of_kind(cluster, ShardGranted)] == ["a", "b"]
+    shard = a.driver.machine.shard
+    kept = [record.step for record in of_kind(cluster, ShardKept) if record.shard == shard]
+    others = [record.step for record in of_kind(cluster, ShardKept) if record.shard != shard]
+    assert len(others) > 2 * len(kept) > 2
+    assert kept == sorted(kept)
+    assert b.driver.machine.done + a.driver.machine.done >= 96
+    told = [record.why for record in of_kind(cluster, Stalled)]
+    assert f"all steps are taken; what is missing is the last saved state: that of shard {shard} (a)" in told
+    refreshed = [record.step for record in of_kind(cluster, SurrogatesRefreshed) if record.shard == shard]
+    assert 0 < len(refreshed) < 24
+
+
+def test_a_composer_that_gets_its_state_on_a_slow_line_is_not_restarted_meanwhile(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=48), seed=32)
+    cluster.start("a")
+    b = cluster.start("b")
+    cluster.until(lambda: b.driver.machine.done >= 4)
+    cluster.kill(b)
+    cluster.controller.policy = replace(cluster.policy, stuck_after_s=6.0)
+    b = cluster.start("b")
+    b.down.share = 0.1
+    began = cluster.now
+    cluster.until(lambda: b.driver.machine.composes)
+    assert cluster.now - began > 18  # that is three times as long
+    b.down.share = 1.0
+    assert cluster.finish().ok
+    assert [grant.worker for grant in of_kind(cluster, ShardGranted)] == ["a", "b", "b"]
+    check_steps(cluster)
+    check_streams(cluster)
+
+
+def test_a_composer_that_has_got_its_state_and_takes_no_step_is_restarted(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24), seed=33)
+    cluster.start("a")
+    b = cluster.start("b")
+    b.driver.turn = lambda: False  # as one that hangs
+    cluster.controller.policy = replace(cluster.policy, stuck_after_s=6.0)
+    cluster.until(lambda: cluster.controller.membership.banned or len(of_kind(cluster, ShardGranted)) >= 3)
+    again = of_kind(cluster, ShardGranted)[2]
+    assert (again.worker, again.shard) == ("b", of_kind(cluster, ShardGranted)[1].shard)

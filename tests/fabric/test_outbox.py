@@ -81,6 +81,7 @@ def test_small_messages_and_states_do_not_wait_for_a_payload_that_takes_its_time
 
 @pytest.mark.parametrize("message", [m.OwnShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))])
 def test_what_a_composer_is_told_keeps_its_order(message: m.Message) -> None:
-    later = (FRAGMENT, m.RunProgress(steps=(1, 1)), m.SpeakFor(shards=(0,)), m.TokensReady(shard=-1, first=0, count=1))
+    later = (FRAGMENT, m.SpeakFor(shards=(0,)), m.TokensReady(shard=-1, first=0, count=1))
     assert {order_of(one) for one in (message, *later)} == {Order.IN_TURN}
+    assert order_of(m.RunProgress(steps=(1, 1))) is Order.AHEAD  # the answer to one who has his shard
     assert order_of(m.TokensReady(shard=0, first=0, count=1)) is Order.BESIDE

@@ -391,4 +391,4 @@ class MixtureCluster:
         for message, payload in worker.down.arrived() if worker.session else ():
             worker.driver.receive(message, b"" if payload is None else payload)
             if payload is not None:
-                self.events.append(e.PayloadSent(worker.session))
+                self.events.append(e.PayloadSent(worker.session, message))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mixture_cluster import make_plan
+from mixture_cluster import MixtureCluster, make_plan
 
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
 from planetary.core.errors import UserError
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
+from planetary.moe import mixture_preparation
 from planetary.moe.acceptance import Policy
 from planetary.moe.plan import model_of, training_of, warnings_of
 from planetary.moe.tiers import Tier
@@ -113,3 +114,11 @@ def test_the_hash_is_about_the_mathematics_and_a_file_reads_back(tmp_path: Path)
     )
     (tmp_path / "run.toml").write_text(to_toml(given))
     assert load_config(tmp_path / "run.toml").moe == given.moe
+
+
+def test_a_state_that_is_too_large_to_be_sent_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixture_preparation, "MAX_PAYLOAD_BYTES", 1 << 12)
+    with pytest.raises(UserError, match=r"the state of a shard takes .* more than moe.composers = 2"):
+        MixtureCluster(tmp_path, make_plan(tmp_path, steps=4))

@@ -56,7 +56,7 @@ def test_a_composer_that_gets_its_state_on_a_slow_line_is_not_restarted_meanwhil
     cluster.kill(b)
     cluster.controller.policy = replace(cluster.policy, stuck_after_s=6.0)
     b = cluster.start("b")
-    b.down.share = 0.1
+    b.down.share = 0.03
     began = cluster.now
     cluster.until(lambda: b.driver.machine.composes)
     assert cluster.now - began > 18  # that is three times as long
@@ -76,3 +76,27 @@ def test_a_composer_that_has_got_its_state_and_takes_no_step_is_restarted(tmp_pa
     cluster.until(lambda: cluster.controller.membership.banned or len(of_kind(cluster, ShardGranted)) >= 3)
     again = of_kind(cluster, ShardGranted)[2]
     assert (again.worker, again.shard) == ("b", of_kind(cluster, ShardGranted)[1].shard)
+
+
+def test_a_composer_on_a_slow_line_is_sent_the_newest_of_everything_and_no_queue_of_what_is_old(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=200, delta_rank=1)
+    cluster = MixtureCluster(tmp_path, plan, seed=34)
+    a, b = cluster.start("a"), cluster.start("b")
+    cluster.until(lambda: b.driver.machine.composes and a.driver.machine.done >= 2)
+    b.down.share = 0.1
+    subjects = len(cluster.controller.state.fragments) + 1
+    most = 0
+    while cluster.finished is None:
+        cluster.turn()
+        waits = b.down.waiting(m.FragmentMerged) + b.down.waiting(m.SurrogatesReady)
+        most = max(most, waits)
+        assert waits <= subjects
+        assert cluster.now < 2000
+    assert most >= 2  # it was slow
+    assert cluster.finished.ok
+    check_steps(cluster)
+    check_streams(cluster)
+    made = [record.step for record in of_kind(cluster, SurrogatesRefreshed) if record.shard == a.driver.machine.shard]
+    held = b.driver.machine.versions[a.driver.machine.shard]
+    assert held in made
+    assert made.index(held) > len(made) // 2  # it had not all of them, but those that it has are new

@@ -97,6 +97,7 @@ class PayloadSent(Event, frozen=True):
     """A message with tensors has left this machine."""
 
     session: int
+    message: Message
 
 
 class OuterStepDone(Event, frozen=True):

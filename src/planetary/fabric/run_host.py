@@ -190,7 +190,7 @@ class RunHost(ABC):
             if is_worker:
                 self.traffic.add_down(message, nbytes)
             if has_tensors and shell is not None:
-                shell.post(e.PayloadSent(session))
+                shell.post(e.PayloadSent(session, message))
 
         outbox = Outbox(
             connection,

@@ -37,6 +37,7 @@ from planetary.runtime.host import target_features
 from planetary.version import __version__
 from planetary.wire import messages as m
 from planetary.wire.inbox import Received
+from planetary.wire.limits import MAX_PAYLOAD_BYTES
 from planetary.wire.mixture_messages import MixtureMessage
 
 log = logging.getLogger(__name__)
@@ -207,7 +208,7 @@ class WorkerShell:
             expected = next((p for p in state_specs(self._job.spec.params) if p.name == spec.name), None)
         elif isinstance(message, m.BlobData) and spec.name == "blob" and spec.nbytes <= MAX_BLOB_BYTES:
             expected = TensorSpec("blob", "ui8", spec.shape)
-        elif isinstance(message, MixtureMessage) and spec.name == "payload" and spec.nbytes <= MAX_BLOB_BYTES:
+        elif isinstance(message, MixtureMessage) and spec.name == "payload" and spec.nbytes <= MAX_PAYLOAD_BYTES:
             expected = TensorSpec("payload", "ui8", (spec.size,))
         elif isinstance(message, m.TrainTask | m.EvalTask) and spec.name == "tokens":
             expected = TensorSpec("tokens", message.slice.dtype, (message.slice.count,))

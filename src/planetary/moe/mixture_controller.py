@@ -106,7 +106,7 @@ class MixtureController:
                 if event.session in self.desk.workers:
                     self._lose(self.desk.workers[event.session], event.reason, now)
             case e.PayloadSent():
-                self.syncing.payload_sent(event.session, now)
+                self.syncing.payload_sent(event, now)
             case e.SendFailed() if event.session in self.desk.workers:
                 self._lose(self.desk.workers[event.session], event.reason, now)
             case e.Compiled():

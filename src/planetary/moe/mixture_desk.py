@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from planetary.fabric import events as e
 from planetary.fabric.records import Record
+from planetary.fabric.sending_order import Order, order_of
 from planetary.fabric.sessions import SupervisorSession, WorkerSession
 from planetary.moe.mixture_events import MixturePolicy
 from planetary.moe.records import MixtureState, apply
 from planetary.wire import messages as m
+
+Subject = tuple[str, int | str, int]
+"""What successive messages to a composer are about, each of which makes the one before it old."""
+
+Make = Callable[[], tuple[m.Message, e.Payload]]
+"""Makes the message about a subject when it is sent."""
+
+
+def subject_of(message: m.Message) -> Subject | None:
+    """Return what a message is about, if a later one makes it old."""
+    match message:
+        case m.FragmentMerged():
+            return "fragment", message.tier, message.fragment
+        case m.SurrogatesReady():
+            return "surrogates", message.shard, 0
+        case m.UseExperts():
+            return "experts", message.shard, message.layer
+        case _:
+            return None
 
 
 class MixtureDesk:
@@ -21,7 +42,8 @@ class MixtureDesk:
         self.workers: dict[int, WorkerSession] = {}
         self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[e.Instruction] = []
-        self._under_way: Counter[int] = Counter()  # by session: payloads that were not sent completely
+        self._under_way: Counter[int] = Counter()  # by session: payloads sent in turn that have not left completely
+        self._newest: dict[tuple[int, Subject], Make | None] = {}  # on their way; what to send after them
 
     def append(self, record: Record) -> None:
         """Apply a record to the state and put it in the journal."""
@@ -30,17 +52,33 @@ class MixtureDesk:
 
     def send(self, session: int, message: m.Message, payload: e.Payload | None = None) -> None:
         """Send a message on a connection."""
-        self._under_way[session] += payload is not None
+        self._under_way[session] += payload is not None and order_of(message) is Order.IN_TURN
         self.out.append(e.Send(session, message, payload))
 
-    def payload_sent(self, session: int) -> None:
+    def send_newest(self, session: int, subject: Subject, make: Make) -> None:
+        """Send what there is of a subject: at once or, while an earlier state of it has not left, when that has.
+
+        So a connection that is slower than what happens gets the newest each time, and no queue of what is superseded.
+        """
+        if (session, subject) in self._newest:
+            self._newest[session, subject] = make
+        else:
+            self._newest[session, subject] = None
+            self.send(session, *make())
+
+    def payload_sent(self, session: int, message: m.Message) -> None:
         """A payload has left the gateway."""
-        self._under_way[session] -= 1
+        self._under_way[session] -= order_of(message) is Order.IN_TURN
+        subject = subject_of(message)
+        make = self._newest.pop((session, subject), None) if subject is not None else None
+        if subject is not None and make is not None:
+            self.send_newest(session, subject, make)
 
     def under_way(self, session: int) -> int:
-        """Return how many payloads for a connection have not left the gateway completely."""
+        """Return how many payloads that are sent in turn have not left the gateway completely."""
         return self._under_way[session]
 
     def forget(self, session: int) -> None:
         """A connection has ended."""
         del self._under_way[session]
+        self._newest = {key: make for key, make in self._newest.items() if key[0] != session}

@@ -35,6 +35,7 @@ from planetary.moe.signature import Program, parameter_specs
 from planetary.moe.states import TrainingState
 from planetary.moe.surrogate_payloads import messages_of, surrogates_bytes
 from planetary.moe.tiers import Tier
+from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 from planetary.wire.messages import Slice
 
 log = logging.getLogger(__name__)
@@ -171,14 +172,19 @@ def model_values(config: Config) -> Tensors:
 
 
 def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarted:
-    """Put what everybody starts from into the payload store."""
+    """Put what everybody starts from into the payload store.
+
+    Raises:
+        UserError: a shard's state is larger than what travels.
+        ResourceError: the store fails.
+    """
     state, plan = prepared.initial(), prepared.plan
     names = plan.fragments(prepared.dense, prepared.experts)
     held = {key: Held() for key in names}
     # Under offload moments live with the experts in the store; a composer has none.
     without = {"expert_moments": tuple({} for _ in range(plan.model.n_layer)), "fitted": ()} if plan.offloads else {}
     kept = [msgspec.structs.replace(c, **without) for c in state.composers]
-    shards = tuple(store.put("shard", shard_bytes(c, 0, held)) for c in kept)
+    shards = tuple(store.put("shard", _no_larger(shard_bytes(c, 0, held), plan)) for c in kept)
     surrogates: tuple[str, ...] = ()
     bank = state.surrogates
     if bank is not None:
@@ -208,3 +214,13 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
     return MixtureStarted(
         owners=plan.owners, shards=shards, surrogates=surrogates, experts=experts, fragments=fragments
     )
+
+
+def _no_larger(state: memoryview, plan: MixturePlan) -> memoryview:
+    if len(state) > MAX_PAYLOAD_BYTES:
+        raise UserError(
+            f"the state of a shard takes {len(state) / GIB:.1f} GiB, with experts, everything else and the optimizer's "
+            f"state; no more than {MAX_PAYLOAD_BYTES / GIB:g} GiB can be sent. Use more than moe.composers = "
+            f"{plan.training.composers}, or a smaller model"
+        )
+    return state

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from planetary.fabric.events import PayloadSent
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import FragmentMade, MakeFragment, Published, StoredPayload
 from planetary.moe.mixture_rounds import Composing, Rounds
@@ -120,10 +121,10 @@ class Syncing:
         self.composing[session].awaits = self.desk.under_way(session)
         self.stepped(self.composing[session], now)
 
-    def payload_sent(self, session: int, now: float) -> None:
+    def payload_sent(self, event: PayloadSent, now: float) -> None:
         """A payload has left the gateway: what a composer begins with takes long on a slow line."""
-        self.desk.payload_sent(session)
-        one = self.composing.get(session)
+        self.desk.payload_sent(event.session, event.message)
+        one = self.composing.get(event.session)
         if one is not None and one.awaits > 0:
             one.awaits -= 1
             one.progress_at = now
@@ -185,24 +186,32 @@ class Syncing:
 
     def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:
         """Send a composer the newest version of a fragment."""
-        held = self.desk.state.fragments[tier, fragment]
-        message = m.FragmentMerged(
-            tier=tier.value,
-            fragment=fragment,
-            version=held.version,
-            shards=held.shards,
-            payload=held.payload,
-        )
-        self.desk.send(session, message, StoredPayload(held.payload))
+
+        def newest() -> tuple[m.Message, StoredPayload]:
+            held = self.desk.state.fragments[tier, fragment]
+            message = m.FragmentMerged(
+                tier=tier.value,
+                fragment=fragment,
+                version=held.version,
+                shards=held.shards,
+                payload=held.payload,
+            )
+            return message, StoredPayload(held.payload)
+
+        self.desk.send_newest(session, ("fragment", tier.value, fragment), newest)
 
     def send_surrogates(self, one: Composing, number: int) -> None:
         """Send a composer the newest surrogates of a shard: what has changed, if it was sent what that changes."""
-        shard = self.desk.state.shards[number]
-        message = m.SurrogatesReady(shard=number, step=shard.surrogate_step, payload=shard.surrogates)
-        before, one.surrogates[number] = one.surrogates.get(number), shard.surrogates
-        if shard.surrogate_change and shard.surrogate_base == before:
-            message = replace(message, change=shard.surrogate_change, base=shard.surrogate_base)
-        self.desk.send(one.session, message, StoredPayload(message.change or message.payload))
+
+        def newest() -> tuple[m.Message, StoredPayload]:
+            shard = self.desk.state.shards[number]
+            message = m.SurrogatesReady(shard=number, step=shard.surrogate_step, payload=shard.surrogates)
+            before, one.surrogates[number] = one.surrogates.get(number), shard.surrogates
+            if shard.surrogate_change and shard.surrogate_base == before:
+                message = replace(message, change=shard.surrogate_change, base=shard.surrogate_base)
+            return message, StoredPayload(message.change or message.payload)
+
+        self.desk.send_newest(one.session, ("surrogates", number, 0), newest)
 
     def _merge(self, merge: Merge) -> None:
         key = (merge.tier, merge.fragment)

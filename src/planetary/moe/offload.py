@@ -212,20 +212,24 @@ class Offload:
 
     def send_experts(self, session: int, shard: int, layer: int) -> None:
         """Send a composer the newest experts of a layer, or what has changed since those that it has got here."""
-        held = self._desk.state.experts[shard, layer]
-        there = self._sent.get((session, shard, layer))
-        self._sent[session, shard, layer] = held.version
-        changes = bool(held.change) and there == held.version - 1
-        payload = held.change if changes else held.payload
-        message = m.UseExperts(
-            shard=shard,
-            layer=layer,
-            version=held.version,
-            step=held.step,
-            base=held.version - 1 if changes else -1,
-            payload=payload,
-        )
-        self._desk.send(session, message, StoredPayload(payload) if changes else WeightsOf(payload))
+
+        def newest() -> tuple[m.Message, e.Payload]:
+            held = self._desk.state.experts[shard, layer]
+            there = self._sent.get((session, shard, layer))
+            self._sent[session, shard, layer] = held.version
+            changes = bool(held.change) and there == held.version - 1
+            payload = held.change if changes else held.payload
+            message = m.UseExperts(
+                shard=shard,
+                layer=layer,
+                version=held.version,
+                step=held.step,
+                base=held.version - 1 if changes else -1,
+                payload=payload,
+            )
+            return message, StoredPayload(payload) if changes else WeightsOf(payload)
+
+        self._desk.send_newest(session, ("experts", shard, layer), newest)
 
     @property
     def _policy(self) -> Policy:

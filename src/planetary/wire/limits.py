@@ -11,6 +11,9 @@ GIB = 1 << 30
 MAX_CHUNK_BYTES = 4 * MIB
 """Fixed cap of one tensor chunk's payload, for every connection."""
 
+MAX_PAYLOAD_BYTES = 16 * GIB
+"""What one message of a mixture may carry: at most a shard's whole state."""
+
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Caps in bytes, unless said otherwise. A frame over a cap costs its sender the connection."""
@@ -19,7 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     declaration_bytes: int = MIB  # JSON of the list of tensors that follow a message
     header_bytes: int = 64 * KIB  # Cap'n Proto header of a tensor frame
     chunk_bytes: int = MAX_CHUNK_BYTES  # payload of one tensor frame
-    tensor_bytes: int = 16 * GIB  # all tensors of the messages under way on one connection, together
+    tensor_bytes: int = MAX_PAYLOAD_BYTES  # all tensors of the messages under way on one connection, together
     tensors: int = 16_384  # number of tensors of one message
     messages_under_way: int = 64  # number of messages whose tensors are still arriving
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping
 
 import numpy as np
-import pytest
 
 from planetary.fabric.outbox import Outbox
 from planetary.fabric.sending_order import Order, order_of
@@ -79,8 +78,29 @@ def test_small_messages_and_states_do_not_wait_for_a_payload_that_takes_its_time
     assert all(300_000 < nbytes < 301_000 and tensors for _, nbytes, tensors in sent)
 
 
-@pytest.mark.parametrize("message", [m.OwnShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))])
-def test_what_a_composer_is_told_keeps_its_order(message: m.Message) -> None:
+def test_draining_ends_with_the_connection() -> None:
+    async def talk() -> None:
+        over = asyncio.Event()
+
+        async def attend(_: Connection) -> None:
+            await over.wait()
+
+        server = await serve("127.0.0.1", 0, attend)
+        client = await connect(server.host, server.port, Trust.plain_loopback())
+        outbox = Outbox(client)
+        for message in (FRAGMENT, SURROGATES, STATE, VIEW):
+            outbox.put(message, payload)
+        client.abort()
+        async with asyncio.timeout(20):
+            await outbox.drain()
+        over.set()
+        await server.close()
+
+    asyncio.run(talk(), debug=True)
+
+
+def test_what_a_composer_is_told_keeps_its_order() -> None:
+    message = m.OwnShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))
     later = (FRAGMENT, m.SpeakFor(shards=(0,)), m.TokensReady(shard=-1, first=0, count=1))
     assert {order_of(one) for one in (message, *later)} == {Order.IN_TURN}
     assert order_of(m.RunProgress(steps=(1, 1))) is Order.AHEAD  # the answer to one who has his shard

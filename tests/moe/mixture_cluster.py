@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from planetary.moe.execution import composer_runner, expert_runner
 from planetary.moe.mixture_controller import MixtureController
 from planetary.moe.mixture_events import (
     AssembleModel,
+    CollectPayloads,
     EndWork,
     JudgeExperts,
     LeaseWork,
@@ -104,15 +106,19 @@ def make_plan(
     return MixturePlan(model, training, owners, order, held_out, steps, per_round, pace, 2, delivery, 1)
 
 
+Source = Callable[[], Packed]
+LIFETIME_S = 20.0  # of payloads that nobody needs
+
+
 class Line:
     """One direction of a connection: what has a payload takes its time, and others wait for it as they do in truth."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
-        self._queues: dict[Order, deque[tuple[m.Message, Packed | None]]] = {order: deque() for order in Order}
+        self._queues: dict[Order, deque[tuple[m.Message, Any]]] = {order: deque() for order in Order}
         self.share = 1.0  # of turns in which a payload comes through
 
-    def put(self, message: m.Message, payload: Packed | None) -> None:
+    def put(self, message: m.Message, payload: Packed | Source | None) -> None:
         self._queues[order_of(message)].append((message, payload))
 
     def waiting(self, kind: type[m.Message]) -> int:
@@ -122,10 +128,13 @@ class Line:
         for queue in self._queues.values():
             queue.clear()
 
-    def arrived(self) -> Iterator[tuple[m.Message, Packed | None]]:
-        """What comes out in this turn."""
+    def arrived(self) -> Iterator[tuple[m.Message, Any]]:
+        """What comes out in this turn. A payload that is in a store is read when its turn has come."""
         for queue in self._queues.values():
             while queue:
+                message, payload = queue[0]
+                if callable(payload):
+                    queue[0] = (message, payload())
                 if queue[0][1] is not None and self.share < 1 and self._rng.random() >= self.share:
                     break
                 yield queue.popleft()
@@ -148,7 +157,8 @@ class MixtureCluster:
         self.plan, self.now, self.rng = plan, 0.0, random.Random(seed)
         self.told_plan = plan  # to workers
         self.run = SharedProgram(plan)
-        self.store = PayloadStore(f"memory://{folder}", dict.fromkeys(KEPT_KINDS, 60.0))
+        self.store = PayloadStore(f"memory://{folder}", dict.fromkeys(KEPT_KINDS, math.inf))
+        self._put_at: dict[str, float] = {}  # payloads, by this cluster's clock
         self.prepared = PreparedMixture(None, plan, self.run.program)  # type: ignore[arg-type]
         counts: dict[Tier, int] = {}
         for tier, _ in plan.fragments(self.prepared.dense, self.prepared.experts):
@@ -337,6 +347,8 @@ class MixtureCluster:
                 payload = self.store.put("model", model_bytes(instruction.round, model))
                 routing = routing_of(self.store, instruction.views, self.plan)
                 self.events.append(ModelAssembled(instruction.round, payload, routing=routing))
+            case CollectPayloads():
+                self._collect(instruction.keep)
             case QueueWork():
                 self.queue.offer([instruction.work])
                 self.queue.forget_before(instruction.work.progress - FORGET_STEPS)
@@ -370,25 +382,36 @@ class MixtureCluster:
             case m.Welcome() | m.Shutdown():
                 pass
             case message:
-                named, data = instruction.payload, None
-                try:
-                    if isinstance(named, StoredPayload):
-                        data = self.store.get(named.name)
-                    elif isinstance(named, TokensOf):
-                        data = tokens_payload(named.slices).tobytes()
-                    elif isinstance(named, WeightsOf):
-                        data = expert_weights(self.store, named.experts)
-                    elif isinstance(named, WorkOf):
-                        data = expert_work(self.store, named)
-                except PlanetaryError as error:
-                    self.events.append(e.SendFailed(worker.session, str(error)))
-                    return
-                worker.down.put(message, data)
+                worker.down.put(message, self._source(instruction.payload))
                 if worker.down.share == 1:
                     self._deliver(worker)
 
+    def _source(self, named: e.Payload | None) -> Source | None:
+        match named:
+            case StoredPayload():
+                return lambda: self.store.get(named.name)
+            case TokensOf():
+                return lambda: tokens_payload(named.slices).tobytes()
+            case WeightsOf():
+                return lambda: expert_weights(self.store, named.experts)
+            case WorkOf():
+                return lambda: expert_work(self.store, named)
+            case _:
+                return None
+
     def _deliver(self, worker: Worker) -> None:
-        for message, payload in worker.down.arrived() if worker.session else ():
-            worker.driver.receive(message, b"" if payload is None else payload)
-            if payload is not None:
-                self.events.append(e.PayloadSent(worker.session, message))
+        try:
+            for message, payload in worker.down.arrived() if worker.session else ():
+                worker.driver.receive(message, b"" if payload is None else payload)
+                if payload is not None:
+                    self.events.append(e.PayloadSent(worker.session, message))
+        except PlanetaryError as error:
+            self.events.append(e.SendFailed(worker.session, str(error)))
+
+    def _collect(self, keep: Collection[str]) -> None:
+        for name in [payload.name for payload in self.store.payloads()]:
+            if name in keep:
+                continue
+            if self.now - self._put_at.setdefault(name, self.now) > LIFETIME_S:
+                self.store.remove(name)
+                del self._put_at[name]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from mixture_checks import check_steps, check_streams, of_kind
-from mixture_cluster import MixtureCluster, Worker, make_plan
+from mixture_cluster import LIFETIME_S, MixtureCluster, Worker, make_plan
 from msgspec.structs import replace
 
 from planetary.fabric.records import Stalled
+from planetary.moe.acceptance import Policy
 from planetary.moe.records import ShardGranted, ShardKept, SurrogatesRefreshed
 from planetary.wire import messages as m
 
@@ -28,6 +29,8 @@ def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_it
         cluster.turn()
         assert waiting(a, m.KeepShard) <= 1
         assert waiting(a, m.PublishSurrogates) <= 1
+        assert waiting(a, m.ViewModel) <= 1
+        assert waiting(a, m.PublishFragment) <= len(cluster.controller.state.fragments)
         assert waiting(a, m.StepTaken, m.WantTokens) == 0
         most = max(most, waiting(a, m.KeepShard, m.PublishSurrogates, m.PublishFragment))
         assert cluster.now < 2000
@@ -49,17 +52,18 @@ def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_it
 
 
 def test_a_composer_that_gets_its_state_on_a_slow_line_is_not_restarted_meanwhile(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=48), seed=32)
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=400), seed=32)
     cluster.start("a")
     b = cluster.start("b")
     cluster.until(lambda: b.driver.machine.done >= 4)
     cluster.kill(b)
     cluster.controller.policy = replace(cluster.policy, stuck_after_s=6.0)
     b = cluster.start("b")
-    b.down.share = 0.03
+    b.down.share = 0.01
     began = cluster.now
     cluster.until(lambda: b.driver.machine.composes)
-    assert cluster.now - began > 18  # that is three times as long
+    # Longer than it may take no step, and than payloads live that are superseded.
+    assert cluster.now - began > max(6.0, 2 * LIFETIME_S)
     b.down.share = 1.0
     assert cluster.finish().ok
     assert [grant.worker for grant in of_kind(cluster, ShardGranted)] == ["a", "b", "b"]
@@ -100,3 +104,35 @@ def test_a_composer_on_a_slow_line_is_sent_the_newest_of_everything_and_no_queue
     held = b.driver.machine.versions[a.driver.machine.shard]
     assert held in made
     assert made.index(held) > len(made) // 2  # it had not all of them, but those that it has are new
+
+
+def test_a_composer_on_a_slow_line_offers_a_sketch_of_a_layer_when_the_last_has_left(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=60, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=35)
+    a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
+    cluster.until(lambda: a.driver.machine.done >= 2)
+    a.up.share = 0.05
+    while cluster.finished is None:
+        cluster.turn()
+        assert waiting(a, m.OfferSketches) <= plan.model.n_layer
+        assert cluster.now < 2000
+    assert cluster.finished.ok
+    check_streams(cluster)
+    updates = [sum(line.mixture.updates.values()) for line in cluster.metrics if line.mixture]
+    assert sum(updates) > 0
+
+
+def test_what_composers_said_of_a_round_is_kept_until_the_slowest_has_saved_its_state(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=8), seed=36)
+    a, _ = cluster.start("a"), cluster.start("b")
+    cluster.until(lambda: a.driver.machine.done >= 2)
+    a.up.share = 0.005
+    ended = cluster.now
+    cluster.until(lambda: cluster.controller.stalls.why != "")
+    cluster.until(lambda: cluster.now > ended + 4 * LIFETIME_S or cluster.finished is not None)
+    assert cluster.finished is None
+    a.up.share = 1.0
+    assert cluster.finish().ok
+    last = cluster.metrics[-1].mixture
+    assert all(shard.mixed_loss is not None for shard in last.shards)
+    assert last.routing_overlap is not None

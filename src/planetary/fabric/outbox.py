@@ -61,11 +61,12 @@ class Outbox:
     async def drain(self) -> None:
         """Wait until everything queued was sent, or can not be."""
         loop = asyncio.get_running_loop()
-        all_sent = asyncio.gather(*(queue.join() for queue in self._queues.values()))
-        over = [loop.create_task(asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED))]
-        await asyncio.wait((all_sent, *over), return_when=asyncio.FIRST_COMPLETED)
-        for waiting in (all_sent, *over):
-            waiting.cancel()
+        for queue, task in zip(self._queues.values(), self._tasks, strict=True):
+            waiting = loop.create_task(queue.join())
+            try:
+                await asyncio.wait((waiting, task), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
 
     def abandon(self) -> None:
         """Stop sending."""

@@ -23,7 +23,9 @@ def order_of(message: m.Message) -> Order:
     nothing that others wait for should stand. A composer's view goes with the state: it has to be there before it.
     """
     match message:
-        case m.StepTaken() | m.RunProgress() | m.WantTokens() | m.EvalResult() | m.TaskFailed():
+        case m.StepTaken() | m.RunProgress() | m.WantTokens() | m.EvalResult():
+            return Order.AHEAD
+        case m.TaskFailed() if not message.task:  # of a role in a mixture, which has forgotten its state
             return Order.AHEAD
         case m.KeepShard() | m.ViewModel():
             return Order.BESIDE

@@ -37,6 +37,7 @@ from planetary.moe.shard_payload import model_from, shard_bytes, shard_from
 from planetary.moe.signature import Runner, parameter_specs
 from planetary.moe.states import ComposerState, Surrogates
 from planetary.moe.tiers import Tier
+from planetary.moe.uploads import Upload, upload_of
 from planetary.wire import messages as m
 
 REPORT_EVERY_S = 0.2
@@ -48,9 +49,11 @@ class _Fitted(msgspec.Struct, frozen=True):
     bases: dict[int, str]  # by shard: the payload that changes are changes of
 
 
-_News = tuple[m.Message, Packed] | _Fitted | c.Upload | Exception | None  # None: the connection was lost
+class _Left(msgspec.Struct, frozen=True):
+    upload: Upload
 
-_UPLOADS: Mapping[type[m.Message], c.Upload] = {m.KeepShard: "state", m.PublishSurrogates: "surrogates"}
+
+_News = tuple[m.Message, Packed] | _Fitted | _Left | Exception | None  # None: the connection was lost
 
 
 class ComposerDriver:
@@ -107,11 +110,13 @@ class ComposerDriver:
 
     def sent(self, message: m.Message) -> None:
         """Say that a message with a payload has left this machine."""
-        if type(message) in _UPLOADS:
-            self._leave(_UPLOADS[type(message)])
+        upload = upload_of(message)
+        if upload is not None:
+            self._leave(_Left(upload))
 
     def disconnected(self) -> None:
         """Say that the connection to the gateway was lost."""
+        self.post.forget()
         self._leave(None)
 
     def claims(self) -> m.MixtureReady:
@@ -159,20 +164,21 @@ class ComposerDriver:
         return stepped
 
     def _take(self, news: _News) -> None:
-        if isinstance(news, Exception):
-            raise news
-        if news is None:
-            self.machine.disconnected()
-            if self._surrogates is not None:
-                self._surrogates.disconnected()
-            return
-        if isinstance(news, _Fitted):
-            self._fitted(news)
-            return
-        if isinstance(news, str):
-            self.machine.sent(news)
-            return
-        message, payload = news
+        match news:
+            case None:
+                self.machine.disconnected()
+                if self._surrogates is not None:
+                    self._surrogates.disconnected()
+            case _Fitted():
+                self._fitted(news)
+            case _Left():
+                self.machine.sent(news.upload)
+            case (message, payload):
+                self._received(message, payload)
+            case error:
+                raise error
+
+    def _received(self, message: m.Message, payload: Packed) -> None:
         match message:
             case m.OwnShard():
                 self._own(message, payload)
@@ -394,6 +400,8 @@ class ComposerDriver:
         known = {"shard": machine.shard, "epoch": machine.epoch, "step": machine.done, "progress": machine.progress}
         known |= {"payload": ""}
         fields = {name: known[name] for name in known if name in type_.__struct_fields__} | fields
-        if type_ in _UPLOADS:
-            machine.sends(_UPLOADS[type_])
-        self.post.put(type_(**fields), kind, pack)  # type: ignore[arg-type]
+        message = type_(**fields)  # type: ignore[arg-type]
+        upload = upload_of(message)
+        if upload is not None:
+            machine.sends(upload)
+        self.post.put(message, kind, pack)

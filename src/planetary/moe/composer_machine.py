@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
 from planetary.moe.plan import MixturePlan
 from planetary.moe.replicas import held_shards
 from planetary.moe.tiers import Tier
+from planetary.moe.uploads import STATE, SURROGATES, Upload, fragment_upload, sketch_upload
 
 Key = tuple[Tier, int]
 
@@ -77,9 +77,6 @@ class Step(msgspec.Struct, frozen=True):
     """Take a step; then tell `stepped`."""
 
 
-Upload = Literal["state", "surrogates"]
-"""What is large and superseded by the next: one at a time is on its way, and the next is made when it has left."""
-
 Action = Publish | Adopt | Fit | Keep | View | AskForTokens | Step
 
 
@@ -107,7 +104,7 @@ class ComposerMachine:
         self._merged: dict[Key, tuple[int, bool]] = {}  # arrived and not adopted: version, whether mine is in it
         self._fit_at = self._kept_at = 0
         self._looked_at = -1  # the step whose publications, fit and saving have been decided
-        self._keep_soon = self._fit_soon = False
+        self._keep_soon = self._view_soon = self._fit_soon = False
         self._uploads: Counter[Upload] = Counter()  # that have not left this machine
         self._tokens_until = plan.most_steps if plan.delivery == "path" else 0  # the first step without tokens
         self._asked_for_tokens = False
@@ -169,7 +166,7 @@ class ComposerMachine:
             self.held = {key: held.get(key, Held()) for key in mine}
             self._merged.clear()  # it gets the newest of everything with the shard
             self._fit_at = self._kept_at = step
-            self._fit_soon = self.finished = False
+            self._fit_soon = self._view_soon = self.finished = False
             self._round = self._round_of_run
             self.expert_versions = [-1] * len(self.expert_versions)  # the gateway sends the newest
             self.expert_steps = [step - 1] * len(self.expert_steps)
@@ -227,7 +224,7 @@ class ComposerMachine:
 
     def may_offer(self, layer: int) -> bool:
         """Whether to make a sketch of a layer in the step under way: not while too many were not used yet."""
-        if not self.connected:
+        if not self.connected or self._is_sending(sketch_upload(layer)):
             return False
         if self.plan.pace == "lockstep" or self.done - self._offered_at[layer] >= FORGET_STEPS:
             return True  # what has had no answer for so long is forgotten by the gateway, too
@@ -274,10 +271,10 @@ class ComposerMachine:
         if self._fit_soon and not self.waits_for_copies:
             self._fit_soon = False
             found.append(Fit())
-        may_keep = self.connected and self.composes and not self._is_sending("state")
+        may_keep = self.connected and self.composes and not self._is_sending(STATE)
         if self._keep_soon and may_keep and not self.waits_for():
-            self._keep_soon = False
-            found.append(Keep())
+            found += [View(), Keep()] if self._view_soon else [Keep()]
+            self._keep_soon = self._view_soon = False
         found += self._ask_for_tokens()
         if self.composes and not self.seems_done and self.done < self._tokens_until and not self.waits_for():
             found.append(Step())
@@ -321,7 +318,7 @@ class ComposerMachine:
         found: list[Action] = []
         cadence, plan = self.plan.training.cadence, self.plan
         refresh = cadence.refresh_due(self.done)
-        may_fit = self.done > self._fit_at and self.speaks and not self._is_sending("surrogates")
+        may_fit = self.done > self._fit_at and self.speaks and not self._is_sending(SURROGATES)
         if plan.has_surrogates and refresh and may_fit:
             self._fit_at = self.done
             self._fit_soon = plan.pace == "lockstep" and plan.training.replicas > 1
@@ -332,12 +329,18 @@ class ComposerMachine:
                 held = self.held.get(key)
                 if held is None or self.done <= held.since or key in self._merged:
                     continue
+                if self._is_sending(fragment_upload(key[0].value, key[1])):
+                    continue
                 if held.published is None or held.again:
                     held.published, held.again = self.done, False
                     found.append(Publish(key, held.base, self.done - held.since))
         ends_round, self._round = self._round_of_run > self._round, max(self._round_of_run, self._round)
         if ends_round and self.connected and plan.views_due(self._round):
-            found.append(View())  # before the state is saved, which may finish the round
+            # Before the state is saved, which may finish the round.
+            if plan.pace == "lockstep":
+                found.append(View())
+            else:
+                self._view_soon = True
         if ends_round or (refresh and self.done > self._kept_at):
             self._kept_at, self._keep_soon = self.done, True
         return found

@@ -26,6 +26,7 @@ class ComposerPost:
 
     def __init__(self, send: Send, packing: Executor | None, failed: Callable[[Exception], None]) -> None:
         self.send, self._packing, self._failed = send, packing, failed
+        self._connection = 0  # how many there were
 
     def put(self, message: m.Message, kind: str = "", pack: Callable[[], Packed] | None = None) -> None:
         """Send a message, with the payload that `pack` makes; as `payload` it has kind and sha256 of it.
@@ -37,7 +38,11 @@ class ComposerPost:
         elif self._packing is None:
             self._pack_and_send(message, kind, pack)
         else:
-            self._packing.submit(self._pack_and_send_or_fail, message, kind, pack)
+            self._packing.submit(self._pack_and_send_or_fail, message, kind, pack, self._connection)
+
+    def forget(self) -> None:
+        """Drop what waits to be packed: it was for a connection that is lost."""
+        self._connection += 1
 
     def _pack_and_send(self, message: m.Message, kind: str, pack: Callable[[], Packed]) -> None:
         data = pack()
@@ -45,7 +50,11 @@ class ComposerPost:
             message = msgspec.structs.replace(message, payload=f"{kind}/{digest_of(data)}")
         self.send(message, data)
 
-    def _pack_and_send_or_fail(self, message: m.Message, kind: str, pack: Callable[[], Packed]) -> None:
+    def _pack_and_send_or_fail(
+        self, message: m.Message, kind: str, pack: Callable[[], Packed], connection: int
+    ) -> None:
+        if connection != self._connection:
+            return
         try:
             self._pack_and_send(message, kind, pack)
         except Exception as error:  # noqa: BLE001 - the compute thread raises it

@@ -317,7 +317,7 @@ class MixtureController:
                 self._restart(one, now)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY_S
-            keep = self.state.needed() | self.rounds.payloads()
+            keep = self.state.needed() | self.rounds.payloads() | self.desk.payloads_under_way()
             self.desk.out.append(CollectPayloads(frozenset(keep)))
         waits_for, ended = self.membership.whom_we_wait_for(), self._all_steps_are_taken
         missing = what_is_missing(self.desk, self.composing.values(), waits_for=waits_for, all_steps_taken=ended)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Callable
 
 from planetary.fabric import events as e
 from planetary.fabric.records import Record
 from planetary.fabric.sending_order import Order, order_of
 from planetary.fabric.sessions import SupervisorSession, WorkerSession
-from planetary.moe.mixture_events import MixturePolicy
+from planetary.moe.mixture_events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
 from planetary.moe.records import MixtureState, apply
 from planetary.wire import messages as m
 
@@ -33,6 +33,18 @@ def subject_of(message: m.Message) -> Subject | None:
             return None
 
 
+def _names(payload: e.Payload) -> frozenset[str]:
+    match payload:
+        case StoredPayload():
+            return frozenset((payload.name,))
+        case WeightsOf():
+            return frozenset((payload.experts,))
+        case WorkOf():
+            return frozenset((payload.experts, *payload.lease.work.payloads))
+        case _:
+            return frozenset()
+
+
 class MixtureDesk:
     """State, connections and instructions; see `fabric.desk.Lobby`."""
 
@@ -42,7 +54,7 @@ class MixtureDesk:
         self.workers: dict[int, WorkerSession] = {}
         self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[e.Instruction] = []
-        self._under_way: Counter[int] = Counter()  # by session: payloads sent in turn that have not left completely
+        self._under_way: dict[int, deque[frozenset[str]]] = {}  # by session: what is sent in turn, and its payloads
         self._newest: dict[tuple[int, Subject], Make | None] = {}  # on their way; what to send after them
 
     def append(self, record: Record) -> None:
@@ -52,7 +64,8 @@ class MixtureDesk:
 
     def send(self, session: int, message: m.Message, payload: e.Payload | None = None) -> None:
         """Send a message on a connection."""
-        self._under_way[session] += payload is not None and order_of(message) is Order.IN_TURN
+        if payload is not None and order_of(message) is Order.IN_TURN:
+            self._under_way.setdefault(session, deque()).append(_names(payload))
         self.out.append(e.Send(session, message, payload))
 
     def send_newest(self, session: int, subject: Subject, make: Make) -> None:
@@ -68,7 +81,8 @@ class MixtureDesk:
 
     def payload_sent(self, session: int, message: m.Message) -> None:
         """A payload has left the gateway."""
-        self._under_way[session] -= order_of(message) is Order.IN_TURN
+        if order_of(message) is Order.IN_TURN and self._under_way.get(session):
+            self._under_way[session].popleft()
         subject = subject_of(message)
         make = self._newest.pop((session, subject), None) if subject is not None else None
         if subject is not None and make is not None:
@@ -76,9 +90,13 @@ class MixtureDesk:
 
     def under_way(self, session: int) -> int:
         """Return how many payloads that are sent in turn have not left the gateway completely."""
-        return self._under_way[session]
+        return len(self._under_way.get(session, ()))
+
+    def payloads_under_way(self) -> set[str]:
+        """Return the names of payloads that are sent, or will be when their turn comes."""
+        return {name for queue in self._under_way.values() for names in queue for name in names}
 
     def forget(self, session: int) -> None:
         """A connection has ended."""
-        del self._under_way[session]
+        self._under_way.pop(session, None)
         self._newest = {key: make for key, make in self._newest.items() if key[0] != session}

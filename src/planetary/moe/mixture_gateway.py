@@ -35,6 +35,7 @@ from planetary.moe.mixture_events import (
     AssembleModel,
     CollectPayloads,
     EndWork,
+    ExpertsJudged,
     JudgeExperts,
     LeaseWork,
     MakeFragment,
@@ -167,13 +168,13 @@ class MixtureGateway(RunHost):
         elif isinstance(message, m.ExpertsImproved):
             self._results_taken += 1
             attachment = self._results_taken
-            self._results[attachment] = received.tensors["payload"].data if received.tensors else b""
+            self._results[attachment] = _payload(received.tensors)
         self._shell.post(e.Received(session, message, defect, attachment, payload))
 
     def _keep(self, message: m.Message, tensors: Tensors) -> tuple[str, str]:
         """Check a message's payload and put it into the store; return its name, or what is wrong with it."""
         assert self._checks is not None
-        data = tensors["payload"].data if "payload" in tensors else b""
+        data = _payload(tensors)
         if isinstance(message, m.OfferSketches):
             self._sketch_bytes += len(data)
         return self._checks.keep(self._payloads, message, data)
@@ -237,10 +238,13 @@ class MixtureGateway(RunHost):
             model = assembled_model(self._payloads, instruction.shards, self.prepared.plan)
             payload = self._payloads.put("model", model_bytes(instruction.round, model))
             checkpoint = self._checkpoint(instruction.round, model) if instruction.checkpoint else ""
-            routing = routing_of(self._payloads, instruction.views, self.prepared.plan)
         except PlanetaryError as error:
             return ModelAssembled(instruction.round, failed=str(error))
-        seconds = time.monotonic() - began
+        seconds, routing = time.monotonic() - began, None
+        try:
+            routing = routing_of(self._payloads, instruction.views, self.prepared.plan)
+        except PlanetaryError as error:  # the model is there without it
+            log.warning("how far composers agree in round %d is not known: %s", instruction.round, error)
         return ModelAssembled(instruction.round, payload, checkpoint, seconds, routing=routing)
 
     def _checkpoint(self, round_: int, model: Tensors) -> str:
@@ -296,9 +300,12 @@ class MixtureGateway(RunHost):
     async def _judge(self, instruction: JudgeExperts, results: list[Packed]) -> None:
         assert self._shell is not None
         assert self.prepared is not None
-        self._shell.post(
-            await asyncio.to_thread(judge_experts, self._payloads, instruction, results, self.prepared.plan)
-        )
+        try:
+            judged = await asyncio.to_thread(judge_experts, self._payloads, instruction, results, self.prepared.plan)
+        except Exception as error:  # whatever a worker has sent: nobody else gets the work before it is judged
+            log.exception("the result of task %d cannot be judged", instruction.task)
+            judged = ExpertsJudged(instruction.task, failed=f"{type(error).__name__}: {error}")
+        self._shell.post(judged)
 
     def _bytes_of(self, round_: int) -> tuple[int, int, int]:
         # Messages belong to no round here: what travelled since the line before.
@@ -319,8 +326,12 @@ class MixtureGateway(RunHost):
             log.warning("old payloads were not removed: %s", error)
 
 
+def _payload(tensors: Tensors) -> Packed:
+    return tensors["payload"].data.toreadonly() if "payload" in tensors else b""
+
+
 def _allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
     expected = type(message) in KINDS or isinstance(message, m.ExpertsImproved)
-    if not expected or spec.name != "payload" or spec.dtype != "ui8":
+    if not expected or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
         raise RemoteProtocolError(f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it")
     return spec.empty()

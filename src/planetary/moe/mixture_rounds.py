@@ -70,6 +70,7 @@ class Rounds:
         self.merges: dict[Tier, list[float]] = {}  # seconds that merges took, since the last round
         self._began: float | None = None  # when the first composer began, then at the end of each round
         self._assembling: int | None = None
+        self._parts: frozenset[str] = frozenset()  # payloads of which that is put together
         self._evaluating: dict[int, Evaluating] = {}  # by round
         self._unreported: dict[int, RoundMetrics] = {}
         self._complete: set[int] = set()  # of these, those that wait for an earlier one only
@@ -81,8 +82,9 @@ class Rounds:
         return self._assembling is not None or bool(self._evaluating)
 
     def payloads(self) -> set[str]:
-        """Names of the models that are evaluated."""
-        return {one.payload for one in self._evaluating.values()}
+        """Names of what is or will be put together and evaluated, however long others take."""
+        views = {one.payload for of_round in self._views.values() for one in of_round.values()}
+        return {one.payload for one in self._evaluating.values()} | views | self._parts
 
     def began(self, now: float) -> None:
         """A composer begins."""
@@ -127,6 +129,7 @@ class Rounds:
             # What the last round's model is made of is still there: nobody has taken a step since.
             self._assembling = metrics.round
             payloads = tuple(shard.payload for shard in state.shards)
+            self._parts = frozenset(payloads)
             self._desk.out.append(AssembleModel(metrics.round, payloads, checkpoint=True))
         while state.round < policy.rounds and self._assembling is None:
             number = state.round + 1
@@ -158,6 +161,7 @@ class Rounds:
                 self._assembling = number
                 payloads = tuple(mark.payload for mark in kept)
                 said = tuple(one.payload for one in views.values()) if len(views) == len(kept) else ()
+                self._parts = frozenset((*payloads, *said))
                 self._desk.out.append(AssembleModel(number, payloads, policy.checkpoint_due(number), said))
             else:
                 self._report(number)
@@ -220,7 +224,7 @@ class Rounds:
 
     def assembled(self, event: ModelAssembled) -> str:
         """A model was put together; return why the run cannot end well, or ""."""
-        self._assembling = None
+        self._assembling, self._parts = None, frozenset()
         metrics = self._unreported.get(event.round)
         if event.routing is not None and metrics is not None and metrics.mixture is not None:
             agreed = {"routing_overlap": event.routing.overlap, "routing_divergence": event.routing.divergence}

@@ -1,0 +1,80 @@
+"""What a composer sends: named by its payload, packed elsewhere, and dropped with its connection."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import pytest
+
+from planetary.artifacts.packed_arrays import Packed
+from planetary.moe.composer_post import ComposerPost
+from planetary.wire import messages as m
+
+STATE = m.KeepShard(shard=0, epoch=1, step=2, progress=2, payload="")
+STEP = m.StepTaken(shard=0, epoch=1, step=2, loss=1.0, seconds=1.0)
+
+
+class Later(Executor):
+    """Does nothing before it is told to."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.work.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def run(self) -> None:
+        while self.work:
+            self.work.pop(0)()
+
+
+def post(packing: Executor | None) -> tuple[ComposerPost, list[tuple[m.Message, Packed | None]], list[Exception]]:
+    sent: list[tuple[m.Message, Packed | None]] = []
+    failed: list[Exception] = []
+    return ComposerPost(lambda message, data: sent.append((message, data)), packing, failed.append), sent, failed
+
+
+@pytest.mark.parametrize("packing", [None, Later()], ids=["at once", "beside"])
+def test_a_payload_is_named_by_its_kind_and_digest(packing: Later | None) -> None:
+    box, sent, _ = post(packing)
+    box.put(STATE, "shard", lambda: b"state")
+    box.put(STEP)
+    if packing is not None:
+        assert [message for message, _ in sent] == [STEP]  # which waits for nothing
+        packing.run()
+    name = f"shard/{hashlib.sha256(b'state').hexdigest()}"
+    kept = m.KeepShard(shard=0, epoch=1, step=2, progress=2, payload=name)
+    assert sorted(sent, key=str) == sorted([(kept, b"state"), (STEP, None)], key=str)
+
+
+def test_what_was_for_a_lost_connection_is_neither_packed_nor_sent() -> None:
+    packing = Later()
+    box, sent, _ = post(packing)
+    packed: list[int] = []
+
+    def pack(number: int) -> bytes:
+        packed.append(number)
+        return b"state"
+
+    box.put(STATE, "shard", lambda: pack(1))
+    box.forget()
+    box.put(STATE, "shard", lambda: pack(2))
+    packing.run()
+    assert packed == [2]
+    assert len(sent) == 1
+
+
+def test_what_cannot_be_packed_is_told() -> None:
+    packing = Later()
+    box, sent, failed = post(packing)
+
+    def pack() -> bytes:
+        raise MemoryError("no room for 690 MB")
+
+    box.put(STATE, "shard", pack)
+    packing.run()
+    assert (sent, [type(error) for error in failed]) == ([], [MemoryError])

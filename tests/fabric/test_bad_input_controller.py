@@ -3,76 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from controller_bench import ROUNDS, Bench
 
 from planetary.fabric import events as e
-from planetary.fabric.controller import Controller
 from planetary.fabric.records import (
-    AnyRecord,
     CheckpointFailed,
     CheckpointWritten,
     RoundFinished,
     RunFinished,
-    RunStarted,
     TaskAborted,
     WorkerLost,
 )
-from planetary.fabric.state import replay
 from planetary.testing.cluster import SimCluster, policy
 from planetary.wire import messages as m
-
-ROUNDS = 3
-
-
-class Bench:
-    """A controller without a world: its instructions are collected, and time is what the test says."""
-
-    def __init__(self, workers: int = 1) -> None:
-        self.policy = policy(rounds=ROUNDS, workers=workers)
-        started = RunStarted(run="sim", rounds=ROUNDS, config_hash="c", model="m", params=8)
-        self.controller = Controller(self.policy, replay([started]), 0.0)
-        self.now = 0.0
-        self.journal: list[AnyRecord] = []
-        self.sent: list[tuple[int, m.Message]] = []
-        self.finish: e.Finish | None = None
-        self._sessions = 0
-
-    def tell(self, event: e.Event) -> None:
-        self.now += 0.01
-        for instruction in self.controller.handle(event, self.now):
-            match instruction:
-                case e.Append():
-                    self.journal.append(instruction.record)
-                case e.Send():
-                    self.sent.append((instruction.session, instruction.message))
-                case e.Finish():
-                    self.finish = instruction
-                case e.Compile():
-                    self.tell(e.Compiled("cpu", "host", "", "a" * 64, 1, 1.0, "verified"))
-
-    def join(self, name: str) -> int:
-        """A worker connects and loads its job; returns its session."""
-        self._sessions += 1
-        hello = m.Hello(
-            role="worker",
-            protocol=m.PROTOCOL_VERSION,
-            software="test",
-            token="",
-            worker=f"{name}/0",
-            node=name,
-            pid=1,
-            backend="cpu",
-            target="host",
-            iree_version=self.policy.iree_version,
-        )
-        self.tell(e.Received(self._sessions, hello))
-        self.tell(e.Received(self._sessions, m.Ready(artifact="a" * 64, opt_state_round=0)))
-        return self._sessions
-
-    def task_of(self, session: int) -> int:
-        return [msg.task for to, msg in self.sent if to == session and isinstance(msg, m.TrainTask)][-1]
-
-    def records(self, kind: type) -> list:
-        return [record for record in self.journal if isinstance(record, kind)]
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ from planetary.fabric.events import (
     Instruction,
     OuterStepDone,
     OuterStepFailed,
+    PayloadArrives,
+    PayloadSent,
     Received,
     SendFailed,
     StopRequested,
@@ -112,8 +114,13 @@ class Controller:
                 self._received(event, now)
             case Closed():
                 self.desk.supervisors.pop(event.session, None)
+                self.desk.under_way.forget(event.session)
                 if event.session in self.desk.workers:
                     self._lose(self.desk.workers[event.session], event.reason, now)
+            case PayloadSent():
+                self._payload_sent(event, now)
+            case PayloadArrives(session, m.TrainResult() as result) if session in self.desk.workers:
+                self.training.leases.result_arrives(self.desk.workers[session], result)
             case SendFailed():
                 self._could_not_send(event, now)
             case Compiled():
@@ -136,6 +143,14 @@ class Controller:
                 self._stop(event.reason)
             case Tick():
                 self._restart_stuck_workers(now)
+
+    def _payload_sent(self, event: PayloadSent, now: float) -> None:
+        worker = self.desk.workers.get(event.session)
+        if not self.desk.under_way.sent(event.session, event.message) or worker is None:
+            return
+        for task in (worker.train, worker.evaluate):
+            if task is not None:
+                task.sent(now)
 
     def _received(self, event: Received, now: float) -> None:
         session, message = event.session, event.message

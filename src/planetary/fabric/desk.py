@@ -10,6 +10,7 @@ from planetary.fabric.policy import ControllerPolicy, FabricPolicy
 from planetary.fabric.records import AnyRecord
 from planetary.fabric.sessions import SupervisorSession, WorkerSession
 from planetary.fabric.state import ControllerState, OpenRound, apply
+from planetary.fabric.under_way import UnderWay
 from planetary.wire import messages as m
 
 
@@ -44,6 +45,7 @@ class Desk:
         self.workers: dict[int, WorkerSession] = {}  # by session
         self.supervisors: dict[int, SupervisorSession] = {}  # by session
         self.out: list[Instruction] = []
+        self.under_way = UnderWay()
 
     def append(self, record: AnyRecord) -> None:
         """Apply a record to the state and put it in the journal."""
@@ -52,6 +54,7 @@ class Desk:
 
     def send(self, session: int, message: m.Message, payload: Payload | None = None) -> None:
         """Send a message on a connection."""
+        self.under_way.add(session, message, payload)
         self.out.append(Send(session, message, payload))
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:

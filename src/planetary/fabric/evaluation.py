@@ -106,3 +106,4 @@ class Evaluation:
             m.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches),
             TokensOf(True, piece.slice.offset, piece.slice.count) if self._desk.policy.gateway_delivers else None,
         )
+        worker.evaluate.awaits = self._desk.under_way.count(worker.session)

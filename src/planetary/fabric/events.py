@@ -100,6 +100,13 @@ class PayloadSent(Event, frozen=True):
     message: Message
 
 
+class PayloadArrives(Event, frozen=True):
+    """A message with tensors has begun to arrive; `Received` follows, or the end of its connection."""
+
+    session: int
+    message: Message
+
+
 class OuterStepDone(Event, frozen=True):
     """The parameters of version `round` exist."""
 

@@ -104,7 +104,7 @@ class Gateway(RunHost):
 
     # --- connections ------------------------------------------------------------------------------------------
 
-    def _admit(self, connection: Connection, is_worker: bool) -> None:
+    def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
         timings = self.config.timings
         if is_worker:
             assert self._start is not None
@@ -114,7 +114,17 @@ class Gateway(RunHost):
             specs = {spec.name: spec for spec in params}
             total = sum(spec.nbytes for spec in specs.values())
             limits = Limits(tensor_bytes=2 * total + MIB, tensors=len(specs), messages_under_way=2)
-            connection.accept_peer(limits, lambda message, spec: _allocate(specs, message, spec))
+            last = 0  # id of the message that arrives
+
+            def allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
+                nonlocal last
+                array = _allocate(specs, message, spec)
+                if message.id != last:
+                    last = message.id
+                    self._post(e.PayloadArrives(session, message))
+                return array
+
+            connection.accept_peer(limits, allocate)
         else:
             connection.accept_peer(allocate=refuse_tensors)
         connection.keep_alive(timings.heartbeat_s, timings.silent_after_s)

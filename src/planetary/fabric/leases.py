@@ -99,8 +99,14 @@ class Leases:
             ),
             TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
         )
+        worker.train.awaits = desk.under_way.count(worker.session)
 
     # --- what workers say -------------------------------------------------------------------------------------
+
+    def result_arrives(self, worker: WorkerSession, message: m.TrainResult) -> None:
+        """A result has begun to arrive: all steps are taken."""
+        if worker.train is not None and worker.train.task == message.task:
+            worker.train.arrives = True
 
     def progress(self, worker: WorkerSession, message: m.Progress, now: float) -> None:
         """Take note of an inner step."""
@@ -258,12 +264,18 @@ class Leases:
         return max(estimates, default=None)
 
     def stuck_at(self, worker: WorkerSession) -> float | None:
-        """When a worker counts as stuck if it makes no progress until then; None while it has no task."""
-        times = [worker.train.progress_at] if worker.train else []
-        if worker.evaluate:
-            times.append(worker.evaluate.assigned_at)
-        if not times:
+        """When a worker counts as stuck if it makes no progress until then.
+
+        None while it has no task, and while what it needs or has made is on its way: a line may be slow. One on which
+        no byte moves ends by itself.
+        """
+        tasks = [task for task in (worker.train, worker.evaluate) if task is not None]
+        arrives = worker.train is not None and worker.train.arrives
+        if not tasks or arrives or any(task.awaits for task in tasks):
             return None
+        times = [task.complete_at for task in tasks]
+        times += [worker.train.progress_at] if worker.train else []
+        times += [worker.evaluate.assigned_at] if worker.evaluate else []
         policy, expected = self._desk.policy, self.expected_s()
         if expected is None:
             return max(times) + policy.first_step_s

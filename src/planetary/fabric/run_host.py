@@ -92,7 +92,7 @@ class RunHost(ABC):
         """The run as it is now. Called on the event loop."""
 
     @abstractmethod
-    def _admit(self, connection: Connection, is_worker: bool) -> None:
+    def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
         """Say what a peer that showed its token may send."""
 
     @abstractmethod
@@ -201,7 +201,7 @@ class RunHost(ABC):
         reason = "the connection ended"
         assert self._shell is not None
         try:
-            self._admit(connection, is_worker)
+            self._admit(connection, session, is_worker=is_worker)
             self._shell.post(e.Received(session, hello))
             counted = connection.bytes_received
             while True:

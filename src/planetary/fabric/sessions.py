@@ -15,8 +15,25 @@ class Phase(StrEnum):
     READY = "ready"  # it takes tasks
 
 
-class TrainInFlight(msgspec.Struct):
-    """A train task that a session has not answered yet."""
+class InFlight(msgspec.Struct, kw_only=True):
+    """A task that a session has not answered yet.
+
+    Attributes:
+        awaits: payloads that have not left the gateway and without which it cannot begin.
+        complete_at: when the last of them had left.
+    """
+
+    awaits: int = 0
+    complete_at: float = 0.0
+
+    def sent(self, now: float) -> None:
+        """A payload has left the gateway."""
+        if self.awaits > 0:
+            self.awaits, self.complete_at = self.awaits - 1, now
+
+
+class TrainInFlight(InFlight):
+    """A train task."""
 
     task: int
     round: int
@@ -25,11 +42,12 @@ class TrainInFlight(msgspec.Struct):
     progress_at: float
     step: int = 0
     started: bool = False
+    arrives: bool = False  # its result has begun to arrive
     loss: float | None = None
 
 
-class EvalInFlight(msgspec.Struct):
-    """An eval task that a session has not answered yet."""
+class EvalInFlight(InFlight):
+    """An eval task."""
 
     task: int
     version: int

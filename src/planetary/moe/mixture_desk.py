@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from planetary.fabric import events as e
 from planetary.fabric.records import Record
-from planetary.fabric.sending_order import Order, order_of
 from planetary.fabric.sessions import SupervisorSession, WorkerSession
+from planetary.fabric.under_way import UnderWay
 from planetary.moe.mixture_events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
 from planetary.moe.records import MixtureState, apply
 from planetary.wire import messages as m
@@ -54,7 +53,7 @@ class MixtureDesk:
         self.workers: dict[int, WorkerSession] = {}
         self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[e.Instruction] = []
-        self._under_way: dict[int, deque[frozenset[str]]] = {}  # by session: what is sent in turn, and its payloads
+        self.under_way = UnderWay()
         self._newest: dict[tuple[int, Subject], Make | None] = {}  # on their way; what to send after them
 
     def append(self, record: Record) -> None:
@@ -64,8 +63,7 @@ class MixtureDesk:
 
     def send(self, session: int, message: m.Message, payload: e.Payload | None = None) -> None:
         """Send a message on a connection."""
-        if payload is not None and order_of(message) is Order.IN_TURN:
-            self._under_way.setdefault(session, deque()).append(_names(payload))
+        self.under_way.add(session, message, payload)
         self.out.append(e.Send(session, message, payload))
 
     def send_newest(self, session: int, subject: Subject, make: Make) -> None:
@@ -81,22 +79,17 @@ class MixtureDesk:
 
     def payload_sent(self, session: int, message: m.Message) -> None:
         """A payload has left the gateway."""
-        if order_of(message) is Order.IN_TURN and self._under_way.get(session):
-            self._under_way[session].popleft()
+        self.under_way.sent(session, message)
         subject = subject_of(message)
         make = self._newest.pop((session, subject), None) if subject is not None else None
         if subject is not None and make is not None:
             self.send_newest(session, subject, make)
 
-    def under_way(self, session: int) -> int:
-        """Return how many payloads that are sent in turn have not left the gateway completely."""
-        return len(self._under_way.get(session, ()))
-
     def payloads_under_way(self) -> set[str]:
         """Return the names of payloads that are sent, or will be when their turn comes."""
-        return {name for queue in self._under_way.values() for names in queue for name in names}
+        return {name for payload in self.under_way.payloads() for name in _names(payload)}
 
     def forget(self, session: int) -> None:
         """A connection has ended."""
-        self._under_way.pop(session, None)
+        self.under_way.forget(session)
         self._newest = {key: make for key, make in self._newest.items() if key[0] != session}

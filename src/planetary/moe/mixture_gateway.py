@@ -148,7 +148,7 @@ class MixtureGateway(RunHost):
 
     # --- connections ------------------------------------------------------------------------------------------
 
-    def _admit(self, connection: Connection, is_worker: bool) -> None:
+    def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
         timings = self.config.timings
         if is_worker:
             assert self.prepared is not None

@@ -118,7 +118,7 @@ class Syncing:
             for number in range(len(self.desk.state.shards)):
                 if number != grant.shard or not keeps or plan.training.replicas > 1:
                     self.send_surrogates(self.composing[session], number)
-        self.composing[session].awaits = self.desk.under_way(session)
+        self.composing[session].awaits = self.desk.under_way.count(session)
         self.stepped(self.composing[session], now)
 
     def payload_sent(self, event: PayloadSent, now: float) -> None:

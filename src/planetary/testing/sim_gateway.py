@@ -29,6 +29,7 @@ from planetary.wire import messages as m
 CHECKPOINT_S = 0.15
 OUTER_S = 0.02
 COMPILE_S = 3.0
+SEND_S = 0.01  # until a payload has left
 
 
 class SimDisk:
@@ -159,6 +160,9 @@ class SimGateway:
                 link = self._links.get(instruction.session)
                 if link is not None:
                     link.send_to_client((instruction.message, payload))
+                    if instruction.payload is not None:
+                        sent = e.PayloadSent(instruction.session, instruction.message)
+                        world.after(SEND_S, lambda: self._handle(sent))
             case e.Close():
                 link = self._links.pop(instruction.session, None)
                 if link is not None:

@@ -1,11 +1,13 @@
-"""A composer at the end of a slow line: what it trains, what it saves, and how much memory waits in it to be sent.
+"""A worker at the end of a slow line: what it adds, whether it is lost, and how much memory waits in it to be sent.
 
-    python bench/parallax_slow_line.py                              # 20 Mbit/s up, 100 down
-    python bench/parallax_slow_line.py --up 2 --rounds 30 --set moe.refresh_every=10
+    python bench/slow_line.py                                        # a mixture; 20 Mbit/s up, 100 down
+    python bench/slow_line.py --up 2 --set moe.refresh_every=10
+    python bench/slow_line.py --example stdlib.toml --rounds 3 --up 4
 
-The gateway and one composer stand beside each other; the other composer reaches the gateway through a relay that limits
-and delays what passes (`planetary.testing.shaped_relay`). Both compute on this machine and have the same speed. A
-composer saves its whole state every `moe.refresh_every` steps, which is more than a slow line carries.
+The gateway and one worker stand beside each other; the other worker reaches the gateway through a relay that limits and
+delays what passes (`planetary.testing.shaped_relay`). Both compute on this machine and have the same speed.
+A composer saves its whole state every `moe.refresh_every` steps, which is more than a slow line carries; a worker of a
+run in rounds sends all parameters at a round's end.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import psutil
 
 from planetary.artifacts.jsonl import JsonLinesTail
 from planetary.cli.announcement import Announcement, read_announcement
+from planetary.core.config import load_config
 from planetary.testing.shaped_relay import Route, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 
@@ -54,7 +57,8 @@ def measure(folder: Path, relay: ShapedRelay, args: argparse.Namespace) -> dict[
         processes.append(subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
         return processes[-1]
 
-    sets = ["moe.composers=2", "fabric.workers=2", f"train.rounds={args.rounds}", *args.set]
+    is_mixture = load_config(ROOT / "examples" / args.example).moe.composers > 0
+    sets = [*(["moe.composers=2"] if is_mixture else []), "fabric.workers=2", f"train.rounds={args.rounds}", *args.set]
     gateway = start(
         "gateway",
         "gateway",
@@ -107,31 +111,24 @@ def until_announced(path: Path, gateway: subprocess.Popen[bytes], log: Path) -> 
 
 
 def watch(run: Path, gateway: subprocess.Popen[bytes], args: argparse.Namespace) -> dict[str, Any]:
-    """Follow the run to its end and say what became of both composers."""
+    """Follow the run to its end and say what became of both workers."""
     tail = JsonLinesTail(run / "events.jsonl", dict)
     events: list[dict[str, Any]] = []
     most: dict[str, int] = {}
-    first: dict[str, int] = {}
     deadline = time.monotonic() + args.limit
     began = None
     while gateway.poll() is None and time.monotonic() < deadline:
         events += tail.poll()
-        pids = {e["worker"]: e["pid"] for e in events if e["event"] == "worker_joined"}
-        if began is None and any(e["event"] == "shard_granted" for e in events):
+        if began is None and any(e["event"] in {"shard_granted", "round_started"} for e in events):
             began = time.monotonic()
-        for worker, pid in pids.items():
+        for worker, pid in {e["worker"]: e["pid"] for e in events if e["event"] == "worker_joined"}.items():
             try:
-                size = psutil.Process(pid).memory_info().rss
+                most[worker] = max(most.get(worker, 0), psutil.Process(pid).memory_info().rss)
             except psutil.NoSuchProcess:
                 continue
-            if any(e["event"] == "shard_kept" for e in events):
-                first.setdefault(worker, size)
-            most[worker] = max(most.get(worker, 0), size)
         time.sleep(0.2)
     events += tail.poll()
     took = time.monotonic() - (began or time.monotonic())
-    owner = {e["shard"]: e["worker"] for e in events if e["event"] == "shard_granted"}
-    kept = [e for e in events if e["event"] == "shard_kept"]
     path = run / "metrics.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     losses = [line["eval_loss"] for line in lines if line.get("eval_loss") is not None]
@@ -140,24 +137,27 @@ def watch(run: Path, gateway: subprocess.Popen[bytes], args: argparse.Namespace)
         "seconds": round(took, 1),
         "rounds": len(lines),
         "held-out loss": losses[-1] if losses else None,
-        "composers": {
-            worker: {
-                "granted": sum(e["event"] == "shard_granted" and e["worker"] == worker for e in events),
-                "steps": max((e["step"] for e in kept if owner[e["shard"]] == worker), default=0),
-                "states saved": sum(owner[e["shard"]] == worker for e in kept),
-                "publications merged": sum(
-                    shard in e["shards"]
-                    for e in events
-                    if e["event"] == "fragment_merged"
-                    for shard, by in owner.items()
-                    if by == worker
-                ),
-                "memory at first, MB": round(first.get(worker, 0) / 1e6),
-                "memory at most, MB": round(most.get(worker, 0) / 1e6),
-            }
-            for worker in sorted(set(owner.values()))
-        },
-        "lost": [e["reason"] for e in events if e["event"] == "worker_lost"][:5],
+        "workers": {w: {**said_of(w, events), "memory at most, MB": round(most[w] / 1e6)} for w in sorted(most)},
+        "lost": [f"{e['worker']}: {e['reason']}" for e in events if e["event"] == "worker_lost"][:8],
+    }
+
+
+def said_of(worker: str, events: list[dict[str, Any]]) -> dict[str, int]:
+    """What the journal says of a worker: of a composer, or of one in a run in rounds."""
+    if any(e["event"] == "mixture_started" for e in events):
+        owner = {e["shard"]: e["worker"] for e in events if e["event"] == "shard_granted"}
+        mine = {shard for shard, by in owner.items() if by == worker}
+        kept = [e for e in events if e["event"] == "shard_kept" and e["shard"] in mine]
+        merged = [e for e in events if e["event"] == "fragment_merged" and mine & set(e["shards"])]
+        return {
+            "steps": max((e["step"] for e in kept), default=0),
+            "states saved": len(kept),
+            "publications merged": len(merged),
+        }
+    mine = [e for e in events if e.get("worker") == worker]
+    return {
+        "tasks given": sum(e["event"] == "lease_assigned" for e in mine),
+        "results used": sum(e["event"] == "delta_accepted" for e in mine),
     }
 
 

@@ -103,5 +103,6 @@ def test_what_a_composer_is_told_keeps_its_order() -> None:
     message = m.OwnShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))
     later = (FRAGMENT, m.SpeakFor(shards=(0,)), m.TokensReady(shard=-1, first=0, count=1))
     assert {order_of(one) for one in (message, *later)} == {Order.IN_TURN}
+    assert order_of(m.Progress(task=1, round=1, step=1, loss=None)) is Order.AHEAD
     assert order_of(m.RunProgress(steps=(1, 1))) is Order.AHEAD  # the answer to one who has his shard
     assert order_of(m.TokensReady(shard=0, first=0, count=1)) is Order.BESIDE

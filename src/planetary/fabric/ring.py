@@ -286,7 +286,7 @@ class Ring:
         holders = [w for w in self._desk.ready_workers() if w.version == version]
         if not holders:
             return False
-        # One that is not in the middle of a lease, if there is one: its own messages wait behind the upload.
+        # One that is not in the middle of a lease, if there is one: its result waits behind the upload.
         holder = next((w for w in holders if w.train is None), holders[0])
         self._asked = (holder.session, version)
         self._desk.send(holder.session, m.SendOuterState(version=version))

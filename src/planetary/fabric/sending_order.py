@@ -19,11 +19,11 @@ def order_of(message: m.Message) -> Order:
     """Return when a message is sent.
 
     Most have to arrive in the order in which they were queued. Two kinds must not, for a payload may take minutes on a
-    slow line: what says that a composer is alive or how far the others are; and a shard's whole state, behind which
+    slow line: what says that a worker is alive or how far the others are; and a shard's whole state, behind which
     nothing that others wait for should stand. A composer's view goes with the state: it has to be there before it.
     """
     match message:
-        case m.StepTaken() | m.RunProgress() | m.WantTokens() | m.EvalResult():
+        case m.Progress() | m.StepTaken() | m.RunProgress() | m.WantTokens() | m.EvalResult():
             return Order.AHEAD
         case m.TaskFailed() if not message.task:  # of a role in a mixture, which has forgotten its state
             return Order.AHEAD

@@ -12,10 +12,12 @@ from mixture_checks import check_equal, check_steps, check_streams, composing, o
 from mixture_cluster import MixtureCluster, make_plan
 
 from planetary.fabric import events as e
+from planetary.fabric.records import WorkerLost
 from planetary.moe.acceptance import Policy
 from planetary.moe.delta import Form
 from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from
 from planetary.moe.expert_work import HeldExperts
+from planetary.moe.patience import Patience
 from planetary.moe.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
 from planetary.wire import messages as m
 
@@ -302,3 +304,40 @@ def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
     assert e.DropAttachment(7) in gone  # the session ended before its result was read
     unasked = cluster.controller.handle(e.Received(a.session, answer, "", 8, ""), cluster.now)
     assert e.DropAttachment(8) in unasked  # this run has no expert workers
+
+
+def test_an_expert_worker_that_hangs_is_restarted_and_another_does_its_work(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=120, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=41)
+    cluster.controller.patience = Patience(5.0)
+    a, b, w = (cluster.start(name) for name in ("a", "b", "w"))
+    cluster.until(lambda: sum(cluster.controller.rounds.updates.values()) > 0 or len(cluster.metrics) > 0)
+    cluster.until(lambda: len(cluster.controller.offload.improving) == 1)
+    w.driver.turn = lambda: False
+    cluster.until(lambda: w.session in cluster.controller.offload.improving)
+    session = w.session
+    hung_at = max(a.driver.machine.done, b.driver.machine.done)
+    cluster.until(lambda: session not in cluster.controller.desk.workers)
+    reason = of_kind(cluster, WorkerLost)[-1].reason
+    assert "it had no answer to its work for" in reason
+    cluster.kill(w)
+    cluster.start("w")
+    assert cluster.finish().ok
+    assert max(record.step for record in of_kind(cluster, ExpertsAdvanced)) > hung_at
+    check_streams(cluster)
+
+
+def test_a_worker_that_hangs_while_it_evaluates_is_restarted_and_the_run_ends(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=8), seed=42)
+    cluster.controller.patience = Patience(5.0)
+    a, b, w = (cluster.start(name) for name in ("a", "b", "w"))
+    w.driver.turn = lambda: False
+    cluster.until(
+        lambda: cluster.controller.state.round == 2 and a.driver.machine.finished and b.driver.machine.finished
+    )
+    assert cluster.finished is None
+    session = w.session
+    cluster.until(lambda: session not in cluster.controller.desk.workers, limit=5000)
+    assert "it had no answer to its evaluation for" in of_kind(cluster, WorkerLost)[-1].reason
+    assert cluster.finish().ok
+    assert cluster.metrics[-1].eval_loss is not None

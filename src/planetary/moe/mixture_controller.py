@@ -34,6 +34,7 @@ from planetary.moe.mixture_events import (
 from planetary.moe.mixture_rounds import Composing, Rounds
 from planetary.moe.mixture_syncing import Syncing
 from planetary.moe.offload import Offload
+from planetary.moe.patience import Patience
 from planetary.moe.payload_checks import impossible_steps
 from planetary.moe.records import MixtureState, ShardKept
 from planetary.moe.stalls import Stalls, what_is_missing
@@ -68,6 +69,7 @@ class MixtureController:
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions
         self.stalls = Stalls(self.desk, now)
+        self.patience = Patience(policy.lease_s)
         self._collect_at = now + COLLECT_EVERY_S
 
     # --- the machine's interface ------------------------------------------------------------------------------
@@ -87,7 +89,7 @@ class MixtureController:
             return None
         deserted = self._desertion_deadline()
         times = [self.syncing.machine.next_deadline(), self.stalls.next_deadline(), self._collect_at, deserted]
-        times += [self._stuck_at(one) for one in self.composing.values()]
+        times += [self.patience.next_deadline(), *(self._stuck_at(one) for one in self.composing.values())]
         return min(t for t in times if t is not None)
 
     def owner_of(self, shard: int) -> Composing | None:
@@ -107,6 +109,9 @@ class MixtureController:
                     self._lose(self.desk.workers[event.session], event.reason, now)
             case e.PayloadSent():
                 self.syncing.payload_sent(event, now)
+                self.patience.sent(event.session, now)
+            case e.PayloadArrives(session, m.ExpertsImproved() as result):
+                self.patience.arrives((session, "work", result.task))
             case e.SendFailed() if event.session in self.desk.workers:
                 self._lose(self.desk.workers[event.session], event.reason, now)
             case e.Compiled():
@@ -314,7 +319,12 @@ class MixtureController:
         self.offload.hand_out([self.desk.workers[session] for session in self._standby])
         for one in list(self.composing.values()):
             if now >= self._stuck_at(one):
-                self._restart(one, now)
+                self._restart(one.session, f"it took no step for {now - one.progress_at:.0f} s", now)
+        unanswered = self.offload.unanswered() | self.rounds.unanswered()
+        self.patience.look(unanswered, self.desk.workers, now, self.desk.under_way.count)
+        for session, why in self.patience.stuck(now):
+            if session in self.desk.workers:
+                self._restart(session, why, now)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY_S
             keep = self.state.needed() | self.rounds.payloads() | self.desk.payloads_under_way()
@@ -339,9 +349,8 @@ class MixtureController:
             elif self.syncing.claims.pop(worker.worker, None) is not None:
                 self.desk.send(session, m.StandBy(reason="its shard belongs to another composer by now"))
 
-    def _restart(self, one: Composing, now: float) -> None:
-        reason = f"it took no step for {now - one.progress_at:.0f} s"
-        worker = self.desk.workers[one.session]
+    def _restart(self, session: int, reason: str, now: float) -> None:
+        worker = self.desk.workers[session]
         self.membership.restart(worker, reason)
         self._lose(worker, reason, now)
 

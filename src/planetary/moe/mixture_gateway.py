@@ -155,7 +155,13 @@ class MixtureGateway(RunHost):
             # A shard's state at most: dense parameters and experts, each with the optimizer's state.
             largest = 8 * 4 * self.prepared.param_count + MIB
             limits = Limits(tensor_bytes=2 * largest, tensors=1, messages_under_way=4)
-            connection.accept_peer(limits, _allocate)
+
+            def allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
+                array = _allocate(message, spec)
+                self._post(e.PayloadArrives(session, message))
+                return array
+
+            connection.accept_peer(limits, allocate)
         else:
             connection.accept_peer(allocate=refuse_tensors)
         connection.keep_alive(timings.heartbeat_s, timings.silent_after_s)

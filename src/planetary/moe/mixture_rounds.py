@@ -13,6 +13,7 @@ from planetary.fabric.sessions import WorkerSession
 from planetary.fabric.status import MixtureMetrics, RoundMetrics, ShardMetrics
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import AssembleModel, ModelAssembled, StoredPayload
+from planetary.moe.patience import Task
 from planetary.moe.records import ShardKept
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
@@ -258,6 +259,10 @@ class Rounds:
             busy.add(free[0])
             message = m.EvaluateMixture(task=one.round, version=one.round, payload=one.payload)
             self._desk.send(free[0], message, StoredPayload(one.payload))
+
+    def unanswered(self) -> set[Task]:
+        """Return the evaluations that somebody makes."""
+        return {(one.session, "evaluation", one.round) for one in self._evaluating.values() if one.session}
 
     def evaluated(self, worker: WorkerSession, result: m.EvalResult) -> None:
         """Take a result, if it is from who was asked."""

@@ -30,6 +30,7 @@ from planetary.moe.mixture_events import (
     WorkLeased,
     WorkOf,
 )
+from planetary.moe.patience import Task
 from planetary.moe.records import ExpertsAdvanced, SyncNote
 from planetary.moe.work_queue import Lease, Work
 from planetary.wire import messages as m
@@ -161,6 +162,10 @@ class Offload:
             self._judge(one, one.first, attachment)
         else:
             self._judge(one, attachment, 0)
+
+    def unanswered(self) -> set[Task]:
+        """Return the work that expert workers have and whose result is not here."""
+        return {(s, "work", one.task) for s, one in self.improving.items() if one.task not in self._judging}
 
     def judged(self, event: ExpertsJudged) -> Judged | None:
         """A result was judged: its shard's composer is to be told."""

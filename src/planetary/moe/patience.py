@@ -1,0 +1,70 @@
+"""How long a worker may take for a piece of work or an evaluation before it counts as stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Literal
+
+import msgspec
+
+Task = tuple[int, Literal["work", "evaluation"], int]
+"""Session, what it is, and its number."""
+
+LONGER = 20.0
+"""Times the longest that was seen of its kind. Before one was seen, as many times what is granted at least."""
+
+
+class _Waited(msgspec.Struct):
+    since: float
+    awaits: int  # payloads without which it cannot begin, on their way
+    arrives: bool = False  # its result is
+
+
+class Patience:
+    """Times are monotonic seconds. What is on its way is waited for: a line may be slow."""
+
+    def __init__(self, least_s: float) -> None:
+        """`least_s`: what everybody is granted."""
+        self._least_s = least_s
+        self._waited: dict[Task, _Waited] = {}
+        self._longest: dict[str, float] = {}
+
+    def look(self, tasks: Collection[Task], live: Collection[int], now: float, under_way: Callable[[int], int]) -> None:
+        """Take the tasks that are given and not answered. `live`: sessions; `under_way`: payloads for a session."""
+        for task in [task for task in self._waited if task not in tasks]:
+            took = now - self._waited.pop(task).since
+            if task[0] in live:  # it was answered
+                self._longest[task[1]] = max(took, self._longest.get(task[1], 0.0))
+        for task in tasks:
+            if task not in self._waited:
+                self._waited[task] = _Waited(now, under_way(task[0]))
+
+    def sent(self, session: int, now: float) -> None:
+        """A payload has left the gateway for good."""
+        for task, one in self._waited.items():
+            if task[0] == session and one.awaits > 0:
+                one.awaits, one.since = one.awaits - 1, now
+
+    def arrives(self, task: Task) -> None:
+        """A task's result has begun to arrive."""
+        if task in self._waited:
+            self._waited[task].arrives = True
+
+    def stuck(self, now: float) -> list[tuple[int, str]]:
+        """Return the sessions that have taken too long, and why."""
+        return [
+            (task[0], f"it had no answer to its {task[1]} for {now - self._waited[task].since:.0f} s")
+            for task in sorted(self._waited)
+            if now >= self._until(task)
+        ]
+
+    def next_deadline(self) -> float | None:
+        """See `core.machine.Machine.next_deadline`."""
+        return min((self._until(task) for task in self._waited), default=None)
+
+    def _until(self, task: Task) -> float:
+        one = self._waited[task]
+        if one.awaits or one.arrives:  # a connection on which no byte moves ends by itself
+            return float("inf")
+        longest = self._longest.get(task[1])
+        return one.since + max(self._least_s, LONGER * (self._least_s if longest is None else longest))

@@ -1,0 +1,56 @@
+"""Who counts as stuck with a piece of work or an evaluation, and who has only a slow line or a slow machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from planetary.moe.patience import Patience, Task
+
+WORK: Task = (1, "work", 7)
+OTHER: Task = (2, "work", 8)
+MODEL: Task = (1, "evaluation", 3)
+LIVE = {1, 2}
+
+
+def nothing(_: int) -> int:
+    return 0
+
+
+def test_before_anything_is_known_of_its_kind_twenty_times_the_least_is_granted() -> None:
+    patience = Patience(10.0)
+    patience.look({WORK}, LIVE, 100.0, nothing)
+    assert patience.next_deadline() == 300.0
+    assert patience.stuck(299.0) == []
+    assert patience.stuck(300.0) == [(1, "it had no answer to its work for 200 s")]
+
+
+@pytest.mark.parametrize(("took", "granted"), [(0.1, 10.0), (2.0, 40.0)])
+def test_then_twenty_times_the_longest_that_was_answered(took: float, granted: float) -> None:
+    patience = Patience(10.0)
+    patience.look({WORK}, LIVE, 0.0, nothing)
+    patience.look(set(), LIVE, took, nothing)
+    patience.look({OTHER, MODEL}, LIVE, 100.0, nothing)
+    assert patience.next_deadline() == pytest.approx(100.0 + granted)
+    assert [session for session, _ in patience.stuck(100.0 + granted + 0.1)] == [2]  # nothing is known of evaluations
+
+
+def test_who_was_lost_says_nothing_of_how_long_it_takes() -> None:
+    patience = Patience(10.0)
+    patience.look({WORK}, LIVE, 0.0, nothing)
+    patience.look(set(), {2}, 150.0, nothing)
+    patience.look({OTHER}, {2}, 150.0, nothing)
+    assert patience.next_deadline() == 350.0
+
+
+def test_what_is_on_its_way_is_waited_for() -> None:
+    patience = Patience(10.0)
+    patience.look({WORK}, LIVE, 0.0, lambda _: 2)
+    assert patience.stuck(1e6) == []
+    patience.sent(1, 1e6)
+    patience.sent(2, 1e6)
+    assert patience.stuck(2e6) == []
+    patience.sent(1, 2e6)
+    assert patience.stuck(2e6 + 199) == []
+    patience.arrives(WORK)
+    patience.arrives(OTHER)  # which nobody has
+    assert patience.stuck(3e6) == []

@@ -46,7 +46,7 @@ def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_it
     assert kept == sorted(kept)
     assert b.driver.machine.done + a.driver.machine.done >= 96
     told = [record.why for record in of_kind(cluster, Stalled)]
-    assert f"all steps are taken; what is missing is the last saved state: that of shard {shard} (a)" in told
+    assert f"all steps are taken; waiting for the last state of shard {shard} (a)" in told
     refreshed = [record.step for record in of_kind(cluster, SurrogatesRefreshed) if record.shard == shard]
     assert 0 < len(refreshed) < 24
 

@@ -24,8 +24,8 @@ def what_is_missing(desk: MixtureDesk, composing: Iterable[Composing], *, waits_
         return f"nobody composes shard {', '.join(map(str, missing))}: {waits_for}"
     unsaved = [n for n, shard in enumerate(desk.state.shards) if shard.progress < desk.policy.plan.steps]
     if unsaved and all_steps_taken:
-        whose = " and ".join(f"that of shard {n} ({by_shard[n].worker})" for n in unsaved)
-        return f"all steps are taken; what is missing is the last saved state: {whose}"
+        whose = ", ".join(f"{n} ({by_shard[n].worker})" for n in unsaved)
+        return f"all steps are taken; waiting for the last state of shard {whose}"
     return ""
 
 

@@ -85,10 +85,17 @@ def test_a_worker_that_takes_its_steps_and_then_sends_nothing_is_stuck() -> None
     assert len(bench.records(LeaseReturned)) + len(lost(bench)) >= 1
 
 
-def test_what_arrives_of_another_task_says_nothing() -> None:
+def test_a_result_waits_behind_what_its_worker_sent_before_it() -> None:
+    """Such as the result of a lease that was taken back, or an outer state."""
     bench = Bench()
     session = begun(bench)
     bench.tell(e.PayloadSent(session, parameters(bench, session)))
-    bench.tell(e.PayloadArrives(session, replace(result(bench, session), task=99)))
-    wait(bench, bench.policy.first_step_s + 1)
+    other = replace(result(bench, session), task=99, id=5)
+    bench.tell(e.PayloadArrives(session, other))
+    wait(bench, HOURS)
+    assert lost(bench) == []
+    bench.tell(e.Received(session, other, "", 1))
+    wait(bench, bench.policy.first_step_s - 1)
+    assert lost(bench) == []
+    wait(bench, 2)
     assert lost(bench) == ["it made no progress on its task in time"]

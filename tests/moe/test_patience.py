@@ -51,6 +51,29 @@ def test_what_is_on_its_way_is_waited_for() -> None:
     assert patience.stuck(2e6) == []
     patience.sent(1, 2e6)
     assert patience.stuck(2e6 + 199) == []
-    patience.arrives(WORK)
-    patience.arrives(OTHER)  # which nobody has
+    patience.arrives(1, 5)
     assert patience.stuck(3e6) == []
+    patience.arrived(1, 4, 3e6)  # which is small
+    assert patience.stuck(3e6) == []
+    patience.arrived(1, 5, 3e6)  # and was no answer
+    assert patience.stuck(3e6 + 199) == []
+    assert patience.stuck(3e6 + 200) != []
+
+
+def test_a_worker_does_one_thing_after_the_other() -> None:
+    patience = Patience(10.0)
+    patience.look({OTHER}, LIVE, 0.0, nothing)
+    patience.look(set(), LIVE, 1.0, nothing)  # work takes a second
+    patience.look({WORK, MODEL}, LIVE, 1.0, nothing)
+    assert patience.stuck(1.0 + 199) == []  # nothing is known of evaluations, behind which the work may be
+    patience.look({WORK}, LIVE, 150.0, nothing)
+    assert patience.next_deadline() == 150.0 + 20.0
+
+
+def test_who_is_gone_leaves_nothing_behind() -> None:
+    patience = Patience(10.0)
+    patience.look({WORK}, LIVE, 0.0, nothing)
+    patience.arrives(1, 5)
+    patience.look(set(), {2}, 1.0, nothing)
+    patience.look({WORK}, LIVE, 2.0, nothing)
+    assert patience.next_deadline() == 202.0

@@ -119,8 +119,8 @@ class Controller:
                     self._lose(self.desk.workers[event.session], event.reason, now)
             case PayloadSent():
                 self._payload_sent(event, now)
-            case PayloadArrives(session, m.TrainResult() as result) if session in self.desk.workers:
-                self.training.leases.result_arrives(self.desk.workers[session], result)
+            case PayloadArrives() if event.session in self.desk.workers:
+                self.desk.workers[event.session].arriving.add(event.message.id)
             case SendFailed():
                 self._could_not_send(event, now)
             case Compiled():
@@ -162,7 +162,11 @@ class Controller:
             if ended is not None and isinstance(message, m.WorkerExited):
                 self._lose(ended, message.reason, now)
         elif session in self.desk.workers:
-            self._from_worker(self.desk.workers[session], event, now)
+            worker = self.desk.workers[session]
+            if message.id in worker.arriving:
+                worker.arriving.discard(message.id)
+                worker.arrived_at = now
+            self._from_worker(worker, event, now)
         elif event.attachment:
             self.desk.out.append(DropAttachment(event.attachment))
 

@@ -103,11 +103,6 @@ class Leases:
 
     # --- what workers say -------------------------------------------------------------------------------------
 
-    def result_arrives(self, worker: WorkerSession, message: m.TrainResult) -> None:
-        """A result has begun to arrive: all steps are taken."""
-        if worker.train is not None and worker.train.task == message.task:
-            worker.train.arrives = True
-
     def progress(self, worker: WorkerSession, message: m.Progress, now: float) -> None:
         """Take note of an inner step."""
         train = worker.train
@@ -266,14 +261,13 @@ class Leases:
     def stuck_at(self, worker: WorkerSession) -> float | None:
         """When a worker counts as stuck if it makes no progress until then.
 
-        None while it has no task, and while what it needs or has made is on its way: a line may be slow. One on which
-        no byte moves ends by itself.
+        None while it has no task, and while what it needs, or anything that it sends, is on its way: a line may be
+        slow, and a result waits behind what was sent before it. A line on which no byte moves ends by itself.
         """
         tasks = [task for task in (worker.train, worker.evaluate) if task is not None]
-        arrives = worker.train is not None and worker.train.arrives
-        if not tasks or arrives or any(task.awaits for task in tasks):
+        if not tasks or worker.arriving or any(task.awaits for task in tasks):
             return None
-        times = [task.complete_at for task in tasks]
+        times = [worker.arrived_at, *(task.complete_at for task in tasks)]
         times += [worker.train.progress_at] if worker.train else []
         times += [worker.evaluate.assigned_at] if worker.evaluate else []
         policy, expected = self._desk.policy, self.expected_s()

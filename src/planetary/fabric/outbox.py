@@ -86,6 +86,9 @@ class Outbox:
                 return
             except PlanetaryError:
                 return
+            except Exception:  # noqa: BLE001 - otherwise nothing would ever be sent again, and nobody know
+                self._give_up()
+                return
             finally:
                 queue.task_done()
 

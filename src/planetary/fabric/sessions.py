@@ -42,7 +42,6 @@ class TrainInFlight(InFlight):
     progress_at: float
     step: int = 0
     started: bool = False
-    arrives: bool = False  # its result has begun to arrive
     loss: float | None = None
 
 
@@ -68,6 +67,8 @@ class WorkerSession(msgspec.Struct):
     phase: Phase
     artifact: str = ""
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
+    arriving: set[int] = msgspec.field(default_factory=set)  # ids of messages with tensors that are on their way here
+    arrived_at: float = 0.0  # when the last of them was here
     train: TrainInFlight | None = None
     evaluate: EvalInFlight | None = None
 

@@ -108,10 +108,11 @@ class MixtureController:
                 if event.session in self.desk.workers:
                     self._lose(self.desk.workers[event.session], event.reason, now)
             case e.PayloadSent():
-                self.syncing.payload_sent(event, now)
-                self.patience.sent(event.session, now)
-            case e.PayloadArrives(session, m.ExpertsImproved() as result):
-                self.patience.arrives((session, "work", result.task))
+                if self.desk.payload_sent(event.session, event.message):
+                    self.syncing.payload_sent(event.session, now)
+                    self.patience.sent(event.session, now)
+            case e.PayloadArrives():
+                self.patience.arrives(event.session, event.message.id)
             case e.SendFailed() if event.session in self.desk.workers:
                 self._lose(self.desk.workers[event.session], event.reason, now)
             case e.Compiled():
@@ -137,6 +138,7 @@ class MixtureController:
 
     def _received(self, event: e.Received, now: float) -> None:
         session, message = event.session, event.message
+        self.patience.arrived(session, message.id, now)
         if isinstance(message, m.Hello):
             for replaced in self.membership.hello(session, message):
                 self._lose(replaced, "replaced by a newer connection of the same worker", now)

@@ -77,13 +77,14 @@ class MixtureDesk:
             self._newest[session, subject] = None
             self.send(session, *make())
 
-    def payload_sent(self, session: int, message: m.Message) -> None:
-        """A payload has left the gateway."""
-        self.under_way.sent(session, message)
+    def payload_sent(self, session: int, message: m.Message) -> bool:
+        """A payload has left the gateway; return whether it was one that is sent in turn."""
+        in_turn = self.under_way.sent(session, message)
         subject = subject_of(message)
         make = self._newest.pop((session, subject), None) if subject is not None else None
         if subject is not None and make is not None:
             self.send_newest(session, subject, make)
+        return in_turn
 
     def payloads_under_way(self) -> set[str]:
         """Return the names of payloads that are sent, or will be when their turn comes."""

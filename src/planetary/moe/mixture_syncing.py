@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from planetary.fabric.events import PayloadSent
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import FragmentMade, MakeFragment, Published, StoredPayload
 from planetary.moe.mixture_rounds import Composing, Rounds
@@ -121,10 +120,9 @@ class Syncing:
         self.composing[session].awaits = self.desk.under_way.count(session)
         self.stepped(self.composing[session], now)
 
-    def payload_sent(self, event: PayloadSent, now: float) -> None:
-        """A payload has left the gateway: what a composer begins with takes long on a slow line."""
-        self.desk.payload_sent(event.session, event.message)
-        one = self.composing.get(event.session)
+    def payload_sent(self, session: int, now: float) -> None:
+        """A payload that is sent in turn has left: what a composer begins with takes long on a slow line."""
+        one = self.composing.get(session)
         if one is not None and one.awaits > 0:
             one.awaits -= 1
             one.progress_at = now

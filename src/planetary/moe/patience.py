@@ -17,17 +17,20 @@ LONGER = 20.0
 class _Waited(msgspec.Struct):
     since: float
     awaits: int  # payloads without which it cannot begin, on their way
-    arrives: bool = False  # its result is
 
 
 class Patience:
-    """Times are monotonic seconds. What is on its way is waited for: a line may be slow."""
+    """Times are monotonic seconds. What is on its way is waited for: a line may be slow.
+
+    A worker does one thing after the other, so an answer to one task is a sign of life for all that it has.
+    """
 
     def __init__(self, least_s: float) -> None:
         """`least_s`: what everybody is granted."""
         self._least_s = least_s
         self._waited: dict[Task, _Waited] = {}
         self._longest: dict[str, float] = {}
+        self._arriving: dict[int, set[int]] = {}  # by session: ids of messages
 
     def look(self, tasks: Collection[Task], live: Collection[int], now: float, under_way: Callable[[int], int]) -> None:
         """Take the tasks that are given and not answered. `live`: sessions; `under_way`: payloads for a session."""
@@ -35,6 +38,8 @@ class Patience:
             took = now - self._waited.pop(task).since
             if task[0] in live:  # it was answered
                 self._longest[task[1]] = max(took, self._longest.get(task[1], 0.0))
+                self._lives(task[0], now)
+        self._arriving = {session: ids for session, ids in self._arriving.items() if session in live and ids}
         for task in tasks:
             if task not in self._waited:
                 self._waited[task] = _Waited(now, under_way(task[0]))
@@ -45,10 +50,15 @@ class Patience:
             if task[0] == session and one.awaits > 0:
                 one.awaits, one.since = one.awaits - 1, now
 
-    def arrives(self, task: Task) -> None:
-        """A task's result has begun to arrive."""
-        if task in self._waited:
-            self._waited[task].arrives = True
+    def arrives(self, session: int, message: int) -> None:
+        """A message with a payload has begun to arrive: it is a result, or what a result waits behind."""
+        self._arriving.setdefault(session, set()).add(message)
+
+    def arrived(self, session: int, message: int, now: float) -> None:
+        """A message is here."""
+        if message in self._arriving.get(session, ()):
+            self._arriving[session].discard(message)
+            self._lives(session, now)
 
     def stuck(self, now: float) -> list[tuple[int, str]]:
         """Return the sessions that have taken too long, and why."""
@@ -64,7 +74,13 @@ class Patience:
 
     def _until(self, task: Task) -> float:
         one = self._waited[task]
-        if one.awaits or one.arrives:  # a connection on which no byte moves ends by itself
+        if one.awaits or self._arriving.get(task[0]):  # a connection on which no byte moves ends by itself
             return float("inf")
-        longest = self._longest.get(task[1])
-        return one.since + max(self._least_s, LONGER * (self._least_s if longest is None else longest))
+        kinds = {other[1] for other in self._waited if other[0] == task[0]}
+        longest = max(self._longest.get(kind, self._least_s) for kind in kinds)
+        return one.since + max(self._least_s, LONGER * longest)
+
+    def _lives(self, session: int, now: float) -> None:
+        for task, one in self._waited.items():
+            if task[0] == session:
+                one.since = now

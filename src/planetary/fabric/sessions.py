@@ -20,7 +20,7 @@ class InFlight(msgspec.Struct, kw_only=True):
 
     Attributes:
         awaits: payloads that have not left the gateway and without which it cannot begin.
-        complete_at: when the last of them had left.
+        complete_at: from when on it is waited for: when the last of them had left, or a sign of life came.
     """
 
     awaits: int = 0

@@ -361,7 +361,7 @@ class MixtureController:
         waits = self._all_steps_are_taken or self.rounds.evaluates(one.session) or self.policy.plan.pace == "lockstep"
         if waits or one.awaits > 0:  # a connection on which no byte moves ends by itself
             return float("inf")
-        return one.progress_at + max(self.policy.stuck_after_s, 20 * one.step_s)
+        return max(one.progress_at, one.complete_at) + max(self.policy.stuck_after_s, 20 * one.step_s)
 
     @property
     def _all_steps_are_taken(self) -> bool:

@@ -9,7 +9,7 @@ import msgspec
 
 from planetary.fabric import events as e
 from planetary.fabric.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
-from planetary.fabric.sessions import WorkerSession
+from planetary.fabric.sessions import InFlight, WorkerSession
 from planetary.fabric.status import MixtureMetrics, RoundMetrics, ShardMetrics
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import AssembleModel, ModelAssembled, StoredPayload
@@ -19,7 +19,7 @@ from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
 
-class Composing(msgspec.Struct):
+class Composing(InFlight):
     """A live composer."""
 
     session: int
@@ -29,11 +29,12 @@ class Composing(msgspec.Struct):
     step: int
     granted: int  # the step that it went on from
     progress_at: float
-    awaits: int = 0  # payloads without which it cannot begin, and which are still on their way
     loss: float | None = None
     step_s: float = 0.0
     surrogate_age: float = 0.0
-    surrogates: dict[int, str] = {}  # by shard: the payload that was sent last on this connection
+    surrogates: dict[int, str] = msgspec.field(
+        default_factory=dict
+    )  # by shard: the payload that was sent last on this connection
 
 
 class Evaluating(msgspec.Struct):

@@ -123,9 +123,8 @@ class Syncing:
     def payload_sent(self, session: int, now: float) -> None:
         """A payload that is sent in turn has left: what a composer begins with takes long on a slow line."""
         one = self.composing.get(session)
-        if one is not None and one.awaits > 0:
-            one.awaits -= 1
-            one.progress_at = now
+        if one is not None:
+            one.sent(now)
 
     def stepped(self, one: Composing, now: float) -> None:
         """A composer has taken steps, or begins. After an absence it has caught up when it has taken those of a refresh

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal
 
-import msgspec
+from planetary.fabric.sessions import InFlight
 
 Task = tuple[int, Literal["work", "evaluation"], int]
 """Session, what it is, and its number."""
 
 LONGER = 20.0
 """Times the longest that was seen of its kind. Before one was seen, as many times what is granted at least."""
-
-
-class _Waited(msgspec.Struct):
-    since: float
-    awaits: int  # payloads without which it cannot begin, on their way
 
 
 class Patience:
@@ -28,27 +23,27 @@ class Patience:
     def __init__(self, least_s: float) -> None:
         """`least_s`: what everybody is granted."""
         self._least_s = least_s
-        self._waited: dict[Task, _Waited] = {}
+        self._waited: dict[Task, InFlight] = {}
         self._longest: dict[str, float] = {}
         self._arriving: dict[int, set[int]] = {}  # by session: ids of messages
 
     def look(self, tasks: Collection[Task], live: Collection[int], now: float, under_way: Callable[[int], int]) -> None:
         """Take the tasks that are given and not answered. `live`: sessions; `under_way`: payloads for a session."""
         for task in [task for task in self._waited if task not in tasks]:
-            took = now - self._waited.pop(task).since
+            took = now - self._waited.pop(task).complete_at
             if task[0] in live:  # it was answered
                 self._longest[task[1]] = max(took, self._longest.get(task[1], 0.0))
                 self._lives(task[0], now)
         self._arriving = {session: ids for session, ids in self._arriving.items() if session in live and ids}
         for task in tasks:
             if task not in self._waited:
-                self._waited[task] = _Waited(now, under_way(task[0]))
+                self._waited[task] = InFlight(awaits=under_way(task[0]), complete_at=now)
 
     def sent(self, session: int, now: float) -> None:
         """A payload has left the gateway for good."""
         for task, one in self._waited.items():
-            if task[0] == session and one.awaits > 0:
-                one.awaits, one.since = one.awaits - 1, now
+            if task[0] == session:
+                one.sent(now)
 
     def arrives(self, session: int, message: int) -> None:
         """A message with a payload has begun to arrive: it is a result, or what a result waits behind."""
@@ -63,7 +58,7 @@ class Patience:
     def stuck(self, now: float) -> list[tuple[int, str]]:
         """Return the sessions that have taken too long, and why."""
         return [
-            (task[0], f"it had no answer to its {task[1]} for {now - self._waited[task].since:.0f} s")
+            (task[0], f"it had no answer to its {task[1]} for {now - self._waited[task].complete_at:.0f} s")
             for task in sorted(self._waited)
             if now >= self._until(task)
         ]
@@ -78,9 +73,9 @@ class Patience:
             return float("inf")
         kinds = {other[1] for other in self._waited if other[0] == task[0]}
         longest = max(self._longest.get(kind, self._least_s) for kind in kinds)
-        return one.since + max(self._least_s, LONGER * longest)
+        return one.complete_at + max(self._least_s, LONGER * longest)
 
     def _lives(self, session: int, now: float) -> None:
         for task, one in self._waited.items():
             if task[0] == session:
-                one.since = now
+                one.complete_at = now

@@ -138,9 +138,13 @@ def test_ternary_swiglu_experts_have_gradients() -> None:
     assert all(np.abs(v).max() > 0 for k, v in found.items() if "experts" in k)
 
 
-def test_slots_with_room_for_all_tokens_equal_the_dense_mixture_forward_and_backward(half: Built) -> None:
-    roomy = build(msgspec.structs.replace(TINY, capacity=100.0), slots=2, rank=3)
-    expected, found = half.gradients(), roomy.gradients()
+@pytest.mark.parametrize("rank", [3, TINY.n_hidden], ids=["surrogates", "copies"])
+def test_slots_with_room_for_all_tokens_equal_the_dense_mixture_forward_and_backward(rank: int) -> None:
+    """Copies are computed in slots, as the experts are that they stand for."""
+    dense, roomy = (
+        build(msgspec.structs.replace(TINY, capacity=c), slots=2, rank=rank, detach=False) for c in (0.0, 100.0)
+    )
+    expected, found = dense.gradients(), roomy.gradients()
     for name, value in expected.items():
         scale = np.abs(value).max()
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mixture_checks import check_equal, check_steps, check_streams, composing, of_kind, trained
 from mixture_cluster import MixtureCluster, make_plan
-from moe_support import model_of
+from moe_support import TINY, model_of
 from msgspec.structs import replace
 
 from planetary.artifacts.store import digest_of
@@ -28,6 +28,7 @@ from planetary.wire import messages as m
 
 TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
 CHANGES = {"delta_rank": 1}  # of surrogates of 8 by 3
+COPIES = {"rank": TINY.n_hidden, "refresh_form": "4bit"}
 
 
 SLOW = {"slow": 0.2}  # the share of turns in which a payload of one composer comes through
@@ -35,7 +36,9 @@ OFFLOADED = {"sketches": "all", "acceptance": Policy(norm_ratio=10, redundant=0.
 OUTER = {"merge": MergeRule(rate=0.9, momentum=0.4)}
 
 
-@pytest.mark.parametrize("options", [{}, TWICE, CHANGES, OUTER], ids=["once", "twice", "changes", "outer"])
+@pytest.mark.parametrize(
+    "options", [{}, TWICE, CHANGES, COPIES, OUTER], ids=["once", "twice", "changes", "copies", "outer"]
+)
 def test_a_run_in_lock_step_over_the_network_equals_the_trainer_bit_for_bit(tmp_path: Path, options: dict) -> None:
     plan = make_plan(tmp_path, steps=8, pace="lockstep", **options)
     # Any map will do, not only that of the report.

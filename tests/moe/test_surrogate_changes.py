@@ -1,18 +1,20 @@
-"""Surrogates that travel as low-rank changes: everybody has the owner's bits, and whole ones are sent where needed."""
+"""Surrogates that travel as changes of low rank or of few bits: everybody has the owner's bits, or gets whole ones."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from mixture_checks import check_streams, of_kind
 from mixture_cluster import MixtureCluster, Worker, make_plan
-from moe_support import TINY, train
+from moe_support import BASE, TINY, train
 from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import pack_arrays
-from planetary.core.errors import RemoteProtocolError, TrustError
+from planetary.core.errors import ProtocolError, RemoteProtocolError, TrustError, UserError
+from planetary.moe.composer import install as fitted_into
 from planetary.moe.delta import Delta, expand
 from planetary.moe.records import SurrogatesRefreshed
 from planetary.moe.surrogate_payloads import (
@@ -21,17 +23,21 @@ from planetary.moe.surrogate_payloads import (
     empty_bank,
     install,
     messages_of,
-    surrogates_bytes,
     surrogates_from,
 )
+from planetary.moe.tiers import Cadence
 from planetary.wire import messages as m
 
 ROWS = TINY.n_latent, 3
+COPIES = {"rank": TINY.n_hidden, "refresh_form": "4bit"}
+FORMS = pytest.mark.parametrize(
+    "form", [{"delta_rank": 1}, {"refresh_form": "bf16"}, {"refresh_form": "4bit"}, COPIES], ids=str
+)
 
 
-def started(folder: Path, **options: int) -> tuple[MixtureCluster, Worker, Worker]:
+def started(folder: Path, form: dict[str, Any]) -> tuple[MixtureCluster, Worker, Worker]:
     """Two composers whose surrogates have gone on by changes for a while."""
-    cluster = MixtureCluster(folder, make_plan(folder, steps=40, delta_rank=1, **options), seed=5)
+    cluster = MixtureCluster(folder, make_plan(folder, steps=40, **form), seed=5)
     workers = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: min(w.driver.machine.done for w in workers) >= 8)
     return cluster, *workers
@@ -68,33 +74,50 @@ def test_a_low_rank_change_is_added_in_one_order_everywhere() -> None:
         expand(Delta("rank", (30, 40), (left, right)))
 
 
-def test_a_change_gives_the_owners_bits_to_who_has_what_was_changed_and_an_error_to_others(tmp_path: Path) -> None:
-    plan = make_plan(tmp_path, steps=4, delta_rank=1)
-    trainer, states, _ = train(2, delta_rank=1)
+@pytest.mark.parametrize(
+    ("form", "numbers"),
+    [
+        ({"delta_rank": 1}, 4 * 2 * sum(ROWS)),
+        ({"refresh_form": "bf16"}, 2 * 2 * ROWS[0] * ROWS[1]),
+        ({"refresh_form": "4bit"}, (8 * 2 + 8 * 4) + (3 * 4 + 3 * 4)),  # rows of 3 are padded to 4; a scale for each
+    ],
+)
+def test_a_change_gives_the_owners_bits_to_who_has_what_was_changed_and_an_error_to_others(
+    tmp_path: Path, form: dict[str, Any], numbers: int
+) -> None:
+    plan = make_plan(tmp_path, steps=4, **form)
+    trainer, states, _ = train(2, **form)
     before, state = states[-1].surrogates, states[-1].composers[0]
     assert before is not None
     fits = trainer.steps.fit(state, before)
     messages = messages_of(fits, 0, 2)
     data = change_bytes(messages, fits)
-    numbers = sum(TINY.n_layer * [2 * sum(ROWS) * len(fits[0].experts)]) * 4
-    assert len(data) - numbers < len(surrogates_bytes(messages)) - numbers * ROWS[0] * ROWS[1] / sum(ROWS) + 1000
-    for found, sent in zip(changed_surrogates(data, before), messages, strict=True):
+    experts = len(fits[0].experts)
+    assert [fit.nbytes for fit in fits] == [numbers * experts] * TINY.n_layer
+    assert [fit.nbytes for fit in trainer.steps.fit(state, before, whole=True)] == [
+        experts * 2 * ROWS[0] * ROWS[1] * 4
+    ] * TINY.n_layer
+    for found, sent in zip(changed_surrogates(data, before, plan.training), messages, strict=True):
         assert (found.a == sent.a).all()
         assert (found.b == sent.b).all()
         assert found.checksum == sent.checksum
     with pytest.raises(TrustError, match="damaged"):
-        install(empty_bank(plan), changed_surrogates(data, empty_bank(plan)), plan)
+        install(empty_bank(plan), changed_surrogates(data, empty_bank(plan), plan.training), plan)
     fields = {"layer": 0, "expert": 0, "owner": 0, "version": 1, "checksum": ""}
     for wrong in (fields, fields | {"layer": 9}):
-        with pytest.raises(RemoteProtocolError, match=r"lack '0\.a\.left'|another model"):
-            changed_surrogates(pack_arrays("refresh", [wrong], {}), before)
+        with pytest.raises(RemoteProtocolError, match=r"lack '0\.a\.0'|another model"):
+            changed_surrogates(pack_arrays("refresh", [wrong], {}), before, plan.training)
+    other = {f"0.{name}.{part}": np.zeros(5, np.float32) for name in "ab" for part in "01"}
+    with pytest.raises(ProtocolError, match=r"not fit|need codes"):
+        changed_surrogates(pack_arrays("refresh", [fields], other), before, plan.training)
     whole = trainer.steps.fit(state, before, whole=True)
     assert not any(fit.changes for fit in whole)
     assert whole[0].nbytes > fits[0].nbytes
 
 
-def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(tmp_path: Path) -> None:
-    cluster, *_ = started(tmp_path)
+@FORMS
+def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(tmp_path: Path, form: dict[str, Any]) -> None:
+    cluster, *_ = started(tmp_path, form)
     assert cluster.finish().ok
     said = [s for s in cluster.sent if isinstance(s, m.PublishSurrogates)]
     told = [s for s in cluster.told if isinstance(s, m.SurrogatesReady)]
@@ -105,9 +128,12 @@ def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(tmp_path
     check_streams(cluster)
 
 
+@FORMS
 @pytest.mark.parametrize("lost", ["the base", "the connection", "the gateway", "the store"])
-def test_what_cannot_be_changed_is_sent_whole_once_and_changes_go_on_from_there(tmp_path: Path, lost: str) -> None:
-    cluster, a, b = started(tmp_path)
+def test_what_cannot_be_changed_is_sent_whole_once_and_changes_go_on_from_there(
+    tmp_path: Path, lost: str, form: dict[str, Any]
+) -> None:
+    cluster, a, b = started(tmp_path, form)
     state, shard = cluster.controller.state, a.driver.machine.shard
     if lost == "the base":
         name = state.shards[shard].surrogates
@@ -135,7 +161,7 @@ def test_what_cannot_be_changed_is_sent_whole_once_and_changes_go_on_from_there(
 
 
 def test_a_change_that_is_damaged_or_makes_something_else_does_not_count(tmp_path: Path) -> None:
-    cluster, a, _ = started(tmp_path)
+    cluster, a, _ = started(tmp_path, {"delta_rank": 1})
     said = next(s for s in reversed(cluster.sent) if isinstance(s, m.PublishSurrogates) and s.shard == 0)
     change = cluster.store.get(said.change)
     for wrong, data, why in (
@@ -176,3 +202,25 @@ def test_who_spoke_for_others_experts_is_sent_these_whole_when_it_does_no_more(t
     assert said[-1].change
     check_banks(cluster)
     check_streams(cluster)
+
+
+def test_a_copy_behind_four_bit_changes_stays_as_close_as_the_last_change_was_large() -> None:
+    """What a change drops is in the next one: errors do not add up, and once nothing changes they vanish."""
+    cadence = Cadence(backbone=2, refresh=1)
+    trainer, states, _ = train(6, cadence=cadence, **COPIES)
+    bank, owned = states[-1].surrogates, states[-1].composers[0]
+    before = states[-2].composers[0]
+    assert bank is not None
+    for slot, expert in enumerate(owned.slots[0]):
+        wanted, moved = owned.experts[0]["up"][slot], owned.experts[0]["up"][slot] - before.experts[0]["up"][slot]
+        assert 0 < np.linalg.norm(bank.a[0][expert] - wanted) < 0.5 * np.linalg.norm(moved)
+    left = []
+    for _ in range(8):
+        bank = fitted_into(bank, trainer.steps.fit(owned, bank), 9)
+        left.append(np.abs(bank.a[0][owned.slots[0]] - owned.experts[0]["up"]).max())
+    assert left[-1] < 1e-3 * left[0]
+
+
+def test_two_ways_to_send_changes_are_refused_together() -> None:
+    with pytest.raises(UserError, match='delta_rank = 1 and refresh_form = "4bit" are two ways'):
+        replace(BASE, delta_rank=1, refresh_form="4bit")

@@ -152,6 +152,8 @@ class MoeConfig(msgspec.Struct, frozen=True):
     replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
     rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
     delta_rank: Index = 0  # of the change that a refresh sends of each of a surrogate's matrices; 0: sends them whole
+    # how a refresh travels: surrogates whole, or what has changed of them in fewer bits
+    refresh_form: Literal["exact", "bf16", "4bit"] = "exact"
     fitted_by: Literal["composers", "expert-workers"] = "composers"  # who fits surrogates
     detach: bool = True  # stop the gradient at the surrogates' input
     router_every: Count = 2  # steps between two merges of the routers

@@ -207,7 +207,12 @@ def composer_mixture(
 
     def stand_ins(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
         a, b = stop_gradient(held[layer]["a"]), stop_gradient(held[layer]["b"])
-        return surrogate_bank(a, b, stop_gradient(u) if detach else u, gates)
+        read = stop_gradient(u) if detach else u
+        if config.capacity and a.shape[-1] >= config.n_hidden:
+            # As large as experts: for all tokens they would cost what slots save.
+            capacity = slot_capacity(u.shape[0], config.n_active, config.n_expert, config.capacity)
+            return mixture_in_slots({"up": a, "down": b}, read, gates, config.n_active, capacity)
+        return surrogate_bank(a, b, read, gates)
 
     def mix(layer: int, u: jax.Array, gates: jax.Array) -> jax.Array:
         ownership = held[layer].get("ownership")

@@ -15,7 +15,7 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
 from planetary.moe.acceptance import Verdict
 from planetary.moe.averaging import Published
-from planetary.moe.delta import Delta, expand, low_rank, rank_is_smaller
+from planetary.moe.delta import Delta, compress, expand, low_rank, rank_is_smaller
 from planetary.moe.expert_work import HeldExperts, Improved, accept_slots, improve, optimizer_step, refitted, returned
 from planetary.moe.recent_rows import calibration_rows, remember
 from planetary.moe.settings import MoeTraining
@@ -177,31 +177,29 @@ class ComposerSteps:
     def fit(self, composer: ComposerState, surrogates: Surrogates, *, whole: bool = False) -> list[LayerFit]:
         """Return new surrogates of the experts that this composer owns, as everybody will hold them.
 
-        Surrogates as wide as their relu² experts are exact copies and are not fitted. With `delta_rank`, what is new
-        about a fitted one travels as a matrix of that rank (4.2, 4.8). What this drops is in the next one's way to go,
-        because that starts from what everybody holds. `whole`: not everybody holds these, so do without.
+        Surrogates as wide as their relu² experts are copies of these and are not fitted. With `delta_rank` what is new
+        about one travels as a matrix of that rank (4.2, 4.8), with a `refresh_form` in fewer bits. What either drops is
+        in the next one's way to go, because that starts from what everybody holds. `whole`: not everybody holds these,
+        so do without.
         """
-        rank = 0 if whole else self.training.delta_rank
         exact = are_copies(self.training.rank, self.config)
         made = []
         for layer, slots in enumerate(composer.slots):
             mine = np.flatnonzero(slots != ownership.EMPTY)
             ids = slots[mine]
             weights = {n: v[mine] for n, v in computed_weights(composer.experts[layer], self.config).items()}
-            if exact:
-                a, b = initial_surrogates(weights["up"], weights["down"], self.training.rank)
-                made.append(LayerFit(layer, ids, a, b, np.zeros(0), a.nbytes + b.nbytes))
-                continue
             old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
-            if self.workers_fit:
+            if exact:
+                fitted = Fitted(*initial_surrogates(weights["up"], weights["down"], self.training.rank), np.zeros(0))
+            elif self.workers_fit:
                 there = composer.fitted[layer]
                 fitted = Fitted(there["a"][mine], there["b"][mine], there["error"][mine])
             else:
                 u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
                 wanted = expert_outputs(weights, u)
                 fitted = fit_surrogates(u, rows, wanted, a=old_a, b=old_b, options=self.training.fit)
-            a, sent_a = _as_sent(old_a, fitted.a, rank)
-            b, sent_b = _as_sent(old_b, fitted.b, rank)
+            a, sent_a = (fitted.a, []) if whole else self._as_sent(old_a, fitted.a)
+            b, sent_b = (fitted.b, []) if whole else self._as_sent(old_b, fitted.b)
             if not sent_a:
                 made.append(LayerFit(layer, ids, a, b, fitted.error, a.nbytes + b.nbytes))
                 continue
@@ -213,6 +211,21 @@ class ComposerSteps:
         """Return what a composer publishes of some tensors, `steps` steps after their last merge."""
         tokens = steps * self.batch * self.config.sequence_length
         return Published(composer.number, composer.named(names), tokens, steps)
+
+    def _as_sent(self, held: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, list[Delta]]:
+        """Return matrices [E, m, n] as those who hold `held` get them, and the messages; none: the matrices whole.
+
+        A and B have the same sizes, so that both are sent whole or neither.
+        """
+        rank, form = self.training.delta_rank, self.training.refresh_form
+        pairs = list(zip(held, new, strict=True))
+        if form != "exact":
+            deltas = [compress(after - before, None, form)[0] for before, after in pairs]
+        elif rank and rank_is_smaller(rank, *new.shape[1:]):
+            deltas = [low_rank(after - before, None, rank)[0] for before, after in pairs]
+        else:
+            deltas = []
+        return (held + np.stack([expand(delta) for delta in deltas]) if deltas else new), deltas
 
     def _offloaded(
         self,
@@ -279,14 +292,3 @@ def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoe
     """Return what the program of the ordinary model takes besides tokens and targets."""
     every = np.tile(np.arange(config.n_expert, dtype=np.int32), (config.n_layer, 1))
     return {**dense, **named_experts(layers), **owned_by(every, config)}
-
-
-def _as_sent(held: np.ndarray, new: np.ndarray, rank: int) -> tuple[np.ndarray, list[Delta]]:
-    """Return matrices [E, m, n] as those who hold `held` get them, and the messages; none: the matrices whole.
-
-    A and B have the same sizes, so that both are sent whole or neither.
-    """
-    if not rank or not len(new) or not rank_is_smaller(rank, *new.shape[1:]):
-        return new, []
-    deltas = [low_rank(after - before, None, rank)[0] for before, after in zip(held, new, strict=True)]
-    return held + np.stack([expand(delta) for delta in deltas]), deltas

@@ -80,8 +80,12 @@ def expand(delta: Delta) -> np.ndarray:
             return whole.reshape(delta.shape)
         if delta.form == "rank":
             whole = np.zeros(delta.shape, np.float32)
+            left, right = delta.parts
+            rows, columns = delta.shape
+            if left.shape != (rows, len(right)) or right.shape != (len(right), columns):
+                raise ValueError(f"factors {left.shape} and {right.shape}")
             # No matrix product: libraries add in different orders, and sender and receivers must get the same bits.
-            for column, row in zip(delta.parts[0].T, delta.parts[1], strict=True):
+            for column, row in zip(left.T, right, strict=True):
                 whole += np.multiply.outer(column, row)
             return whole
     except (ValueError, IndexError, TypeError) as error:

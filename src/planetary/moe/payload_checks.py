@@ -94,7 +94,7 @@ class PayloadChecks:
 
     def _changed(self, base: Packed, change: Packed) -> memoryview:
         bank = install(empty_bank(self._plan), surrogates_from(base), self._plan)
-        messages = changed_surrogates(change, bank)
+        messages = changed_surrogates(change, bank, self._plan.training)
         install(bank, messages, self._plan)  # which checks them
         return surrogates_bytes(messages)
 

@@ -220,6 +220,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         batch_size=train.batch_size * moe.composers,
         rank=moe.rank,
         delta_rank=moe.delta_rank,
+        refresh_form=moe.refresh_form,
         replicas=moe.replicas,
         detach=moe.detach,
         cadence=cadence,
@@ -251,6 +252,7 @@ def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
         found.append(
             f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as what "
             "they stand for"
+            + ("" if model.capacity else ", and computed for every token without model.options.capacity")
         )
     if moe.ownership == "load-aware" and not config.model.weights:
         found.append(

@@ -16,6 +16,7 @@ from planetary.moe.sketch import Precision
 from planetary.moe.surrogate import FitOptions, are_copies
 from planetary.moe.tiers import Cadence
 
+RefreshForm = Literal["exact", "bf16", "4bit"]
 FittedBy = Literal["composers", "expert-workers"]
 
 
@@ -33,6 +34,7 @@ class MoeTraining(msgspec.Struct, frozen=True):
         fit: of surrogates.
         delta_rank: q of what a refresh sends of each of a surrogate's two matrices; 0: the new matrix whole, as do
             factors that would be no smaller.
+        refresh_form: "exact", or a form of fewer bits, in which a refresh sends what has changed of these matrices.
         sketches: where experts' gradients come from: "none" (the composer's own backward pass), the "owner"'s sketches,
             or those of "all" composers.
         fitted_by: who fits surrogates: owners on their recent rows, or expert workers on the sketches that they have.
@@ -56,6 +58,7 @@ class MoeTraining(msgspec.Struct, frozen=True):
     merge: MergeRule = MergeRule()
     fit: FitOptions = FitOptions()
     delta_rank: int = 0
+    refresh_form: RefreshForm = "exact"
     sketches: Literal["none", "owner", "all"] = "none"
     fitted_by: FittedBy = "composers"
     precision: Precision = "f32"
@@ -74,6 +77,11 @@ class MoeTraining(msgspec.Struct, frozen=True):
             raise UserError(
                 "training needs composers ≥ 1, rank ≥ 0, delta_rank ≥ 0, inner_steps ≥ 1 and trust ≥ 0, found "
                 f"{self.composers}, {self.rank}, {self.delta_rank}, {self.inner_steps}, {self.trust}"
+            )
+        if self.delta_rank and self.refresh_form != "exact":
+            raise UserError(
+                f'delta_rank = {self.delta_rank} and refresh_form = "{self.refresh_form}" are two ways to send what '
+                'surrogates have changed by: set delta_rank = 0, or refresh_form = "exact"'
             )
         if not 1 <= self.replicas <= self.composers:
             raise UserError(f"replicas must be between 1 and the {self.composers} composers, found {self.replicas}")

@@ -17,6 +17,7 @@ from planetary.moe.composer import LayerFit
 from planetary.moe.delta import Delta, expand
 from planetary.moe.payloads import payload_fields
 from planetary.moe.plan import MixturePlan
+from planetary.moe.settings import MoeTraining
 from planetary.moe.states import Surrogates
 from planetary.moe.surrogate import SurrogateMessage, newer_surrogate, surrogate_message
 
@@ -64,28 +65,30 @@ def change_bytes(messages: Sequence[SurrogateMessage], fits: Sequence[LayerFit])
     """Return what `fits` change of the surrogates before, as a payload of kind `refresh`; `messages`: the result."""
     changes = [pair for fit in fits for pair in fit.changes]
     arrays = {
-        f"{i}.{name}.{side}": part
+        f"{i}.{name}.{number}": part
         for i, pair in enumerate(changes)
         for name, delta in zip("ab", pair, strict=True)
-        for side, part in zip(("left", "right"), delta.parts, strict=True)
+        for number, part in enumerate(delta.parts)
     }
     return pack_arrays("refresh", _fields_of(messages), arrays)
 
 
-def changed_surrogates(data: Packed, held: Surrogates) -> list[SurrogateMessage]:
+def changed_surrogates(data: Packed, held: Surrogates, training: MoeTraining) -> list[SurrogateMessage]:
     """Return the surrogates that a payload of kind `refresh` makes of those in a bank.
 
     Their checksums are checked where they are used; they fail where the bank has not what was changed.
 
     Raises:
-        RemoteProtocolError: it is no such payload, or of another model.
+        ProtocolError: it is no such payload, or of another model or form.
     """
+    form = "rank" if training.delta_rank else training.refresh_form
+    parts = 1 if form == "bf16" else 2
     raw, arrays = unpack_arrays(data, "refresh")
     fields = payload_fields(raw, _MANY, "changes of surrogates")
 
     def changed(i: int, name: str, before: np.ndarray) -> np.ndarray:
-        parts = (arrays[f"{i}.{name}.left"], arrays[f"{i}.{name}.right"])
-        return before + expand(Delta("rank", before.shape, parts))
+        found = tuple(arrays[f"{i}.{name}.{number}"] for number in range(parts))
+        return before + expand(Delta(form, before.shape, found))
 
     try:
         return [

@@ -9,21 +9,37 @@ import jax
 import numpy as np
 from msgspec.structs import replace
 
+from planetary.compiler.interpreter import run_interpreter
 from planetary.compiler.step_options import StepOptions
+from planetary.core.tensors import Tensors
 from planetary.models.initial import draw
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, parameters
 from planetary.moe import ownership
 from planetary.moe.execution import XlaRunner, composer_runner, expert_runner
 from planetary.moe.settings import MoeTraining
-from planetary.moe.signature import ComposerShape, Program
+from planetary.moe.signature import ComposerShape, Program, signature
 from planetary.moe.states import TrainingState, assembled
 from planetary.moe.surrogate import FitOptions
 from planetary.moe.tiers import Cadence
 from planetary.moe.trainer import MoeTrainer, StepReport
+from planetary.runtime.host_arrays import in_order
 
 # Three experts on two composers: one of these has an empty slot. All tests share this model's programs.
 TINY = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 3})
 OPTIONS = StepOptions(learning_rate=0.01, warmup_steps=0, total_steps=20)
+
+
+class Interpreted:
+    """Runs a program with StableHLO's reference interpreter, whose arithmetic no compiler reorders."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
+        spec = signature(self.program, function)
+        kinds = [result.dtype for result in spec.results]
+        found = run_interpreter(self.program.portable, function, in_order(spec.arguments, tensors), kinds)
+        return {result.name: value for result, value in zip(spec.results, found, strict=True)}
 
 
 def worker() -> XlaRunner:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
-from moe_support import BASE, TINY, TOGETHER, batch, model_of, train
+from moe_support import BASE, OPTIONS, TINY, TOGETHER, Interpreted, batch, model_of, train
 from msgspec.structs import replace
 
+from planetary.compiler import build_train_step, export_model
+from planetary.compiler.interpreter import run_interpreter
 from planetary.core.errors import NumericsError, UserError
 from planetary.moe import cost
 from planetary.moe.acceptance import Policy, Refusal
-from planetary.moe.states import TrainingState
+from planetary.moe.composer import ComposerSteps
+from planetary.moe.states import TrainingState, merged_model
 from planetary.moe.tiers import Cadence, Tier, tier_of
 from planetary.moe.trainer import MoeTrainer
 
@@ -121,6 +125,35 @@ def test_more_inner_steps_go_further_and_trust_holds_them_back() -> None:
     plain = distance()
     assert distance(inner_steps=3) > 1.5 * plain
     assert distance(inner_steps=3, trust=1.0) < distance(inner_steps=3)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_one_composer_takes_the_steps_of_the_ordinary_train_step_bit_for_bit(optimizer: str) -> None:
+    """Without clipping: an ordinary step clips all gradients by one norm, a composer each tier by its own.
+
+    Interpreted, because XLA fuses the two programs differently.
+    """
+    options = replace(OPTIONS, optimizer=optimizer, clip_norm=0.0)
+    training = replace(BASE, composers=1, rank=0, cadence=TOGETHER, dense=options, experts=options)
+    trainer = MoeTrainer(TINY, training, optimise=False)
+    parts = Interpreted(trainer.composer.program), Interpreted(trainer.expert.program)
+    trainer.steps = ComposerSteps(TINY, training, trainer.batch, *parts)
+    config = replace(TINY, batch_size=trainer.batch)
+    ordinary = build_train_step(export_model("planetary.models.latent_moe:build", msgspec.to_builtins(config)), options)
+    spec, state = ordinary.spec, trainer.initial()
+    names = [param.name for param in spec.params]
+    held = [merged_model(state, TINY)[name] for name in names]
+    moments = [np.zeros(one.shape, {"f32": np.float32, "i32": np.int32}[one.dtype]) for one in spec.opt_state]
+    kinds = [*(one.dtype for one in (*spec.params, *spec.opt_state)), "f32", "f32"]
+    for step in range(3):
+        tokens, targets = batch(step)
+        before, (state, _) = state, trainer.step(state, tokens, targets)
+        arguments = [*held, *moments, np.int32(step), tokens, targets]
+        results = run_interpreter(ordinary.portable, "train_step", arguments, kinds)
+        held, moments = results[: len(held)], results[len(held) : -2]
+        for name, value in zip(names, held, strict=True):
+            assert (merged_model(state, TINY)[name] == value).all(), name
+            assert (merged_model(before, TINY)[name] != value).any(), name
 
 
 def test_four_bit_sketches_have_the_cost_models_bytes() -> None:

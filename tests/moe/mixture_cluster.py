@@ -93,7 +93,7 @@ def make_plan(
     folder: Path, *, steps: int, per_round: int = 4, pace: Any = "free", delivery: Any = "path", **options: Any
 ) -> MixturePlan:
     """A plan for the tests' tiny model, with its own token file."""
-    training = replace(BASE, cadence=Cadence(router=2, latent=2, backbone=4, refresh=2), **options)
+    training = replace(BASE, **{"cadence": Cadence(router=2, latent=2, backbone=4, refresh=2), **options})
     model = replace(TINY, batch_size=training.batch_size // training.composers)
     tokens = np.random.default_rng(7).integers(0, TINY.vocab_size, 9 * 400).astype(np.uint8)
     path = folder / "tokens.u8"

@@ -22,7 +22,7 @@ from planetary.moe.payloads import fragment_from
 from planetary.moe.records import FragmentAdvanced, ShardGranted, SpeakerChanged, SurrogatesRefreshed, SyncNote
 from planetary.moe.shard_payload import shard_bytes, shard_from
 from planetary.moe.states import merged_model
-from planetary.moe.tiers import Tier
+from planetary.moe.tiers import Cadence, Tier
 from planetary.moe.trainer import MoeTrainer
 from planetary.wire import messages as m
 
@@ -426,6 +426,26 @@ def test_a_composer_with_tokens_from_the_gateway_goes_on_while_they_last(
     cluster.start("b")
     assert cluster.finish().ok
     check_streams(cluster)
+
+
+def test_where_nobody_waits_a_horizon_of_1_publishes_after_every_step_that_finds_the_last_merge_done(
+    tmp_path: Path,
+) -> None:
+    merges = []
+    for horizon in (1, 2):
+        folder = tmp_path / str(horizon)
+        folder.mkdir()
+        plan = make_plan(folder, steps=40, cadence=Cadence(horizon, horizon, 4, refresh=2))
+        cluster = MixtureCluster(folder, plan, seed=3)
+        cluster.start("a")
+        cluster.start("b")
+        assert cluster.finish().ok
+        check_steps(cluster)
+        check_streams(cluster)
+        done = of_kind(cluster, FragmentAdvanced)
+        assert any(record.shards == (0, 1) for record in done if record.tier is Tier.ROUTER)
+        merges.append(sum(record.tier is Tier.ROUTER for record in done))
+    assert merges[0] > merges[1] > 10
 
 
 def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:

@@ -43,7 +43,10 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["moe.router_every=1"], "router_every = 1 averages gradients inside every step"),
+        (
+            ["moe.router_every=1", "moe.pace=lockstep"],
+            "router_every = 1 in lock step averages gradients inside every step",
+        ),
         (["moe.router_every=16"], "1 ≤ router ≤ latent ≤ backbone, found 16, 2, 8"),
         (["fabric.workers=3"], "set fabric.workers to at least 4, found 3"),
         (["moe.expert_workers=2"], "4 composers and 2 expert workers are 6 workers"),
@@ -84,6 +87,9 @@ def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys() -> Non
     assert training.acceptance == Policy(2, 0.2, 0.3, redundant=0.1, audited=0.2)
     assert (training.inner_steps, training.trust, training.sketch_fraction) == (3, 0.5, 0.25)
     assert (training.merge.rate, training.merge.momentum) == (0.9, 0.4)
+    often = config("moe.router_every=1", "moe.latent_every=1", "moe.fit_steps=4")
+    training = training_of(often, model_of(often), StepOptions())
+    assert (training.cadence.router, training.cadence.latent, training.fit.steps) == (1, 1, 4)
     alone = config(*(f"moe.{key}" for key in keys))  # without expert workers they say nothing
     assert training_of(alone, model_of(alone), StepOptions()).acceptance is None
 

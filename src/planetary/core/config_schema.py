@@ -152,11 +152,14 @@ class MoeConfig(msgspec.Struct, frozen=True):
     replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
     rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
     delta_rank: Index = 0  # of the change that a refresh sends of each of a surrogate's matrices; 0: sends them whole
+    fit_steps: Index = 10  # of Adam on a surrogate per refresh; 0: only its second matrix is solved again
     # how a refresh travels: surrogates whole, or what has changed of them in fewer bits
     refresh_form: Literal["exact", "bf16", "4bit"] = "exact"
     fitted_by: Literal["composers", "expert-workers"] = "composers"  # who fits surrogates
     detach: bool = True  # stop the gradient at the surrogates' input
-    router_every: Count = 2  # steps between two merges of the routers
+    router_every: Count = (
+        2  # steps between two merges of the routers; 1: after every step that finds the last merge done
+    )
     latent_every: Count = 2  # of the latent projections
     backbone_every: Count = 8  # of everything else that is no expert
     backbone_fragments: Count = 1  # parts of the backbone that are merged at different steps

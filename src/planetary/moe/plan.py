@@ -21,6 +21,7 @@ from planetary.moe.averaging import MergeRule
 from planetary.moe.delta import rank_is_smaller
 from planetary.moe.replicas import expert_fragments, held_shards, replicated_slots
 from planetary.moe.settings import MoeTraining
+from planetary.moe.surrogate import FitOptions
 from planetary.moe.tiers import Cadence, Tier, tier_fragments
 from planetary.wire.messages import Slice
 
@@ -203,10 +204,11 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
     if config.sync.topology != "star":
         raise UserError('a mixture over composers is merged by the syncer: set sync.topology = "star"')
     cadence = Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
-    if cadence.router == 1:
+    if cadence.router == 1 and moe.pace == "lockstep":
         raise UserError(
-            "moe.router_every = 1 averages gradients inside every step, for which all composers would have to wait: "
-            "set router_every, latent_every and backbone_every to at least 2"
+            "moe.router_every = 1 in lock step averages gradients inside every step, as bench/parallax.py does in one "
+            'process: set router_every, latent_every and backbone_every to at least 2, or moe.pace = "free", where 1 '
+            "publishes after every step that finds the last merge done"
         )
     acceptance = Policy(
         window=moe.window,
@@ -224,6 +226,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         replicas=moe.replicas,
         detach=moe.detach,
         cadence=cadence,
+        fit=FitOptions(steps=moe.fit_steps),
         merge=MergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
         sketches=moe.sketches if moe.expert_workers else "none",
         fitted_by=moe.fitted_by,

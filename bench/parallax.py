@@ -36,11 +36,12 @@ from planetary.moe.trainer import MoeTrainer
 replace = msgspec.structs.replace
 HELD_OUT = 128  # sequences
 
-COPY = 1024  # a rank of at least the experts' width makes surrogates exact copies
-
+COPY = 1024  # a rank of at least the experts' width makes surrogates copies
 PAPER = Cadence(router=1, latent=1, backbone=8, refresh=5)
 WARM = replace(PAPER, warm_start=40)
 ALONE = Cadence(router=1, latent=1, backbone=1, refresh=1)
+
+COPIES = {"cadence": WARM, "detach": False, "rank": COPY, "refresh_form": "4bit"}
 
 # Surrogates that are fitted after every step need few steps of fitting.
 STRICT = {"rank": 32, "cadence": ALONE, "detach": False, "sketches": "all", "fit": FitOptions(steps=3)}
@@ -58,6 +59,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "paper, all sketches": {"cadence": PAPER, "sketches": "all", "precision": "4bit"},
     "paper, no detach": {"cadence": PAPER, "detach": False},
     "paper, refresh 1, all sketches": {"cadence": replace(PAPER, refresh=1), "sketches": "all", "precision": "4bit"},
+    "paper, no detach, warm start, copies": COPIES,
+    "paper, no detach, warm start, copies, all sketches": {**COPIES, "sketches": "all", "precision": "4bit"},
     "strict": {**STRICT, "precision": "4bit"},
     "strict, float": {**STRICT, "precision": "f32"},
     "copies": {"rank": COPY, "cadence": ALONE, "detach": False, "sketches": "all", "precision": "f32"},
@@ -165,6 +168,8 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
         "composers": training.composers,
         "rank": training.rank,
         "delta_rank": training.delta_rank,
+        "refresh_form": training.refresh_form,
+        "momentum": args.momentum,
         "cadence": msgspec.to_builtins(training.cadence),
         "own_text": args.own_text,
         "ternary": config.ternary,

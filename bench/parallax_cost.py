@@ -21,8 +21,9 @@ import numpy as np
 from planetary.compiler import xla
 from planetary.compiler.step_options import StepOptions
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
-from planetary.moe import ownership
+from planetary.moe import cost, ownership
 from planetary.moe.composer import ComposerSteps
+from planetary.moe.cost_shapes import shape_of
 from planetary.moe.execution import expert_runner
 from planetary.moe.expert_work import improve
 from planetary.moe.initial import initial_training
@@ -70,14 +71,19 @@ def compute(config: LatentMoeConfig, rank: int) -> None:
     all_moments = moment_bytes(config, count)
     print(f"experts of all {count}: {all_flops / 1e9:.3f} GFLOP a step, {all_bytes / 1e6:.2f} MB of weights, ", end="")
     print(f"{all_moments / 1e6:.2f} MB of the optimizer's state")
+    # Every expert is computed for every token, and so are all surrogates: all experts are active ones.
+    dense = {
+        detach: shape_of("", replace(config, n_active=count), rank=rank, detach=detach) for detach in (True, False)
+    }
     for composers in (2, 4, 8):
         slots = count // composers
-        for name, options, expected in (
-            ("direct", {}, 1 / composers + rank / (3 * width)),
-            ("direct, no detach", {"detach": False}, 1 / composers + 2 * rank / (3 * width)),
-            ("offload", {"train_experts": False}, 2 / (3 * composers) + rank / (3 * width)),
+        for name, options, ratio in (
+            ("direct", {}, cost.rho_direct),
+            ("direct, no detach", {"detach": False}, cost.rho_direct),
+            ("offload", {"train_experts": False}, cost.rho_offload_with_input_gradient),
         ):
-            shape = ComposerShape(slots, rank, BATCH, **options)
+            shape, model = ComposerShape(slots, rank, BATCH, **options), dense[options.get("detach", True)]
+            expected = ratio(model, composers) + cost.dense_bank(model, composers)
             found = expert_flops(config, shape) / all_flops
             print(f"C = {composers}, {name}: {found:.4f} of it, expected {expected:.4f}: {found / expected - 1:+.1%}")
         program = composer_program(config, ComposerShape(slots, rank, BATCH), OPTIONS)

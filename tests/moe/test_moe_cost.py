@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from planetary.cli.main import main
+from planetary.core.config import apply_overrides, load_config
 from planetary.core.errors import UserError
+from planetary.models.initial import count
+from planetary.models.latent_moe import PRESETS, LatentMoeConfig, dense_parameters, parameters
 from planetary.moe import cost
 from planetary.moe.cost import REPORT_20B, REPORT_176B, MoeShape
+from planetary.moe.cost_shapes import configured, named_shape, shape_of, tier_parameters
+from planetary.moe.cost_table import Workload, operations, table
+from planetary.moe.sketch import Precision, encode, sketch_from_gates
+from planetary.moe.tiers import Cadence, Tier
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 TABLE_3 = [
     (REPORT_20B, 4, "48.00", "3.92", "11.29", "1.85", "2.29"),
@@ -83,6 +96,16 @@ def test_sketches_of_the_20b_model_with_8_composers_are_1_6_gb_a_step_before_sca
     assert everything == numbers + 16 * 131072 * (2 * 4 + 16 * 3)
 
 
+@pytest.mark.parametrize("precision", ["4bit", "f32"])
+@pytest.mark.parametrize("latent", [64, 24])  # 24 has no power of two of 16 in it, so four-bit rows are padded to 32
+def test_sketches_are_as_large_as_the_cost_model_says(precision: Precision, latent: int) -> None:
+    shape = MoeShape("x", 1, 8, 2, latent, 16, 4, 1e9)
+    rows = np.ones((5, latent), np.float32)
+    gates = np.tile(np.array([0.5, 0.5, 0, 0, 0, 0, 0, 0], np.float32), (5, 1))
+    made = encode(sketch_from_gates((0, 0, 0), rows, rows, gates, 2), precision, 8)
+    assert cost.sketch_bytes(shape, 5, precision=precision)[1] == made.nbytes
+
+
 def test_totals_from_the_shape_differ_from_the_reports_rounded_ones() -> None:
     assert REPORT_20B.layers * REPORT_20B.experts * cost.one_expert_params(REPORT_20B) == 19_327_352_832
     assert REPORT_176B.layers * REPORT_176B.experts * cost.one_expert_params(REPORT_176B) == 171_798_691_840
@@ -112,3 +135,157 @@ def test_the_command_prints_the_table_and_names_wrong_input(capsys: pytest.Captu
     assert "between 1 and 4 owners" in capsys.readouterr().err
     assert main(["moe", "cost", "--composers", "zero"]) != 0
     assert "--composers" in capsys.readouterr().err
+
+
+# --- arithmetic, tiers, and shapes of models that exist -----------------------------------------------------------
+
+TINY = LatentMoeConfig(**PRESETS["tiny"])  # width 16, vocabulary 32, 1 layer, 2 of 4 experts of 8 → 12 → 8
+
+
+def cells(shape: MoeShape, composers: int, work: Workload) -> dict[str, str]:
+    return {label: values[0] for label, values in table(shape, [composers], work)}
+
+
+def test_tiers_of_a_small_model_counted_by_hand() -> None:
+    found = tier_parameters(TINY)
+    # 4 experts · 16; 16 · 8 down and up; embedding and head 32 · 16, three norms, attention 2 · 16² + 2 · 16 · 8
+    assert found == {Tier.ROUTER: 64, Tier.LATENT: 256, Tier.BACKBONE: 2 * 512 + 3 * 16 + 768}
+    shape = shape_of("tiny", TINY, rank=3)
+    assert shape.active_params == 64 + 256 + 1840 + 2 * 192  # two active experts of 2 · 8 · 12
+    assert cost.dense_params(shape) + cost.all_expert_params(shape) == count(parameters(TINY))
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_tiers_and_active_experts_are_all_active_parameters(name: str) -> None:
+    shape, config = named_shape(name, rank=16)
+    assert cost.dense_params(shape) + cost.active_expert_params(shape) == pytest.approx(shape.active_params)
+    assert (shape.layers, shape.experts, shape.latent, shape.hidden) == (
+        config.n_layer,
+        config.n_expert,
+        config.n_latent,
+        config.n_hidden,
+    )
+    if name not in cost.SHAPES:  # the report's own backbones are what is left of its active parameters
+        assert cost.dense_params(shape) == count(dense_parameters(config))
+
+
+def test_the_reports_shapes_are_told_their_tiers_and_nothing_else() -> None:
+    shape, _ = named_shape("20b", rank=16)
+    assert replace(shape, router_params=0.0, latent_params=0.0, backbone_params=0.0) == REPORT_20B
+    assert shape.router_params == 16 * 256 * 2048
+    assert shape.latent_params == 16 * 2 * 2048 * 768
+
+
+def test_arithmetic_of_a_small_shape_by_hand() -> None:
+    shape = shape_of("tiny", TINY, rank=3)
+    # 6 · 2,160 outside experts; an expert's training is 12 · 8 · 12 = 1,152, and two are chosen
+    assert cost.train_flops(shape) == 12960 + 2304
+    # half of them owned; a surrogate costs 4 · 8 · 3 = 96, and one of the two chosen is one
+    assert cost.surrogate_flops(shape, 2) == pytest.approx(96)
+    assert cost.train_flops(shape, cost.rho_direct(shape, 2)) == pytest.approx(12960 + 1152 + 96)
+    # forward pass and dX of the owned one: 8 · 8 · 12
+    assert cost.train_flops(shape, cost.rho_offload_with_input_gradient(shape, 2)) == pytest.approx(12960 + 768 + 96)
+    attached = replace(shape, detach=False)  # the gradient passes through the surrogate as well
+    assert cost.train_flops(attached, cost.rho_direct(attached, 2)) == pytest.approx(12960 + 1152 + 192)
+
+
+def test_a_swiglu_expert_has_three_matrices_and_its_surrogate_two() -> None:
+    shape = shape_of("swiglu", replace(TINY, activation="swiglu"), rank=3)
+    assert cost.one_expert_params(shape) == 3 * 8 * 12
+    assert cost.train_flops(shape) == 12960 + 2 * 18 * 96
+    assert cost.train_flops(shape, cost.rho_direct(shape, 2)) == pytest.approx(12960 + 18 * 96 + 96)
+    assert cost.expert_weight_bytes(shape, 2) == pytest.approx(2 * (2 * 288 + 2 * 2 * 8 * 3))
+    assert cost.worker_state_bytes(shape) == 16 * 288
+
+
+def test_the_rows_of_a_small_shape_by_hand() -> None:
+    shape = shape_of("tiny", TINY, rank=3)
+    found = cells(shape, 2, Workload(batch=4, length=8, delta_rank=1, cadence=Cadence(2, 4, 8, refresh=3)))
+    assert found["training a token, end-to-end"] == "15.26 kFLOP"
+    assert found["training a token, direct"] == "14.21 kFLOP"
+    assert found["training a token, offload with dX"] == "13.82 kFLOP"
+    assert found["training a token, surrogates alone"] == "96 FLOP"
+    assert found["a step, end-to-end, all tokens"] == "488.4 kFLOP"  # 32 tokens
+    assert found["a composer's step, direct"] == "227.3 kFLOP"  # 16 tokens
+    assert found["a composer's step, offload with dX"] == "221.2 kFLOP"
+    assert found["a composer's step, surrogates alone"] == "1.536 kFLOP"
+    assert found["state of all else per composer"] == "34.6 kB"  # 16 · 2,160
+    # two composers publish and pull four bytes a parameter, once in H steps
+    assert found["router tier per step at the syncer, H = 2"] == "0.5 kB"
+    assert found["latent tier per step at the syncer, H = 4"] == "1.0 kB"
+    assert found["backbone tier per step at the syncer, H = 8"] == "3.7 kB"
+    assert found["all tiers per step at the syncer"] == "5.2 kB"
+    assert found["all tiers per composer and step"] == "2.6 kB"
+    assert found["surrogate deltas of rank 1 per step, refresh every 3"] == "0.0 kB"
+    wide = replace(
+        shape, layers=1000, active_params=1e9
+    )  # 1000 · 4 · ½ · 2 · (8 + 3) numbers of two bytes, or 2 · 8 · 3
+    found = cells(wide, 2, Workload(delta_rank=1, cadence=Cadence(refresh=4)))
+    assert found["surrogate deltas of rank 1, all (table 4)"] == "88.0 kB"
+    assert found["surrogate deltas of rank 1 per step, refresh every 4"] == "22.0 kB"
+    assert found["whole surrogates per step, refresh every 4"] == "48.0 kB"
+
+
+def test_several_owners_and_no_surrogates_have_no_rows_about_what_is_not_there() -> None:
+    shape = shape_of("tiny", TINY, rank=3)
+    labels = " ".join(cells(shape, 2, Workload(replicas=2)))
+    assert "offload" not in labels
+    assert "sketches" not in labels
+    assert "merge of all copies" in labels
+    found = cells(replace(shape, rank=0), 2, Workload(delta_rank=0))
+    assert "surrogate" not in " ".join(found)
+    assert found["expert compute, direct (table 3)"] == "2.00×"
+
+
+# Of bench/parallax_cost.py --compute (bench/results/parallax.md), as XLA counts the compiled programs of moe-tiny with
+# rank 8, where every expert and every surrogate is computed for every token: direct, direct without detach, offload.
+MEASURED = [(2, 0.527, 0.537, 0.358), (4, 0.277, 0.287, 0.193), (8, 0.152, 0.162, 0.110)]
+
+
+@pytest.mark.parametrize(("composers", "direct", "attached", "offload"), MEASURED)
+def test_ratios_are_those_of_compiled_programs(composers: int, direct: float, attached: float, offload: float) -> None:
+    config = LatentMoeConfig(**PRESETS["moe-tiny"])
+    for detach, ratio, measured in (
+        (True, cost.rho_direct, direct),
+        (False, cost.rho_direct, attached),
+        (True, cost.rho_offload_with_input_gradient, offload),
+    ):
+        shape = shape_of("", replace(config, n_active=config.n_expert), rank=8, detach=detach)
+        expected = ratio(shape, composers) + cost.dense_bank(shape, composers)
+        assert measured == pytest.approx(expected, rel=0.06)
+
+
+def test_a_configuration_is_costed_as_it_is_written() -> None:
+    config = load_config(EXAMPLES / "parallax-offload.toml")
+    shape, model, work = configured(apply_overrides(config, ["moe.detach=false", "moe.sketch_fraction=0.5"]))
+    assert (shape.name, shape.experts, shape.rank, shape.detach) == ("parallax-offload", 16, 8, False)
+    assert cost.dense_params(shape) == count(dense_parameters(model))
+    # 4 sequences of each of 4 composers; refreshed every 5 steps, merged as [moe] has it
+    assert work == Workload(16, 128, 0, 1, Cadence(2, 2, 8, 5), "4bit", 0.5)
+    with pytest.raises(UserError, match="latent_moe:build"):
+        configured(load_config(EXAMPLES / "stdlib.toml"))
+
+
+def test_the_command_costs_presets_and_configurations(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["moe", "cost", "--model", "moe-small"]) == 0
+    printed = capsys.readouterr().out
+    assert "moe-small: 8 MoE layers × 64 experts" in printed
+    assert "8 times the experts' part" in printed  # all 64 are computed, where 8 are chosen
+    assert main(["moe", "cost", str(EXAMPLES / "parallax-tiny.toml")]) == 0
+    printed = capsys.readouterr().out
+    assert "C = 4\n" in printed
+    assert "16 × 128 tokens a step" in printed
+    assert "backbone tier per step at the syncer, H = 8" in printed
+    asked = ["--set", "moe.latent_every=6", "--router-every", "4", "--backbone-every", "12", "--composers", "2"]
+    assert main(["moe", "cost", str(EXAMPLES / "parallax-tiny.toml"), *asked]) == 0
+    printed = capsys.readouterr().out
+    assert "router tier per step at the syncer, H = 4" in printed
+    assert "latent tier per step at the syncer, H = 6" in printed
+    assert "backbone tier per step at the syncer, H = 12" in printed
+    assert "C = 2\n" in printed
+
+
+def test_operations_have_four_digits_and_a_prefix() -> None:
+    assert operations(96) == "96 FLOP"
+    assert operations(999_960) == "1 MFLOP"
+    assert operations(1.2345e13) == "12.35 TFLOP"

@@ -10,6 +10,7 @@ from typing import Any
 
 from planetary.cli.commands import HelpFormatter, command_parser
 from planetary.cli.errors import EXIT_OK
+from planetary.cli.moe_cost import add_cost, run_cost
 from planetary.moe.exported_files import SURROGATES, WEIGHTS
 
 
@@ -31,22 +32,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         ],
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    cost = actions.add_parser(
-        "cost",
-        help="print the cost model's table",
-        description=(
-            "Arithmetic, memory, and the traffic that is removed and the traffic that is added. Nothing is built."
-        ),
-        epilog="example:\n  planetary moe cost --model 176b --composers 4,16 --batch 2048",
-        formatter_class=HelpFormatter,
-    )
-    cost.add_argument("--model", default="20b", metavar="NAME", help="20b or 176b of the report (default: 20b)")
-    cost.add_argument("--composers", default="4,8,16", metavar="N,N", help="composer counts (default: 4,8,16)")
-    cost.add_argument("--batch", type=int, default=1024, metavar="N", help="sequences per step (default: 1024)")
-    cost.add_argument("--length", type=int, default=1024, metavar="N", help="tokens per sequence (default: 1024)")
-    cost.add_argument("--delta-rank", type=int, metavar="Q", help="of surrogate deltas (default: 8, or R if less)")
-    cost.add_argument("--rank", type=int, metavar="R", help="of the surrogates (default: the model's)")
-    cost.add_argument("--replicas", type=int, default=1, metavar="R", help="owners of every expert (default: 1)")
+    add_cost(actions)
     evaluate = actions.add_parser(
         "evaluate",
         help="print a run's held-out losses with real experts and with surrogates",
@@ -93,7 +79,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    return {"cost": _cost, "evaluate": _evaluate, "export": _export}[args.action](args)
+    return {"cost": run_cost, "evaluate": _evaluate, "export": _export}[args.action](args)
 
 
 def _evaluate(args: argparse.Namespace) -> int:
@@ -133,67 +119,3 @@ def _export(args: argparse.Namespace) -> int:
     if written.surrogates:
         print(f"{args.output / SURROGATES}: {count(written.surrogates)} numbers that stand in for experts")
     return EXIT_OK
-
-
-def _cost(args: argparse.Namespace) -> int:
-    import msgspec
-
-    from planetary.core.errors import UserError
-    from planetary.moe.cost import SHAPES
-    from planetary.moe.cost_table import Workload, table
-
-    if args.model not in SHAPES:
-        raise UserError(f"--model: there is no shape {args.model!r}; there are: {', '.join(SHAPES)}")
-    composers = _counts(args.composers)
-    shape = SHAPES[args.model]
-    if args.rank is None:
-        args.rank = shape.rank
-    if args.delta_rank is None:
-        args.delta_rank = min(8, args.rank)
-    for flag in ("batch", "length", "rank", "delta_rank"):
-        if getattr(args, flag) < 1:
-            raise UserError(f"--{flag.replace('_', '-')} must be at least 1, found {getattr(args, flag)}")
-    if max(composers) > shape.experts:
-        raise UserError(
-            f"--composers: {max(composers)} composers cannot share the {shape.experts} experts of a layer of "
-            f"{args.model}; give at most {shape.experts}, for every composer owns at least one"
-        )
-    if args.delta_rank > args.rank:
-        raise UserError(
-            f"--delta-rank {args.delta_rank} is above the rank {args.rank} of the surrogates: such a delta is larger "
-            f"than the surrogate, which is then sent whole. Give at most {args.rank}"
-        )
-    if not 1 <= args.replicas <= min(composers):
-        raise UserError(
-            f"--replicas: an expert has between 1 and {min(composers)} owners among {min(composers)} composers, found "
-            f"{args.replicas}"
-        )
-    shape = msgspec.structs.replace(shape, rank=args.rank)
-    rows = table(shape, composers, Workload(args.batch, args.length, args.delta_rank, args.replicas))
-    print(
-        f"{shape.name}: {shape.layers} MoE layers × {shape.experts} experts, {shape.active} active, "
-        f"{shape.latent} → {shape.hidden} → {shape.latent}, surrogates of rank {shape.rank}; "
-        f"{args.batch} × {args.length} tokens a step"
-    )
-    width = max(len(label) for label, _ in rows)
-    print(" " * width + "".join(f"{f'C = {c}':>14}" for c in composers))
-    for label, cells in rows:
-        print(f"{label:<{width}}" + "".join(f"{cell:>14}" for cell in cells))
-    print("× is how many times less than ordinary training on one machine; GB are 10⁹ bytes")
-    if shape.rank >= shape.hidden:
-        print(f"rank {shape.rank} is not below the experts' width {shape.hidden}: surrogates save nothing")
-    if unequal := [str(c) for c in composers if shape.experts % c]:
-        print(f"{shape.experts} experts cannot be divided evenly by {', '.join(unequal)}: a mean composer is shown")
-    return EXIT_OK
-
-
-def _counts(text: str) -> list[int]:
-    from planetary.core.errors import UserError
-
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        counts = []
-    if not counts or min(counts) < 1:
-        raise UserError(f"--composers: expected numbers of at least 1 such as 4,8,16, found {text!r}")
-    return counts

@@ -8,7 +8,7 @@ import pytest
 from planetary.core.errors import NumericsError, ProtocolError, UserError
 from planetary.moe.codec import GRID, FourBitRows, block_width, decode_rows, encode_rows, rotate, rotate_back
 from planetary.moe.delta import Delta, compress, expand, low_rank
-from planetary.moe.ternary import TernaryMatrices, pack_ternary, ternary, unpack_ternary
+from planetary.moe.ternary import ternary
 
 RNG = np.random.default_rng(0)
 
@@ -63,24 +63,13 @@ def test_rows_that_cannot_be_compressed_or_read_are_named() -> None:
         block_width(0)
 
 
-def test_ternary_is_the_published_formula_and_survives_packing_bit_for_bit() -> None:
+def test_ternary_is_the_published_formula() -> None:
     weights = normal(3, 7, 5)
     values = ternary(weights)
     for matrix, found in zip(weights, values, strict=True):
         gamma = np.abs(matrix).mean()
         np.testing.assert_allclose(found, gamma * np.clip(np.rint(matrix / gamma), -1, 1), rtol=1e-6)
-    packed = pack_ternary(weights)
-    assert (unpack_ternary(packed) == values).all()
-    assert packed.nbytes == 3 * 9 + 3 * 4  # 35 weights in 9 bytes, a scale a matrix
     assert (ternary(np.zeros((2, 2), np.float32)) == 0).all()
-
-
-def test_damaged_ternary_bytes_are_refused() -> None:
-    packed = pack_ternary(normal(4, 4))
-    with pytest.raises(ProtocolError, match="code 3"):
-        unpack_ternary(TernaryMatrices(packed.shape, packed.packed | 3, packed.scale))
-    with pytest.raises(ProtocolError, match="packed bytes"):
-        unpack_ternary(TernaryMatrices((8, 8), packed.packed, packed.scale))
     with pytest.raises(NumericsError):
         ternary(np.full((2, 2), np.inf, np.float32))
 

@@ -73,6 +73,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help='that a saved training was trained with: "byte", or the path of a tokenizer.json (default: byte); a run '
         "says it itself",
     )
+    export.add_argument(
+        "--packed",
+        action="store_true",
+        help="ternary experts in two bits a weight: to generate with, where training goes on from float weights",
+    )
     export.add_argument("--force", action="store_true", help="replace a model that is in DIR")
     return parser
 
@@ -101,7 +106,7 @@ def _export(args: argparse.Namespace) -> int:
     from planetary.fabric.run_files import CONFIG
     from planetary.moe.merged_export import export_merged
     from planetary.moe.run_state import is_run, read_mixture
-    from planetary.monitor.human_numbers import count
+    from planetary.monitor.human_numbers import count, size
 
     saved = read_mixture(args.training)
     if not is_run(args.training):
@@ -111,10 +116,10 @@ def _export(args: argparse.Namespace) -> int:
         data = load_config(args.training / CONFIG).data
     else:
         raise UserError(f"--tokenizer is for saved trainings; the run in {args.training} has its own: leave it out")
-    written = export_merged(saved, args.output, data=data)
+    written = export_merged(saved, args.output, data=data, packed=args.packed)
     print(
-        f"{args.output / WEIGHTS}: {count(written.parameters)} parameters of {len(saved.state.composers)} composers "
-        f"after {saved.state.steps} steps, sha256 {written.sha256[:12]}"
+        f"{args.output / WEIGHTS}: {count(written.parameters)} parameters in {size(written.nbytes)}, of "
+        f"{len(saved.state.composers)} composers after {saved.state.steps} steps, sha256 {written.sha256[:12]}"
     )
     if written.surrogates:
         print(f"{args.output / SURROGATES}: {count(written.surrogates)} numbers that stand in for experts")

@@ -15,12 +15,12 @@ import jax
 import numpy as np
 
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
-from planetary.artifacts.safetensors_file import read_safetensors
+from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.export import find_builder
-from planetary.core.config import Config, load_config
+from planetary.core.config import Config, ModelConfig, load_config
 from planetary.core.errors import UserError
 from planetary.data.tokenizer import Tokenizer, load_tokenizer
-from planetary.fabric.preparation import builder_options
+from planetary.fabric.preparation import builder_options, refuse_ternary_twice
 from planetary.fabric.run_files import CONFIG
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
     if wanted.kind != "real":
         return _with_surrogates(run, config, checkpoint, wanted)
     if checkpoint is not None and checkpoint.is_file():
-        values, round_, whole = _weights_in(checkpoint), 0, True
+        values, round_, whole = _weights_in(checkpoint, config.model), 0, True
     else:
         loaded = load_checkpoint(checkpoint) if checkpoint else load_latest(run / "checkpoints")
         values, round_, whole = loaded.params, loaded.info.round, False
@@ -136,7 +136,8 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted:
                 f"{SURROGATES} beside it as `planetary moe export` writes it; what a composer has is in its run's "
                 "folder only"
             )
-        model = with_surrogates(_weights_in(checkpoint), _weights_in(beside), model_of(config))
+        weights, stand_ins = (_weights_in(path, config.model) for path in (checkpoint, beside))
+        model = with_surrogates(weights, stand_ins, model_of(config))
     tokenizer = load_tokenizer(config.data.tokenizer)
     return TrainedModel(model.logits, model.params, tokenizer, config.train.sequence_length, round_)
 
@@ -157,8 +158,9 @@ def _saved_training(folder: Path, checkpoint: Path | None, wanted: Experts) -> T
     return TrainedModel(model.logits, model.params, load_tokenizer("byte"), saved.config.sequence_length, 0)
 
 
-def _weights_in(path: Path) -> dict[str, np.ndarray]:
-    specs, tensors = read_safetensors(path)
+def _weights_in(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
+    specs, tensors, ternary = read_weights(path)
+    refuse_ternary_twice(path, ternary, model)
     wrong = [spec for spec in specs if spec.dtype not in {"f32", "f64", "f16"}]
     if wrong:
         raise UserError(f"{path}: {wrong[0].name!r} is {wrong[0].dtype}; a file of weights holds f32, f64 or f16")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -110,17 +110,31 @@ def given_weights(model: Model, config: ModelConfig) -> Model:
     Raises:
         UserError: it cannot be read, or does not fit.
     """
-    from planetary.artifacts.safetensors_file import read_safetensors
+    from planetary.artifacts.ternary_matrices import read_weights
     from planetary.compiler.weights import with_weights
 
     path = Path(config.weights)
     try:
-        specs, tensors = read_safetensors(path)
+        specs, tensors, ternary = read_weights(path)
     except OSError as error:
         raise UserError(f"cannot read model.weights {path}: {error.strerror or error}") from error
     except TrustError as error:
         raise UserError(f"cannot read model.weights: {error}") from error
+    refuse_ternary_twice(path, ternary, config)
     return with_weights(model, specs, tensors, where=str(path), optional=config.weights_optional)
+
+
+def refuse_ternary_twice(path: Path, ternary: Sequence[str], config: ModelConfig) -> None:
+    """Raise `UserError` where a file's weights of these names are ternary, and the model would make them so again.
+
+    What is ternary has another mean than what it was made of, and would get another scale.
+    """
+    if ternary and config.options.get("ternary"):
+        raise UserError(
+            f"{path}: {ternary[0]!r} is ternary already, and model.options.ternary = true would scale it again. Set "
+            "model.options.ternary = false to use these weights as they are; to go on training ternary experts, "
+            "give their float weights (`planetary moe export` without --packed)"
+        )
 
 
 def builder_options(config: Config, source: str) -> dict[str, object]:

@@ -52,10 +52,13 @@ def router_gates(weight: jax.Array, x: jax.Array, active: int, select: Selection
 
 
 def straight_through_ternary(weight: jax.Array) -> jax.Array:
-    """BitNet b1.58 per matrix [..., m, n]: γ · clip(round(W / γ), −1, 1), γ = mean |W|; the gradient is W's own."""
+    """BitNet b1.58 per matrix [..., m, n]: γ · clip(round(W / γ), −1, 1), γ = mean |W|; the gradient is W's own.
+
+    The value is exactly that: W + (rounded − W) would be rounded once more, and not ternary any longer.
+    """
     scale = jnp.maximum(jnp.mean(jnp.abs(weight), axis=(-2, -1), keepdims=True), _TERNARY_FLOOR)
     rounded = jnp.clip(jnp.round(weight / scale), -1.0, 1.0) * scale
-    return weight + stop_gradient(rounded - weight)
+    return stop_gradient(rounded) + (weight - stop_gradient(weight))
 
 
 def used_weights(experts: Params, ternary: bool) -> Params:

@@ -1,5 +1,5 @@
 """The ordinary model of a trained mixture as files: weights in safetensors and a configuration that uses them; and its
-surrogates.
+surrogates. Ternary experts are written as what training goes on from, or packed: two bits a weight.
 """
 
 from __future__ import annotations
@@ -8,35 +8,48 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import msgspec
 import numpy as np
 
 from planetary.artifacts.durable_files import DurableFiles
+from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import safetensors_pieces
 from planetary.artifacts.store import write_atomically
+from planetary.artifacts.ternary_matrices import pack_ternary, ternary_tensors
 from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, to_toml
-from planetary.core.errors import NumericsError, ResourceError
+from planetary.core.errors import NumericsError, ResourceError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.run_files import CONFIG
+from planetary.models.latent_experts import straight_through_ternary
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.exported_files import SURROGATES, WEIGHTS
 from planetary.moe.inference import named_surrogates
 from planetary.moe.plan import MODEL
 from planetary.moe.saved_training import SavedTraining
 from planetary.moe.states import merged_model
+from planetary.moe.tiers import Tier, tier_of
 
 _WRITING = ".writing-"
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What was written: the numbers of parameters, and the sha256 of the real model's file. 0 surrogates: no file."""
+    """What was written.
+
+    Attributes:
+        parameters: of the real model.
+        nbytes: of its tensors in the file.
+        sha256: of that file.
+        surrogates: numbers in theirs; 0: there is no such file.
+    """
 
     parameters: int
+    nbytes: int
     sha256: str
     surrogates: int
 
 
-def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig) -> Exported:
+def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig, packed: bool = False) -> Exported:
     """Write `merged.safetensors`, `surrogates.safetensors` and `config.toml` to a folder, replacing files of these
     names.
 
@@ -44,12 +57,21 @@ def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig) -> Ex
         saved: the training.
         folder: made when missing.
         data: that the configuration names.
+        packed: write the ternary weights that experts compute with, in two bits each, in place of what they are
+            trained as. The configuration then says that the model need not make them ternary.
 
     Raises:
+        UserError: experts are to be packed that are not ternary.
         NumericsError: a parameter is not finite.
         ResourceError: the disk is full or fails; a model that was there is still there.
     """
+    if packed and not saved.config.ternary:
+        raise UserError(
+            "cannot pack the experts of this training: they are not ternary (model.options.ternary), and other weights "
+            "do not fit into two bits. Leave --packed out"
+        )
     tensors = merged_model(saved.state, saved.config)
+    parameters = sum(value.size for value in tensors.values())
     surrogates = {} if saved.state.surrogates is None else named_surrogates(saved.state.surrogates)
     broken = [name for name, value in {**tensors, **surrogates}.items() if not np.isfinite(value).all()]
     if broken:
@@ -57,6 +79,9 @@ def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig) -> Ex
             f"cannot export the training of step {saved.state.steps}: {broken[0]} and {len(broken) - 1} more tensors "
             "contain NaN or infinite numbers"
         )
+    config = saved.config
+    if packed:
+        tensors, config = _packed(tensors), msgspec.structs.replace(config, ternary=False)
     written = {WEIGHTS: tensors} | ({SURROGATES: surrogates} if surrogates else {})
     files, digests = DurableFiles(), {}
     try:
@@ -71,15 +96,28 @@ def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig) -> Ex
         for name in written:
             (folder / f"{_WRITING}{name}").unlink(missing_ok=True)
         raise ResourceError(f"writing the model to {folder} failed: {error.strerror or error}") from error
-    config = merged_config(saved.config, saved.training.batch_size, folder.name, data)
-    write_atomically(folder / CONFIG, to_toml(config).encode())
-    sizes = [sum(value.size for value in named.values()) for named in (tensors, surrogates)]
-    return Exported(sizes[0], digests[WEIGHTS], sizes[1])
+    trained = merged_config(config, saved.training.batch_size, folder.name, data)
+    write_atomically(folder / CONFIG, to_toml(trained).encode())
+    nbytes = sum(value.nbytes for value in tensors.values())
+    return Exported(parameters, nbytes, digests[WEIGHTS], sum(value.size for value in surrogates.values()))
+
+
+def _packed(tensors: Tensors) -> dict[str, np.ndarray]:
+    """Return the model with its experts in two bits."""
+    # The program's own function: numpy would add up the scales in another order.
+    computed = jax.jit(straight_through_ternary)
+    found: dict[str, np.ndarray] = {}
+    for name, value in tensors.items():
+        if tier_of(name) is Tier.EXPERTS:
+            found |= ternary_tensors(name, pack_ternary(np.asarray(computed(value))))
+        else:
+            found[name] = value
+    return found
 
 
 def _write(files: DurableFiles, path: Path, tensors: Tensors) -> str:
     """Write tensors to a file and return its sha256."""
-    specs = [TensorSpec(name, "f32", value.shape) for name, value in tensors.items()]
+    specs = [TensorSpec(name, DTYPE_NAMES[value.dtype], value.shape) for name, value in tensors.items()]
     digest = hashlib.sha256()
 
     def pieces() -> Iterator[bytes | memoryview]:

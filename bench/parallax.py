@@ -130,7 +130,26 @@ def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeCon
     changed = {name: value for name in ("backbone", "refresh") if (value := getattr(args, name))}
     cadence = replace(training.cadence, **changed) if training.composers > 1 else training.cadence
     fit = replace(training.fit, steps=args.fit) if args.fit else training.fit
-    return replace(training, rank=rank, cadence=cadence, fit=fit)
+    training = replace(training, rank=rank, cadence=cadence, fit=fit)
+    return with_changes(training, args.set) if training.composers > 1 else training
+
+
+def with_changes(training: MoeTraining, changes: list[str]) -> MoeTraining:
+    """Return the settings with some of them changed, each given as `key=value` or `part.key=value`."""
+    fields = msgspec.to_builtins(training)
+    for change in changes:
+        path, _, value = change.partition("=")
+        *parts, name = path.split(".")
+        inside = fields
+        for part in parts:
+            inside = inside.get(part, {})
+        if name not in inside:
+            raise SystemExit(f"--set {change}: there is no such setting in planetary.moe.settings.MoeTraining")
+        try:
+            inside[name] = json.loads(value)
+        except json.JSONDecodeError:
+            inside[name] = value
+    return msgspec.convert(fields, MoeTraining)
 
 
 def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[str, Any]:
@@ -171,6 +190,7 @@ def train(name: str, args: argparse.Namespace, config: LatentMoeConfig) -> dict[
         "refresh_form": training.refresh_form,
         "momentum": args.momentum,
         "cadence": msgspec.to_builtins(training.cadence),
+        "set": args.set,
         "own_text": args.own_text,
         "ternary": config.ternary,
         "activation": config.activation,
@@ -243,6 +263,13 @@ def main() -> None:
     parser.add_argument("--fit", type=int, default=0, help="steps of fitting per refresh (0: the arm's)")
     parser.add_argument("--backbone", type=int, default=0, help="horizon of the backbone (0: the arm's)")
     parser.add_argument("--refresh", type=int, default=0, help="steps between refreshes (0: the arm's)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any other setting of the arms with several composers, such as merge.rate=1.25 (see MoeTraining)",
+    )
     parser.add_argument("--own-text", action="store_true", help="each composer trains on its own part of the text")
     parser.add_argument("--ternary", action="store_true", help="ternary experts")
     parser.add_argument("--swiglu", action="store_true", help="SwiGLU experts")

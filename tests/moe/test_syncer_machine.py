@@ -124,6 +124,22 @@ def test_a_publication_of_an_older_version_is_refused() -> None:
     assert machine.handle(published("a", base=1), 3) == []
 
 
+def test_a_merge_begins_with_the_first_publication_that_counts_and_not_with_one_that_was_refused() -> None:
+    machine = two()
+    machine.handle(published("a"), 1)
+    (merge,) = machine.handle(published("b"), 4)
+    assert isinstance(merge, Merge)
+    assert merge.first_at == 1
+    rejection(machine.handle(published("a"), 5))  # the next is being merged
+    machine.handle(Merged(Tier.ROUTER, 0, 1), 6)
+    rejection(machine.handle(published("a"), 7))  # of the version before
+    machine.handle(published("b", base=1), 20)
+    machine.handle(published("b", base=1, payload="later"), 21)
+    (merge,) = machine.handle(published("a", base=1), 22)
+    assert isinstance(merge, Merge)
+    assert merge.first_at == 20
+
+
 def test_a_repetition_counts_once_and_a_restarted_composers_later_one_replaces_it() -> None:
     machine = two()
     machine.handle(published("a"), 1)

@@ -46,7 +46,7 @@ class Syncing:
         )
         self.claims: dict[str, tuple[int, int, int]] = {}  # worker -> shard, epoch and step it says it has
         self._publisher: dict[tuple[Tier, int], dict[str, int]] = {}
-        self._first_published: dict[tuple[Tier, int], float] = {}
+        self._first_at: dict[tuple[Tier, int], float] = {}  # of merges under way: when the first publication arrived
 
     def tell(self, event: Event, now: float) -> None:
         """Tell the machine something, and do what it says."""
@@ -55,7 +55,6 @@ class Syncing:
     def published(self, worker: str, message: m.PublishFragment, payload: str, now: float) -> None:
         """A composer has published a fragment."""
         key = (Tier(message.tier), message.fragment)
-        self._first_published.setdefault(key, now)
         self._publisher.setdefault(key, {})[worker] = message.shard
         self.tell(Publication(worker, *key, message.base, payload, message.tokens, message.steps), now)
 
@@ -212,6 +211,7 @@ class Syncing:
 
     def _merge(self, merge: Merge) -> None:
         key = (merge.tier, merge.fragment)
+        self._first_at[key] = merge.first_at
         held = self.desk.state.fragments[key]
         by = self._publisher[key]
         published = tuple(Published(by[one.composer], one.payload, one.tokens, one.steps) for one in merge.publications)
@@ -220,7 +220,7 @@ class Syncing:
     def made(self, event: FragmentMade, now: float) -> None:
         """A merge has ended."""
         key = (event.tier, event.fragment)
-        began = self._first_published.pop(key, now)
+        began = self._first_at.pop(key)
         self._publisher.pop(key, None)
         if not event.failed:
             self.rounds.merges.setdefault(event.tier, []).append(now - began)

@@ -258,7 +258,7 @@ class SyncerMachine:
             if decision.merge:
                 fragment.merging = True
                 ordered = tuple(fragment.published[name] for name in sorted(fragment.published))
-                said.append(Merge(tier, number, fragment.version + 1, ordered, decision.why))
+                said.append(Merge(tier, number, fragment.version + 1, ordered, fragment.first_at, decision.why))
         return said
 
     def _give_out_shards(self, now: float, first: int | None = None) -> list[Instruction]:

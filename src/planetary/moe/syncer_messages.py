@@ -130,12 +130,13 @@ class Speak(msgspec.Struct, frozen=True):
 
 
 class Merge(msgspec.Struct, frozen=True):
-    """Merge these publications into `version`, in this order."""
+    """Merge these publications into `version`, in this order; the first of them arrived at `first_at`."""
 
     tier: Tier
     fragment: int
     version: int
     publications: tuple[Publication, ...]
+    first_at: float
     why: str
 
 

@@ -19,7 +19,7 @@ WANT = m.WantTokens(**{k: OF[k] for k in ("shard", "epoch")}, first=0, count=1)
 FRAGMENT = m.PublishFragment(
     shard=1, epoch=1, tier="router", fragment=0, base=0, tokens=1, steps=1, payload="fragment/0"
 )
-SURROGATES = m.PublishSurrogates(**OF, of=1, error=None, payload="surrogate/0")
+SURROGATES = m.PublishSurrogates(**OF, of=1, progress=5, error=None, payload="surrogate/0")
 VIEW = m.ViewModel(**OF, progress=5, mixed_loss=1.0, surrogate_loss=1.0, payload="view/0")
 STATE = m.KeepShard(**OF, progress=5, payload="shard/0")
 

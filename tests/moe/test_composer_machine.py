@@ -19,7 +19,7 @@ def machine(folder: Path, **options: Any) -> ComposerMachine:
     made = ComposerMachine(make_plan(folder, steps=40, per_round=10, **options), [ROUTER, LATENT, BACKBONE])
     made.owns(0, 1, 0, {})
     for shard in range(2):
-        made.surrogates(shard, 0)
+        made.surrogates(shard, 0, 0)
     assert made.boundary() == [Keep(), Step()]
     return made
 
@@ -67,8 +67,8 @@ def test_older_and_repeated_versions_do_not_count(tmp_path: Path) -> None:
     made.boundary()
     assert not made.merged(ROUTER, 1, [0, 1])
     assert not made.merged(ROUTER, 0, [])
-    made.surrogates(1, 5)
-    made.surrogates(1, 3)
+    made.surrogates(1, 5, 5)
+    made.surrogates(1, 3, 3)
     assert made.versions == [0, 5]
 
 
@@ -118,9 +118,9 @@ def test_in_lock_step_it_waits_for_merges_and_surrogates_and_saves_after_them(tm
     made.merged(ROUTER, 1, [0, 1])
     made.merged(LATENT, 1, [0, 1])
     assert made.boundary() == [Adopt(ROUTER, 1, False), Adopt(LATENT, 1, False)]
-    made.surrogates(0, 2)
+    made.surrogates(0, 2, 2)
     assert made.waits_for() == "the surrogates of shard 1"
-    made.surrogates(1, 2)
+    made.surrogates(1, 2, 2)
     assert made.boundary() == [Keep(), Step()]
 
 
@@ -132,7 +132,7 @@ def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_fro
         made.owns(0, 1, 0, {})
         assert list(made.held) == [ROUTER, copies[0], copies[2]]  # its own shard, and the one before
         for shard in range(3):
-            made.surrogates(shard, 0)
+            made.surrogates(shard, 0, 0)
         made.boundary()
         publications = [Publish(key, 0, 2) for key in made.held]
         if pace == "free":
@@ -145,6 +145,35 @@ def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_fro
             assert found[0] == Adopt(key, 1, False)
         assert found == [Adopt(copies[2], 1, False), Fit()]
         assert made.boundary() == []  # the others' surrogates, and its own
+
+
+@pytest.mark.parametrize(("fitted", "age"), [(10, 50.0), (59.5, 0.5), (64, -4.0)])
+def test_surrogates_are_as_old_as_their_fit_whenever_they_came(tmp_path: Path, fitted: float, age: float) -> None:
+    made = ComposerMachine(make_plan(tmp_path, steps=100), [ROUTER])
+    made.owns(0, 1, 0, {})
+    for _ in range(60):
+        made.stepped()
+    made.surrogates(0, 60, 60)  # its own do not count
+    made.surrogates(1, 10, fitted)
+    assert (made.progress, made.surrogate_age) == (60, age)
+    made.stepped()
+    made.surrogates(1, 10, fitted)  # once more, as after a lost connection
+    assert made.surrogate_age == age + 1
+
+
+def test_the_age_is_of_surrogates_of_experts_that_are_not_its_own_where_these_have_several_owners(
+    tmp_path: Path,
+) -> None:
+    made = ComposerMachine(make_plan(tmp_path, steps=100, composers=4, batch_size=8, replicas=2), [ROUTER])
+    made.owns(1, 1, 0, {})
+    for _ in range(20):
+        made.stepped()
+    for shard, fitted in enumerate((20, 20, 6, 12)):
+        made.surrogates(shard, 20, fitted)
+    assert made.surrogate_age == 11.0  # of shards 2 and 3: it owns those of 1 and 0
+    without = ComposerMachine(make_plan(tmp_path, steps=100, rank=0), [ROUTER])
+    without.owns(0, 1, 0, {})
+    assert without.surrogate_age is None
 
 
 def test_who_speaks_for_no_shard_fits_nothing_and_who_speaks_for_two_fits_once(tmp_path: Path) -> None:

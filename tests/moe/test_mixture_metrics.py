@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from mixture_checks import of_kind
-from mixture_cluster import MixtureCluster, make_plan
+from mixture_cluster import MixtureCluster, Worker, make_plan
 
-from planetary.moe.records import FragmentAdvanced
+from planetary.moe.acceptance import Policy
+from planetary.moe.records import FragmentAdvanced, SurrogatesRefreshed
+from planetary.moe.replicas import held_shards
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
@@ -27,3 +30,74 @@ def test_the_time_that_a_merge_takes_does_not_begin_with_a_publication_that_was_
     cluster.until(lambda: held[Tier.ROUTER, 0].version == 2)
     assert all(record.seconds < 100 for record in of_kind(cluster, FragmentAdvanced) if record.tier is Tier.ROUTER)
     assert cluster.finish().ok
+
+
+TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
+
+
+def expected_age(cluster: MixtureCluster, worker: Worker) -> float:
+    """From the journal: the progress at the fit of the version that a composer has of every shard but its own."""
+    machine, training = worker.driver.machine, cluster.plan.training
+    mine = held_shards(machine.shard, training.composers, training.replicas)
+    fitted = {(r.shard, r.step): r.progress for r in of_kind(cluster, SurrogatesRefreshed)}
+    others = [fitted.get((n, step), 0.0) for n, step in enumerate(machine.versions) if n not in mine]
+    return machine.progress - sum(others) / len(others)
+
+
+@pytest.mark.parametrize("options", [{}, TWICE], ids=["one owner", "two owners"])
+def test_the_same_surrogates_once_more_are_no_younger(tmp_path: Path, options: dict) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=60, **options), seed=3, grace_s=1000.0)
+    workers = [cluster.start(name) for name in "abc"[: cluster.plan.training.composers]]
+    cluster.until(lambda: min(w.driver.machine.done for w in workers) >= 6)
+    one = workers[0]
+    shard = one.driver.machine.shard
+    for other in workers[1:]:
+        cluster.kill(other)  # from now on nobody fits what it has of the others
+    cluster.until(lambda: one.driver.machine.done >= 26)
+    before = len([s for s in cluster.told if isinstance(s, m.SurrogatesReady)])
+    cluster.cut(one)
+    cluster.connect(one)
+    cluster.until(lambda: one.driver.machine.epoch == 2)
+    taken = one.driver.machine.done
+    cluster.until(lambda: one.driver.machine.done >= taken + 2)
+    again = [s for s in cluster.told if isinstance(s, m.SurrogatesReady)][before:]
+    assert any(s.shard != shard and s.step > 0 for s in again)
+    age = one.driver.machine.surrogate_age
+    assert age is not None
+    assert age == expected_age(cluster, one) > 5
+    said = [s for s in cluster.sent if isinstance(s, m.StepTaken) and s.shard == shard][-1]
+    assert said.surrogate_age == age
+
+
+def test_who_speaks_for_others_says_when_it_fitted_whatever_the_version_is(tmp_path: Path) -> None:
+    """With several owners: a speaker may have taken fewer steps than whom it speaks for; versions rise all the same."""
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=80, **TWICE), seed=21, grace_s=2.0)
+    workers = [cluster.start(name) for name in "abc"]
+    cluster.until(lambda: min(w.driver.machine.done for w in workers) >= 6)
+    by = {w.driver.machine.shard: w for w in workers}
+    cluster.kill(by[0])
+    found = cluster.controller.state.shards
+    cluster.until(lambda: found[0].speaker == 1 and found[0].surrogate_step > 30)
+    cluster.turn()
+    records = [r for r in of_kind(cluster, SurrogatesRefreshed) if r.by == 1]
+    assert records
+    assert all(0 < r.progress <= r.step for r in records)  # two thirds of the steps: one shard takes none
+    assert records[-1].progress < records[-1].step
+    for worker in (by[1], by[2]):
+        assert worker.driver.machine.surrogate_age == expected_age(cluster, worker)
+    restarted = [s.surrogate_progress for s in found]
+    cluster.restart_gateway()
+    assert [s.surrogate_progress for s in cluster.controller.state.shards] == restarted
+
+
+def test_surrogates_that_expert_workers_fit_are_as_old_as_the_sketches_that_they_used(tmp_path: Path) -> None:
+    options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
+    plan = make_plan(tmp_path, steps=16, pace="lockstep", fitted_by="expert-workers", **options)
+    cluster = MixtureCluster(tmp_path, plan)
+    for name in "abc":
+        cluster.start(name)
+    assert cluster.finish().ok
+    # Lock step refreshes after every second step; the sketches of that step were taken when one less was done.
+    assert {(r.step, r.progress) for r in of_kind(cluster, SurrogatesRefreshed)} == {
+        (step, step - 1) for step in range(2, 17, 2)
+    }

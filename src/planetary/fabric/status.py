@@ -45,7 +45,8 @@ class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None  # mean cross-entropy of its composer's steps, nats per token
     surrogate_error: float | None  # mean relative error of its surrogates when they were last fitted
     surrogate_step: int  # after which they were
-    # Steps since the others' surrogates that its composer uses were fitted, mean; negative where these are further on
+    # Steps of the run since the others' surrogates that its composer uses were fitted, mean; negative where these are
+    # further on; None: its composer is away, or uses none
     surrogate_age: float | None
     # Held-out, with own experts and the others' surrogates: of the first batch, after the last round of all of them,
     # so it compares with that of other shards and not with `eval_loss`; None: not evaluated in this round

@@ -45,6 +45,7 @@ REPORT_EVERY_S = 0.2
 
 class _Fitted(msgspec.Struct, frozen=True):
     step: int
+    progress: float
     fits: dict[int, list[LayerFit]]  # by shard
     bases: dict[int, str]  # by shard: the payload that changes are changes of
 
@@ -225,8 +226,8 @@ class ComposerDriver:
         if self.plan.pace == "lockstep" and message.step > self.machine.done:
             self._early.append((message, payload))  # what is fitted after a step is for the next one
             return
-        self._surrogates.arrived(message, payload)
-        self.machine.surrogates(message.shard, message.step)
+        if self._surrogates.arrived(message, payload):
+            self.machine.surrogates(message.shard, message.step, message.progress)
 
     def _speak_for(self, shards: tuple[int, ...]) -> None:
         if self._surrogates is not None:
@@ -324,17 +325,19 @@ class ComposerDriver:
     def _fit(self) -> None:
         assert self.state is not None
         assert self._surrogates is not None
+        progress: float = self.machine.progress
         if self.steps.workers_fit:
             may = self.machine.connected and not self._fitting
             if not may or not self._surrogates.take_fits(self.state.fitted):
                 return
+            progress = self._surrogates.progress_of_fits
         state, bank, step, owners = self.state, self._surrogates.bank, self.machine.done, self.plan.owner_map
         bases = self._surrogates.known()
         speaking = {shard: only_shards(state, owners, [shard]) for shard in self.machine.speaks}
 
         def fit() -> _Fitted:
             fits = {s: self.steps.fit(experts, bank, whole=s not in bases) for s, experts in speaking.items()}
-            return _Fitted(step, fits, bases)
+            return _Fitted(step, progress, fits, bases)
 
         def fit_and_leave() -> None:
             try:
@@ -360,10 +363,11 @@ class ComposerDriver:
             # Versions are steps, but who speaks for others' experts may have taken more or fewer than they.
             version = max(found.step, self.machine.versions[shard] + 1)
             new = self._surrogates.fitted(shard, version, fits, base, publish=connected)
-            self.machine.surrogates(shard, version)
+            self.machine.surrogates(shard, version, found.progress)
             if connected:
                 said = {"payload": new.payload, "change": new.change, "base": new.base, "error": new.error}
-                self._tell(m.PublishSurrogates, "", lambda new=new: new.data, of=shard, step=version, **said)
+                said |= {"of": shard, "step": version, "progress": found.progress}
+                self._tell(m.PublishSurrogates, "", lambda new=new: new.data, **said)
 
     def _keep(self) -> None:
         assert self.state is not None

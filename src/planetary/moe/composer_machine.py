@@ -95,7 +95,7 @@ class ComposerMachine:
         self._round = 0  # of the run, whose end has been seen to
         self.speaks: tuple[int, ...] = ()  # shards whose surrogates it publishes
         self.versions = [-1] * plan.training.composers  # of each shard's surrogates; -1: none are here
-        self.refreshed_at = [0] * plan.training.composers  # progress of the run when they came
+        self.fitted_at = [0.0] * plan.training.composers  # progress of the run when they were fitted
         self.connected = False
         layers = plan.model.n_layer if plan.offloads else 0
         self.expert_versions, self.expert_steps = [0] * layers, [-1] * layers  # of the experts that are here
@@ -124,12 +124,15 @@ class ComposerMachine:
         return self.finished or self._mean_steps >= self.plan.steps
 
     @property
-    def surrogate_age(self) -> float:
-        """Steps of the run since the others' surrogates came, mean; 0 where there are none."""
+    def surrogate_age(self) -> float | None:
+        """Steps of the run since the surrogates of experts that are not its own were fitted, mean over their shards.
+
+        Negative where whoever fitted them was further on; None where there are none.
+        """
         training = self.plan.training
         mine = held_shards(self.shard, training.composers, training.replicas)
-        others = [at for shard, at in enumerate(self.refreshed_at) if shard not in mine]
-        return self.progress - sum(others) / len(others) if self.plan.has_surrogates and others else 0.0
+        others = [at for shard, at in enumerate(self.fitted_at) if shard not in mine]
+        return self.progress - sum(others) / len(others) if self.plan.has_surrogates and others else None
 
     @property
     def _mean_steps(self) -> int:
@@ -196,10 +199,10 @@ class ComposerMachine:
         self._merged[key] = version, self.shard in shards
         return True
 
-    def surrogates(self, shard: int, step: int) -> None:
-        """A shard's surrogates of a version are in the bank."""
+    def surrogates(self, shard: int, step: int, progress: float) -> None:
+        """A shard's surrogates of a version, fitted at a progress of the run, are in the bank."""
         self.versions[shard] = max(step, self.versions[shard])
-        self.refreshed_at[shard] = self.progress
+        self.fitted_at[shard] = progress
 
     def tokens(self, shard: int, first: int, count: int) -> bool:
         """Tokens have arrived; return whether they are the next ones."""

@@ -58,8 +58,8 @@ class ComposerSurrogates:
         """The connection was lost: nobody knows what arrived."""
         self._known.clear()
 
-    def arrived(self, message: m.SurrogatesReady, data: Packed) -> None:
-        """Take a shard's surrogates, which somebody else has fitted.
+    def arrived(self, message: m.SurrogatesReady, data: Packed) -> bool:
+        """Take a shard's surrogates, which somebody else has fitted; return whether any are newer than those here.
 
         Raises:
             TrustError: they are damaged, or not their sender's.
@@ -73,8 +73,9 @@ class ComposerSurrogates:
             raise RemoteProtocolError(
                 f"the gateway changes surrogates of shard {message.shard} that are not those which it sent before"
             )
-        self.bank = install(self.bank, messages, self._plan)
+        before, self.bank = self.bank, install(self.bank, messages, self._plan)
         self._known[message.shard] = message.payload
+        return bool((self.bank.versions > before.versions).any())
 
     def speak_for(self, before: Sequence[int], now: Sequence[int]) -> None:
         """Other shards' surrogates are published from here now than before.
@@ -98,6 +99,11 @@ class ComposerSurrogates:
             return False
         self._fits = fits
         return True
+
+    @property
+    def progress_of_fits(self) -> float:
+        """What the progress of the run was when expert workers fitted what `take_fits` has taken, mean over layers."""
+        return sum(self._fits) / len(self._fits)
 
     def fitted(self, shard: int, step: int, fits: Sequence[LayerFit], base: str | None, *, publish: bool) -> Refresh:
         """Take what was fitted here after `step` steps and return what to publish of it.

@@ -31,7 +31,7 @@ class Composing(InFlight):
     progress_at: float
     loss: float | None = None
     step_s: float = 0.0
-    surrogate_age: float = 0.0
+    surrogate_age: float | None = None  # None: it has not said, or has none
     surrogates: dict[int, str] = msgspec.field(
         default_factory=dict
     )  # by shard: the payload that was sent last on this connection

@@ -166,6 +166,7 @@ class Syncing:
                 by=message.shard if message.shard != message.of else None,
                 epoch=message.epoch,
                 step=message.step,
+                progress=message.progress,
                 error=message.error,
                 payload=payload,
                 change=message.change,
@@ -201,7 +202,12 @@ class Syncing:
 
         def newest() -> tuple[m.Message, StoredPayload]:
             shard = self.desk.state.shards[number]
-            message = m.SurrogatesReady(shard=number, step=shard.surrogate_step, payload=shard.surrogates)
+            message = m.SurrogatesReady(
+                shard=number,
+                step=shard.surrogate_step,
+                progress=shard.surrogate_progress,
+                payload=shard.surrogates,
+            )
             before, one.surrogates[number] = one.surrogates.get(number), shard.surrogates
             if shard.surrogate_change and shard.surrogate_base == before:
                 message = replace(message, change=shard.surrogate_change, base=shard.surrogate_base)

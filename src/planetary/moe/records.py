@@ -89,6 +89,7 @@ class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_ref
     by: int | None = None  # shard whose composer made them, as the speaker of this one; None: this one's
     epoch: int  # of that composer
     step: int
+    progress: float = 0.0  # of the run, at the fit; journals of before have none
     error: float | None
     payload: str
     change: str = ""  # payload of what it changed of those in the payload `base`; "": they came whole
@@ -134,6 +135,7 @@ class Shard(msgspec.Struct):
 
     Attributes:
         step, progress: of its saved state.
+        surrogate_step, surrogate_progress: steps of its composer, and of the run, when its surrogates were fitted.
         surrogate_change: payload of what its surrogates changed of those in `surrogate_base`; "": they came whole.
         speaker: shard whose composer publishes this one's surrogates.
         marks: its first state at or after the end of rounds that are not finished yet.
@@ -146,6 +148,7 @@ class Shard(msgspec.Struct):
     owner: str = ""
     surrogates: str = ""
     surrogate_step: int = 0
+    surrogate_progress: float = 0.0
     surrogate_error: float | None = None
     surrogate_change: str = ""
     surrogate_base: str = ""
@@ -253,7 +256,7 @@ def apply(state: MixtureState, record: Record) -> None:
         case SurrogatesRefreshed():
             shard = state.shards[record.shard]
             shard.surrogates, shard.surrogate_step = record.payload, record.step
-            shard.surrogate_error = record.error
+            shard.surrogate_progress, shard.surrogate_error = record.progress, record.error
             shard.surrogate_change, shard.surrogate_base = record.change, record.base
         case RoundFinished():
             state.round, state.tokens_total = record.round, record.tokens_total

@@ -96,6 +96,7 @@ class PublishSurrogates(MixtureMessage, frozen=True, kw_only=True):
     epoch: int
     of: int
     step: int
+    progress: float  # at the fit; where expert workers fit, before the steps whose sketches they used, mean over layers
     error: float | None  # mean relative error on the calibration rows; None for exact copies
     payload: str  # the surrogates whole
     change: str = ""  # what comes along in place of them: what has changed since those in the payload `base`
@@ -107,6 +108,7 @@ class SurrogatesReady(MixtureMessage, frozen=True, kw_only=True):
 
     shard: int
     step: int
+    progress: float  # as in `PublishSurrogates`
     payload: str  # as in `PublishSurrogates`
     change: str = ""
     base: str = ""
@@ -132,7 +134,8 @@ class StepTaken(MixtureMessage, frozen=True, kw_only=True):
     step: int  # how many it has taken
     loss: float  # cross-entropy of that step, nats per token
     seconds: float  # that it took
-    surrogate_age: float = 0.0  # steps since the others' surrogates that it used were fitted, mean
+    # Steps of the run since the others' surrogates that it has were fitted, mean; None: it has none
+    surrogate_age: float | None = None
 
 
 class RunProgress(MixtureMessage, frozen=True, kw_only=True):

@@ -309,7 +309,7 @@ class MixtureCluster:
             name, defect = "", "the store does not answer"
             if not self.store_away:
                 name, defect = self.checks.keep(self.store, message, payload)
-            self.events.append(e.Received(session, message, defect, payload=name))
+            self.events.append(e.Received(session, message, defect, payload=name, payload_bytes=len(payload)))
         elif isinstance(message, m.ExpertsImproved):
             assert payload is not None
             self.results[len(self.sent)] = payload

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
 from mixture_checks import of_kind
 from mixture_cluster import MixtureCluster, Worker, make_plan
 
+from planetary.fabric.status import WorkerStatus
 from planetary.moe.acceptance import Policy
-from planetary.moe.records import FragmentAdvanced, SurrogatesRefreshed
+from planetary.moe.mixture_status import worker_status
+from planetary.moe.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
 from planetary.moe.replicas import held_shards
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
@@ -101,3 +104,66 @@ def test_surrogates_that_expert_workers_fit_are_as_old_as_the_sketches_that_they
     assert {(r.step, r.progress) for r in of_kind(cluster, SurrogatesRefreshed)} == {
         (step, step - 1) for step in range(2, 17, 2)
     }
+
+
+def shown(cluster: MixtureCluster, worker: Worker) -> WorkerStatus:
+    return worker_status(cluster.controller, cluster.controller.desk.workers[worker.session])
+
+
+def steps_at_ends(cluster: MixtureCluster, shard: int) -> list[int]:
+    """Of a shard, at the ends of rounds, as the journal says: those of its first state at or after each."""
+    kept = [record for record in of_kind(cluster, ShardKept) if record.shard == shard]
+    ends = range(cluster.plan.steps_per_round, kept[-1].progress + 1, cluster.plan.steps_per_round)
+    return [0, *(next(one.step for one in kept if one.progress >= end) for end in ends)]
+
+
+def test_every_composer_is_shown_with_its_own_steps_and_a_round_says_who_took_how_many(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=40), seed=21)
+    a, b = cluster.start("a"), cluster.start("b")
+    cluster.until(lambda: min(w.driver.machine.done for w in (a, b)) >= 5)
+    cluster.kill(b)
+    cluster.until(lambda: a.driver.machine.done >= 25)
+    b = cluster.start("b")
+    cluster.until(lambda: b.driver.machine.composes and b.driver.machine.done >= 8)
+    shown_steps = []
+    for worker in (a, b):
+        shard, found = worker.driver.machine.shard, shown(cluster, worker)
+        at = steps_at_ends(cluster, shard)
+        told = cluster.controller.owner_of(shard)
+        assert told is not None
+        assert (found.round, found.step) == (len(at), told.step - at[-1])
+        shown_steps.append(found.step)
+    assert shown_steps[0] != shown_steps[1]
+    cluster.restart_gateway()
+    cluster.until(lambda: len(cluster.controller.composing) == 2)
+    assert shown(cluster, a).step < cluster.plan.steps_per_round * 3  # not all that it took in the run
+    assert cluster.finish().ok
+    for shard in range(2):
+        at = steps_at_ends(cluster, shard)
+        taken = [line.mixture.shards[shard].steps for line in cluster.metrics]
+        assert taken == [after - before for before, after in itertools.pairwise(at)][: len(taken)]
+    away, there = (sum(line.mixture.shards[w.driver.machine.shard].steps for line in cluster.metrics) for w in (b, a))
+    assert there > away + 10
+    assert {line.inner_steps for line in cluster.metrics} == {4}  # the mean
+
+
+def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path) -> None:
+    options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, pace="lockstep", **options))
+    sent = [0, 0]
+    arrive = cluster._arrive
+
+    def counted(session: int, message: m.Message, payload: bytes | None) -> None:
+        if isinstance(message, m.OfferSketches):
+            assert payload is not None
+            sent[message.shard] += len(payload)
+        arrive(session, message, payload)
+
+    cluster._arrive = counted  # type: ignore[method-assign]
+    for name in "abc":
+        cluster.start(name)
+    assert cluster.finish().ok
+    lines = [line.mixture for line in cluster.metrics]
+    assert all(line.sketch_bytes == sum(one.sketch_bytes for one in line.shards) > 0 for line in lines)
+    assert [sum(line.shards[n].sketch_bytes for line in lines) for n in range(2)] == sent
+    assert min(sent) > 0

@@ -46,6 +46,7 @@ class Received(Event, frozen=True):
     defect: str = ""
     attachment: int = 0
     payload: str = ""  # its name, of a message whose tensors are in the payload store by now
+    payload_bytes: int = 0  # that came with it then
 
 
 class Closed(Event, frozen=True):

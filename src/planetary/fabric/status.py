@@ -34,7 +34,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""  # "cpu", "cuda", "hip", "vulkan", "metal"
     target: str = ""  # e.g. "host", "sm_80"
     round: int = 0  # that it works on; 0: none yet
-    step: int = 0  # inner steps finished in its task
+    step: int = 0  # inner steps finished in its task; of a composer: since the end of the round before, for its shard
     loss: float | None = None  # of that inner step
     lost_count: int = 0  # how often it was lost in this run
 
@@ -52,6 +52,8 @@ class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
     # so it compares with that of other shards and not with `eval_loss`; None: not evaluated in this round
     mixed_loss: float | None = None
     surrogate_loss: float | None = None  # held-out, with surrogates of all experts
+    steps: int = 0  # that its composer took; more than others where these are slower or away
+    sketch_bytes: int = 0  # that it sent for expert workers
 
 
 class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +63,7 @@ class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
     refused: dict[str, int]  # what did not count, by reason: "stale", "fenced", "regression", "unusable"
     merges: dict[str, int]  # by tier
     merge_s: dict[str, float]  # mean seconds from a merge's first publication to its result, by tier
-    sketch_bytes: int = 0  # that composers sent for expert workers
+    sketch_bytes: int = 0  # that all composers sent for expert workers
     updates: dict[str, int] = {}  # of experts by expert workers: "accepted", "stale", and reasons of refusals
     seconds: float = 0.0  # that the round took
     # Of two composers' choices for the same tokens, mean over pairs; None: not compared in this round
@@ -104,7 +106,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_total: int  # in all rounds up to this one
     seconds: float  # from the start of the round, or the end of the one before it if that was later, to its own end
     workers: int  # that contributed
-    inner_steps: int  # per contribution
+    inner_steps: int  # per contribution; of a mixture the mean over shards, of which `mixture` has each
     bytes_up: int  # workers to gateway, in this round
     bytes_down: int  # gateway to workers, in this round
     tokens_per_s: float  # tokens / seconds

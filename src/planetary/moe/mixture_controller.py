@@ -230,6 +230,7 @@ class MixtureController:
             case m.PublishFragment():
                 self.syncing.published(worker.worker, message, event.payload, now)
             case m.OfferSketches():
+                self.rounds.sketched(message.shard, event.payload_bytes)
                 if self.policy.plan.offloads and not self.offload.offered(message, event.payload):
                     self.offload.send_experts(worker.session, message.shard, message.layer)
             case m.PublishSurrogates():

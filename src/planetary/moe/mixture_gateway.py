@@ -26,7 +26,7 @@ from planetary.fabric.records import Mark, Record
 from planetary.fabric.run_files import CHECKPOINTS, EVENTS, METRICS, PAYLOADS
 from planetary.fabric.run_host import GatewayOptions, RunHost
 from planetary.fabric.shell import Shell
-from planetary.fabric.status import RoundMetrics, RunStatus
+from planetary.fabric.status import RunStatus
 from planetary.moe.compiling import compile_mixture_apart
 from planetary.moe.composer_data import tokens_payload
 from planetary.moe.composer_machine import FORGET_STEPS
@@ -97,7 +97,6 @@ class MixtureGateway(RunHost):
         )
         self._results: dict[int, Packed] = {}  # of expert workers, not judged yet
         self._results_taken = 0
-        self._sketch_bytes = 0  # since the last round
         self._counted = (0, 0)  # bytes up and down until the last round
         self._queue: WorkQueue | None = None
         self._queue_turn = asyncio.Lock()
@@ -168,21 +167,20 @@ class MixtureGateway(RunHost):
 
     async def _pass_on(self, session: int, received: Received) -> None:
         assert self._shell is not None
-        message, payload, defect, attachment = received.message, "", "", 0
+        message, payload, defect, attachment, size = received.message, "", "", 0, 0
         if type(message) in KINDS:
-            payload, defect = await asyncio.to_thread(self._keep, message, received.tensors)
+            data = _payload(received.tensors)
+            size = len(data)
+            payload, defect = await asyncio.to_thread(self._keep, message, data)
         elif isinstance(message, m.ExpertsImproved):
             self._results_taken += 1
             attachment = self._results_taken
             self._results[attachment] = _payload(received.tensors)
-        self._shell.post(e.Received(session, message, defect, attachment, payload))
+        self._shell.post(e.Received(session, message, defect, attachment, payload, size))
 
-    def _keep(self, message: m.Message, tensors: Tensors) -> tuple[str, str]:
+    def _keep(self, message: m.Message, data: Packed) -> tuple[str, str]:
         """Check a message's payload and put it into the store; return its name, or what is wrong with it."""
         assert self._checks is not None
-        data = _payload(tensors)
-        if isinstance(message, m.OfferSketches):
-            self._sketch_bytes += len(data)
         return self._checks.keep(self._payloads, message, data)
 
     def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
@@ -317,13 +315,6 @@ class MixtureGateway(RunHost):
         # Messages belong to no round here: what travelled since the line before.
         before, self._counted = self._counted, (self.traffic.up, self.traffic.down)
         return self.traffic.up - before[0], self.traffic.down - before[1], 0
-
-    def _write_metrics(self, metrics: RoundMetrics) -> None:
-        if metrics.mixture is not None:
-            sketched, self._sketch_bytes = self._sketch_bytes, 0
-            mixture = msgspec.structs.replace(metrics.mixture, sketch_bytes=sketched)
-            metrics = msgspec.structs.replace(metrics, mixture=mixture)
-        super()._write_metrics(metrics)
 
     async def _collect(self, keep: frozenset[str]) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -70,6 +71,7 @@ class Rounds:
         self.refused: dict[str, int] = {}  # what did not count, since the last round
         self.updates: dict[str, int] = {}  # of experts, since the last round
         self.merges: dict[Tier, list[float]] = {}  # seconds that merges took, since the last round
+        self._sketch_bytes: Counter[int] = Counter()  # by shard, since the last round
         self._began: float | None = None  # when the first composer began, then at the end of each round
         self._assembling: int | None = None
         self._parts: frozenset[str] = frozenset()  # payloads of which that is put together
@@ -91,6 +93,10 @@ class Rounds:
     def began(self, now: float) -> None:
         """A composer begins."""
         self._began = now if self._began is None else self._began
+
+    def sketched(self, shard: int, nbytes: int) -> None:
+        """A composer has sent a sketch."""
+        self._sketch_bytes[shard] += nbytes
 
     def viewed(self, message: m.ViewModel, payload: str) -> None:
         """A composer has said how it sees the model."""
@@ -182,6 +188,8 @@ class Rounds:
                 surrogate_error=shard.surrogate_error,
                 surrogate_step=shard.surrogate_step,
                 surrogate_age=owner.surrogate_age if owner is not None else None,
+                steps=mark.step - shard.round_step,
+                sketch_bytes=self._sketch_bytes[number],
             )
             for number, (mark, shard) in enumerate(zip(kept, self._desk.state.shards, strict=True))
             for owner in [next((c for c in self._composing.values() if c.shard == number), None)]
@@ -193,7 +201,9 @@ class Rounds:
             merges={tier.value: len(found) for tier, found in self.merges.items()},
             updates=dict(self.updates),
             merge_s={tier.value: sum(found) / len(found) for tier, found in self.merges.items()},
+            sketch_bytes=self._sketch_bytes.total(),
         )
+        self._sketch_bytes.clear()
         self.merges.clear()
         self.refused.clear()
         self.updates.clear()

@@ -28,7 +28,7 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
         state=run_state,
         stage=controller.stalls.why or finishing or gateway.stage,
         round=min(state.round + 1, gateway.config.train.rounds),
-        workers=workers_seen(controller.desk, state.losses, lambda worker: _worker(controller, worker)),
+        workers=workers_seen(controller.desk, state.losses, lambda worker: worker_status(controller, worker)),
         mixture=gateway.metrics[-1].mixture if gateway.metrics else None,
         message=controller.stalls.why or gateway.news,
     )
@@ -43,17 +43,22 @@ def _run_state(controller: MixtureController) -> RunState:
     return "training" if controller.composing else "waiting"
 
 
-def _worker(controller: MixtureController, worker: WorkerSession) -> WorkerStatus:
+def worker_status(controller: MixtureController, worker: WorkerSession) -> WorkerStatus:
+    """Describe a connected worker.
+
+    A round is a number of steps of the run and not of a composer: one that is faster than others takes more than their
+    mean in it, and is in the next round when its state at the end of this one is saved.
+    """
     composing = controller.composing.get(worker.session)
     state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"
-    steps = controller.policy.plan.steps_per_round
     round_, step, loss = 0, 0, None
     if composing is not None:
         done = controller.rounds.has_ended(composing.shard)
         state = "ready" if done else "training"
-        taken = controller.syncing.steps()
-        round_, step = divmod(min(sum(taken) // len(taken), controller.policy.plan.steps - 1), steps)
-        round_ += 1
+        shard = controller.state.shards[composing.shard]
+        ended = max(shard.marks, default=controller.state.round)
+        began = shard.marks[ended].step if ended in shard.marks else shard.round_step
+        round_, step = min(ended + 1, controller.policy.rounds), max(0, composing.step - began)
         loss = composing.loss if composing.loss is not None and math.isfinite(composing.loss) else None
     if controller.rounds.evaluates(worker.session):
         state = "evaluating"

@@ -138,6 +138,7 @@ class Shard(msgspec.Struct):
         surrogate_step, surrogate_progress: steps of its composer, and of the run, when its surrogates were fitted.
         surrogate_change: payload of what its surrogates changed of those in `surrogate_base`; "": they came whole.
         speaker: shard whose composer publishes this one's surrogates.
+        round_step: how many steps its composer had taken at the end of the last finished round.
         marks: its first state at or after the end of rounds that are not finished yet.
     """
 
@@ -153,6 +154,7 @@ class Shard(msgspec.Struct):
     surrogate_change: str = ""
     surrogate_base: str = ""
     speaker: int = 0
+    round_step: int = 0
     marks: dict[int, ShardKept] = {}
 
 
@@ -262,6 +264,8 @@ def apply(state: MixtureState, record: Record) -> None:
             state.round, state.tokens_total = record.round, record.tokens_total
             state.train_losses[record.round] = record.loss
             for shard in state.shards:
+                if record.round in shard.marks:
+                    shard.round_step = shard.marks[record.round].step
                 shard.marks = {r: kept for r, kept in shard.marks.items() if r > record.round}
         case EvalFinished():
             state.evals[record.version] = record.loss

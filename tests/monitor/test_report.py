@@ -275,6 +275,9 @@ def test_a_mixture_is_reported_with_its_rates_and_what_composers_said_last() -> 
     lines = tuple(msgspec.structs.replace(metrics(n, 2.0), mixture=one) for n, one in enumerate(rounds, 1))
     found = build_report(history(metrics=lines)).mixture
     assert found is not None
+    ended = status_of(history(metrics=lines)).mixture  # which the page of a run that has ended shows
+    assert ended == msgspec.structs.replace(rounds[0], routing_overlap=0.75, routing_divergence=0.75)
+    assert status_of(history()).mixture is None
     assert found.updates_per_s == {"accepted": 3.0, "stale": 0.5}
     assert found.mixed_losses == found.surrogate_losses == (1.5, 1.5)
     assert found.routing_overlap == found.routing_divergence == 0.75

@@ -9,6 +9,7 @@ number that is not known, or not finite, is `None` and never NaN, which JSON doe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -93,7 +94,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float | None = None
     workers: tuple[WorkerStatus, ...] = ()  # by name
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
-    mixture: MixtureMetrics | None = None  # of a mixture over composers: the last reported round's
+    mixture: MixtureMetrics | None = None  # of a mixture over composers: see `newest_mixture`
 
 
 class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,3 +114,26 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
     mixture: MixtureMetrics | None = None  # of a mixture over composers
+
+
+def newest_mixture(metrics: Sequence[RoundMetrics]) -> MixtureMetrics | None:
+    """Return what is known of a mixture after these rounds: the last one's numbers.
+
+    Composers' views and their routing are not looked at in every round; they are from the last one in which they were.
+    """
+    known = [line.mixture for line in metrics if line.mixture is not None]
+    if not known:
+        return None
+    last = known[-1]
+    viewed = next((one for one in reversed(known) if any(s.mixed_loss is not None for s in one.shards)), last)
+    compared = next((one for one in reversed(known) if one.routing_overlap is not None), last)
+    shards = tuple(
+        msgspec.structs.replace(shard, mixed_loss=seen.mixed_loss, surrogate_loss=seen.surrogate_loss)
+        for shard, seen in zip(last.shards, viewed.shards, strict=True)
+    )
+    return msgspec.structs.replace(
+        last,
+        shards=shards,
+        routing_overlap=compared.routing_overlap,
+        routing_divergence=compared.routing_divergence,
+    )

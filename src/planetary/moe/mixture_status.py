@@ -9,7 +9,7 @@ import msgspec
 
 from planetary.fabric.gateway_status import base_status, ended_as, workers_seen
 from planetary.fabric.sessions import Phase, WorkerSession
-from planetary.fabric.status import RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.fabric.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
 
 if TYPE_CHECKING:
     from planetary.moe.mixture_controller import MixtureController
@@ -29,7 +29,7 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
         stage=controller.stalls.why or finishing or gateway.stage,
         round=min(state.round + 1, gateway.config.train.rounds),
         workers=workers_seen(controller.desk, state.losses, lambda worker: worker_status(controller, worker)),
-        mixture=gateway.metrics[-1].mixture if gateway.metrics else None,
+        mixture=newest_mixture(gateway.metrics),
         message=controller.stalls.why or gateway.news,
     )
 

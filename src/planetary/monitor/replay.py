@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planetary.fabric.status import FINAL_STATES, RoundMetrics, RunState, RunStatus, WorkerStatus
+from planetary.fabric.status import FINAL_STATES, RoundMetrics, RunState, RunStatus, WorkerStatus, newest_mixture
 from planetary.monitor.run_folder import Event, RunHistory
 
 _ROUNDS_FOR_SPEED = 3  # the newest rounds say how long the next ones take
@@ -70,6 +70,7 @@ def status_of(history: RunHistory) -> RunStatus:
         seconds_left=seconds / len(recent) * max(0, rounds - done) if recent and not over else None,
         workers=tuple(workers[key] for key in sorted(workers)),
         message=message,
+        mixture=newest_mixture(metrics),
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.fabric.status import RoundMetrics
+from planetary.fabric.status import RoundMetrics, newest_mixture
 from planetary.monitor.recovery import Recovery, Spread, recoveries, spread
 from planetary.monitor.run_folder import Event, RunFacts, RunHistory
 
@@ -198,28 +198,27 @@ def _traffic(metrics: Sequence[RoundMetrics], params: int | None) -> Traffic:
 
 def _mixture(metrics: Sequence[RoundMetrics]) -> Mixture | None:
     known = [line.mixture for line in metrics if line.mixture is not None]
-    if not known:
+    newest = newest_mixture(metrics)
+    if newest is None:
         return None
 
     def total(counts: Iterable[dict[str, int]]) -> dict[str, int]:
         return dict(sum((Counter(one) for one in counts), Counter()))
 
     updates, seconds = total(one.updates for one in known), sum(one.seconds for one in known)
-    viewed = next((one for one in reversed(known) if any(s.mixed_loss is not None for s in one.shards)), known[-1])
-    compared = next((one for one in reversed(known) if one.routing_overlap is not None), known[-1])
-    errors = [shard.surrogate_error for shard in known[-1].shards if shard.surrogate_error is not None]
+    errors = [shard.surrogate_error for shard in newest.shards if shard.surrogate_error is not None]
     return Mixture(
-        shard_losses=tuple(shard.loss for shard in known[-1].shards),
+        shard_losses=tuple(shard.loss for shard in newest.shards),
         surrogate_error=sum(errors) / len(errors) if errors else None,
         merges=total(one.merges for one in known),
         refused=total(one.refused for one in known),
         updates=updates,
         updates_per_s={what: count / seconds for what, count in updates.items()} if seconds else {},
         sketch_bytes=sum(one.sketch_bytes for one in known),
-        mixed_losses=tuple(shard.mixed_loss for shard in viewed.shards),
-        surrogate_losses=tuple(shard.surrogate_loss for shard in viewed.shards),
-        routing_overlap=compared.routing_overlap,
-        routing_divergence=compared.routing_divergence,
+        mixed_losses=tuple(shard.mixed_loss for shard in newest.shards),
+        surrogate_losses=tuple(shard.surrogate_loss for shard in newest.shards),
+        routing_overlap=newest.routing_overlap,
+        routing_divergence=newest.routing_divergence,
     )
 
 

@@ -13,6 +13,7 @@ from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
 from planetary.moe import mixture_preparation
 from planetary.moe.acceptance import Policy
+from planetary.moe.checked_config import check_mixture
 from planetary.moe.plan import model_of, training_of, warnings_of
 from planetary.moe.tiers import Tier
 
@@ -47,7 +48,15 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
             ["moe.router_every=1", "moe.pace=lockstep"],
             "router_every = 1 in lock step averages gradients inside every step",
         ),
-        (["moe.router_every=16"], "1 ≤ router ≤ latent ≤ backbone, found 16, 2, 8"),
+        (["moe.router_every=16"], "set moe.latent_every to at least 16 and moe.backbone_every to at least 16"),
+        (
+            ["moe.latent_every=1"],
+            "moe.latent_every ≤ moe.backbone_every; found 2, 1, 8: set moe.latent_every to at least 2",
+        ),
+        (["moe.latent_every=9"], "found 2, 9, 8: set moe.backbone_every to at least 9"),
+        (["moe.backbone_fragments=9"], "moe.backbone_fragments between 1 and moe.backbone_every = 8, found 5 and 9"),
+        (["moe.quorum=9"], "set moe.quorum to at most moe.composers = 4"),
+        (["moe.quorum=5", "moe.pace=lockstep"], "set moe.quorum to at most moe.composers = 4"),
         (["fabric.workers=3"], "set fabric.workers to at least 4, found 3"),
         (["moe.expert_workers=2"], "4 composers and 2 expert workers are 6 workers"),
         (["moe.composers=17", "fabric.workers=17"], "17, but the model has 16 experts per layer"),
@@ -90,8 +99,39 @@ def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys() -> Non
     often = config("moe.router_every=1", "moe.latent_every=1", "moe.fit_steps=4")
     training = training_of(often, model_of(often), StepOptions())
     assert (training.cadence.router, training.cadence.latent, training.fit.steps) == (1, 1, 4)
-    alone = config(*(f"moe.{key}" for key in keys))  # without expert workers they say nothing
+    assert check_mixture(given) == []
+    alone = config(*(f"moe.{key}" for key in keys))
     assert training_of(alone, model_of(alone), StepOptions()).acceptance is None
+    (warning,) = check_mixture(alone)
+    assert warning == (
+        "moe.expert_workers = 0 leaves without effect what is set of moe.sketch_fraction, moe.inner_steps, moe.trust, "
+        "moe.norm_ratio, moe.spectral_ratio, moe.redundant, moe.audited"
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "choice", "keys"),
+    [
+        (
+            ["expert_workers=0", "sketches=all", "precision=f32", "window=1"],
+            "expert_workers",
+            "sketches precision window",
+        ),
+        (["expert_workers=0", "update_form=4bit", "update_keep=0.2"], "expert_workers", "update_form update_keep"),
+        (["update_keep=0.2"], 'moe.update_form = "exact"', "update_keep"),
+        (["rank=0", "detach=false", "delta_rank=2", "fit_steps=2"], "moe.rank = 0", "detach delta_rank fit_steps"),
+        (["pace=lockstep", "quorum=3"], 'moe.pace = "lockstep"', "quorum"),
+    ],
+)
+def test_keys_that_have_no_effect_are_warned_of_by_name(overrides: list[str], choice: str, keys: str) -> None:
+    (warning,) = check_mixture(config(*(f"moe.{one}" for one in overrides), example="parallax-offload"))
+    assert choice in warning
+    assert warning.endswith(f" {', '.join(f'moe.{key}' for key in keys.split())}")
+
+
+def test_an_example_with_one_key_changed_is_not_warned_of() -> None:
+    for overrides in (["expert_workers=0"], ["update_form=topk", "update_keep=0.2"], ["rank=0"], ["quorum=4"]):
+        assert check_mixture(config(*(f"moe.{one}" for one in overrides), example="parallax-offload")) == []
 
 
 def test_with_two_owners_a_composer_has_twice_the_slots_and_experts_are_merged_in_a_fragment_per_shard(

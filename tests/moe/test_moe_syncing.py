@@ -122,7 +122,7 @@ def test_tiers_are_due_at_their_horizons_and_backbone_fragments_one_after_the_ot
     assert warm.of_step(9) == Cadence(backbone=4, refresh=5)
     with pytest.raises(UserError, match="multiple of the backbone's horizon 8, found 4"):
         Cadence(warm_start=4)
-    with pytest.raises(UserError, match="router ≤ latent ≤ backbone"):
+    with pytest.raises(UserError, match=r"found 4, 2, 8: set moe\.latent_every to at least 4"):
         Cadence(router=4, latent=2)
     with pytest.raises(UserError, match="backbone_fragments"):
         Cadence(backbone=2, backbone_fragments=3)

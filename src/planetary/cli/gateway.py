@@ -72,6 +72,10 @@ def run(args: argparse.Namespace) -> int:
 
     log_to_stderr("gateway", verbose=getattr(args, "debug", False))
     config, folder = _what_to_run(args)
+    if config.moe.composers:
+        from planetary.moe.checked_config import check_mixture
+
+        check_mixture(config)  # before a folder or a port is taken; preparing the run says what it warns of
     return asyncio.run(_run(args, config, folder))
 
 

@@ -77,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
             f"train.batch_size={config.moe.composers * config.train.batch_size}"
         )
     if config.moe.composers:
-        from planetary.moe.plan import model_of, warnings_of
+        from planetary.moe.checked_config import check_mixture
 
-        for warning in warnings_of(config, model_of(config)):
+        for warning in check_mixture(config):
             print(f"warning: {warning}", file=sys.stderr)
     options = LocalRunOptions(
         folder=folder,

@@ -12,12 +12,13 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, ModelConfig
 from planetary.core.errors import TrustError, UserError
+from planetary.core.step_options import StepOptions
 from planetary.data.prepare import PreparedData, prepare
 from planetary.fabric.worker import pack
 
 if TYPE_CHECKING:
     from planetary.compiler.export import Model
-    from planetary.compiler.train_step import StepOptions, TrainStep
+    from planetary.compiler.train_step import TrainStep
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,6 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
 
 def step_options(config: Config) -> StepOptions:
     """Return what the configuration says about the training step."""
-    from planetary.compiler.train_step import StepOptions
-
     optimizer, train = config.optimizer, config.train
     return StepOptions(
         optimizer=optimizer.name,

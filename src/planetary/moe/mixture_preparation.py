@@ -17,6 +17,7 @@ from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
 from planetary.fabric.preparation import builder_options, given_weights, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe.checked_config import check_mixture
 from planetary.moe.composer import LayerFit
 from planetary.moe.composer_machine import Held
 from planetary.moe.expert_payloads import experts_bytes
@@ -27,7 +28,7 @@ from planetary.moe.mixture_program import mixture_program
 from planetary.moe.ownership import hashed, round_robin
 from planetary.moe.part import part_of
 from planetary.moe.payloads import fragment_bytes
-from planetary.moe.plan import MixturePlan, OwnerMap, model_of, training_of, warnings_of
+from planetary.moe.plan import MixturePlan, OwnerMap, model_of, training_of
 from planetary.moe.records import FragmentStart, MixtureStarted
 from planetary.moe.replicas import only_shards
 from planetary.moe.shard_payload import shard_bytes
@@ -145,9 +146,7 @@ def prepare_mixture(
 
     Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
     """
-    model = model_of(config)
-    training_of(config, model, step_options(config))  # what is wrong with the keys is told at once
-    for warning in warnings_of(config, model):
+    for warning in check_mixture(config):
         log.warning("%s", warning)
     stage("preparing the data")
     data = prepare(config, cache / "data")

@@ -113,7 +113,7 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
     fragments: dict[Tier, int] = {}
     for tier, _ in prepared.plan.fragments(prepared.dense, prepared.experts):
         fragments[tier] = fragments.get(tier, 0) + 1
-    quorum = moe.composers if moe.pace == "lockstep" else min(moe.quorum, moe.composers)
+    quorum = moe.composers if moe.pace == "lockstep" else moe.quorum
     return MixturePolicy(
         run=config.run.name,
         abandon_after_s=config.fabric.abandon_after_s,

@@ -179,6 +179,11 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
             f"moe.replicas = {moe.replicas} owners of every expert need as many composers: set moe.replicas to at most "
             f"moe.composers = {moe.composers}"
         )
+    if moe.quorum > moe.composers:
+        raise UserError(
+            f"moe.quorum = {moe.quorum} publications never come from {moe.composers} composers: set moe.quorum "
+            f"to at most moe.composers = {moe.composers}"
+        )
     if moe.replicas > 1 and moe.expert_workers:
         raise UserError(
             f"moe.replicas = {moe.replicas} and moe.expert_workers = {moe.expert_workers}: expert workers improve one "
@@ -262,7 +267,7 @@ def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
             'moe.ownership = "load-aware" without model.weights: the model whose choices of experts are counted '
             "has not learned anything yet"
         )
-    if moe.delta_rank and not rank_is_smaller(moe.delta_rank, model.n_latent, moe.rank):
+    if moe.rank and moe.delta_rank and not rank_is_smaller(moe.delta_rank, model.n_latent, moe.rank):
         found.append(
             f"moe.delta_rank = {moe.delta_rank}: changes of that rank are no smaller than surrogates of rank "
             f"{moe.rank}, which are sent whole"

@@ -79,13 +79,17 @@ class Cadence(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         """Raise `UserError` unless the horizons are in order."""
         if not 1 <= self.router <= self.latent <= self.backbone:
+            latent = max(1, self.router, self.latent)
+            least = (("router", self.router, 1), ("latent", self.latent, latent), ("backbone", self.backbone, latent))
+            wanted = " and ".join(f"moe.{name}_every to at least {n}" for name, found, n in least if found < n)
             raise UserError(
-                "synchronisation horizons must be 1 ≤ router ≤ latent ≤ backbone, found "
-                f"{self.router}, {self.latent}, {self.backbone}"
+                "routers are merged at least as often as latent projections, and these at least as often as the "
+                f"backbone, so that 1 ≤ moe.router_every ≤ moe.latent_every ≤ moe.backbone_every; found {self.router}, "
+                f"{self.latent}, {self.backbone}: set {wanted}"
             )
         if self.refresh < 1 or not 1 <= self.backbone_fragments <= self.backbone:
             raise UserError(
-                f"refresh must be at least 1 and backbone_fragments between 1 and the backbone's horizon "
+                f"moe.refresh_every must be at least 1 and moe.backbone_fragments between 1 and moe.backbone_every = "
                 f"{self.backbone}, found {self.refresh} and {self.backbone_fragments}"
             )
         if self.warm_start < 0 or self.warm_start % self.backbone:

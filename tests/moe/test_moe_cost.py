@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from moe_support import train
 from msgspec.structs import replace
 
 from planetary.cli.main import main
@@ -289,3 +290,11 @@ def test_operations_have_four_digits_and_a_prefix() -> None:
     assert operations(96) == "96 FLOP"
     assert operations(999_960) == "1 MFLOP"
     assert operations(1.2345e13) == "12.35 TFLOP"
+
+
+@pytest.mark.parametrize("rank", [3, TINY.n_hidden])
+def test_changes_of_surrogates_in_four_bits_cost_what_a_refresh_sends(rank: int) -> None:
+    _, _, (report,) = train(1, TINY, cadence=Cadence(refresh=1), rank=rank, refresh_form="4bit")
+    sent_to_all = report.surrogate_bytes  # once for all receivers
+    each = cost.surrogate_four_bit_bytes(shape_of("tiny", TINY, rank=rank), 2)
+    assert each * 2 == sent_to_all  # each of the two needs the half of it that it does not own

@@ -193,6 +193,16 @@ def surrogate_full_bytes(shape: MoeShape, composers: int) -> float:
     return shape.layers * shape.experts * (1 - 1 / composers) * 2 * shape.latent * shape.rank * HALF
 
 
+def surrogate_four_bit_bytes(shape: MoeShape, composers: int) -> float:
+    """The same with what has changed of surrogates in four bits, and the scales of its rows (`moe/delta.py`)."""
+
+    def matrix(rows: int, width: int) -> int:
+        return rows * (block_width(width)[0] // 2 + 4)
+
+    size = matrix(shape.latent, shape.rank) + matrix(shape.rank, shape.latent)
+    return shape.layers * shape.experts * (1 - 1 / composers) * size
+
+
 def worker_state_bytes(shape: MoeShape) -> int:
     """Training state of one expert on an expert worker: 16 · 2 d_e h (5.2), with SwiGLU 16 · 3 d_e h."""
     return ADAM_BYTES * one_expert_params(shape)

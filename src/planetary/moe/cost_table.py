@@ -157,8 +157,12 @@ def _traffic(shape: MoeShape, work: Workload, row: _Row) -> list[Row]:
     def whole(composers: int) -> float:
         return cost.surrogate_full_bytes(shape, composers)
 
+    def four_bits(composers: int) -> float:
+        return cost.surrogate_four_bit_bytes(shape, composers)
+
     forms = [(f"surrogate deltas of rank {work.delta_rank}", " (table 4)", changes)] if work.delta_rank else []
-    for name, source, size in [*forms, ("whole surrogates", "", whole)] if shape.rank else []:
+    forms += [("whole surrogates", "", whole), ("surrogate changes in 4 bits", "", four_bits)]
+    for name, source, size in forms if shape.rank else []:
         rows.append(row(f"{name}, all{source}", lambda c, of=size: megabytes(of(c))))
         every = f"{name} per step, refresh every {cadence.refresh}"
         rows.append(row(every, lambda c, of=size: megabytes(of(c) / cadence.refresh)))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
-from mixture_cluster import MixtureCluster
+from mixture_cluster import MixtureCluster, Worker
 
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
+from planetary.moe.expert_payloads import improved_bytes, improved_from
+from planetary.moe.expert_work import HeldExperts, Improved
 from planetary.moe.plan import MixturePlan
 from planetary.moe.records import MixtureRecord, replay
 from planetary.moe.states import ComposerState, TrainingState
 from planetary.moe.trainer import MoeTrainer
 from planetary.moe.version_streams import expert_streams
+from planetary.wire import messages as m
 
 
 def trained(plan: MixturePlan) -> TrainingState:
@@ -57,3 +62,22 @@ def check_steps(cluster: MixtureCluster) -> None:
     taken = sum(shard.step for shard in cluster.controller.state.shards)
     steps = [shard.step for shard in cluster.controller.state.shards]
     assert plan.most_steps <= taken <= plan.most_steps + 4 * plan.training.composers, (plan.most_steps, steps)
+
+
+class _AnyWeights(dict):
+    """Weights of which nobody asks what they are: lossy updates are added to them."""
+
+    def __missing__(self, name: str) -> float:
+        return 0.0
+
+
+def spoil(one: Worker, change: Callable[[Improved], Improved]) -> None:
+    """Change what an expert worker returns."""
+    send = one.driver.post.send
+
+    def spoiled(message: m.Message, payload: bytes | None) -> None:
+        if isinstance(message, m.ExpertsImproved) and payload is not None:
+            payload = improved_bytes(change(improved_from(payload, HeldExperts(_AnyWeights(), {}))))
+        send(message, payload)
+
+    one.driver.post.send = spoiled

@@ -39,6 +39,7 @@ from planetary.moe.mixture_events import (
     MakeFragment,
     MixturePolicy,
     ModelAssembled,
+    NothingNew,
     QueueWork,
     StoredPayload,
     TokensOf,
@@ -356,7 +357,7 @@ class MixtureCluster:
                 found = self.queue.lease(instruction.worker, now=self.now, lease_s=50, busy=instruction.busy)
                 self.events.append(WorkLeased(instruction.session, found[0] if found else None))
             case EndWork(result=""):
-                self.queue.give_up(instruction.lease)
+                self.queue.give_up(instruction.lease, again=instruction.again)
             case EndWork():
                 self.queue.finish(instruction.lease, instruction.result)
             case JudgeExperts():
@@ -394,6 +395,8 @@ class MixtureCluster:
                 return lambda: tokens_payload(named.slices).tobytes()
             case WeightsOf():
                 return lambda: expert_weights(self.store, named.experts)
+            case NothingNew():
+                return lambda: b"\0"
             case WorkOf():
                 return lambda: expert_work(self.store, named)
             case _:

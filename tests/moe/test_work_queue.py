@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.moe.work_queue import Lease, QueueCounts, Work, WorkQueue
 
 
-def some(count: int, step: int = 0) -> list[Work]:
-    return [Work(layer, 0, step, (f"sketch-{step}-{layer}",), step) for layer in range(count)]
+def some(count: int, step: int = 0, version: int = 0) -> list[Work]:
+    return [Work(layer, 0, step, (f"sketch-{step}-{layer}",), step, version) for layer in range(count)]
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_offering_twice_adds_once_and_work_comes_oldest_first(queue: WorkQueue) 
 
 
 def test_finished_work_is_the_owners_and_stays_finished(queue: WorkQueue) -> None:
-    queue.offer([*some(1), Work(0, 1, 0, ("x",), 0)])
+    queue.offer([*some(1), Work(0, 1, 0, ("x",), 0, 0)])
     lease = one(queue, "w", 0)
     assert queue.finish(lease, "update")
     assert queue.finish(lease, "update")
@@ -77,6 +78,48 @@ def test_work_that_nobody_can_do_fails_after_its_attempts(queue: WorkQueue) -> N
     assert not queue.give_up(lease)
     assert queue.lease("u", now=2, lease_s=10) == []
     assert queue.counts(2) == QueueCounts(failed=1)
+
+
+def test_work_that_is_over_is_given_to_nobody_else(queue: WorkQueue) -> None:
+    queue.offer(some(1))
+    lease = one(queue, "w", 0)
+    assert queue.give_up(lease, again=False)
+    assert not queue.give_up(lease, again=False)
+    assert queue.lease("v", now=1, lease_s=10) == []
+    assert queue.counts(1) == QueueCounts(failed=1)
+    assert queue.offer(some(1)) == 0
+
+
+def test_a_step_that_was_taken_again_with_newer_experts_replaces_work_that_nobody_has(queue: WorkQueue) -> None:
+    queue.offer(some(3, version=4))
+    assert queue.offer(some(1, version=3)) == 0
+    assert queue.offer(some(1, version=5)) == 1
+    assert queue.offer(some(1, version=5)) == 0
+    first = one(queue, "w", 0)
+    assert first.work.version == 5
+    assert queue.offer(some(1, version=6)) == 0  # somebody has it
+    assert queue.finish(first, "update")
+    assert queue.offer(some(1, version=7)) == 0
+    assert queue.results(0) == [(first.work, "update")]
+    second = one(queue, "w", 0)
+    assert queue.give_up(second, again=False)
+    assert queue.offer([Work(1, 0, 0, ("again",), 0, 8)]) == 1
+    again = one(queue, "w", 0)
+    assert (again.work.version, again.work.payloads) == (8, ("again",))
+    assert again.number > second.number
+    assert not queue.finish(second, "late")
+
+
+def test_a_queue_of_an_older_format_is_begun_anew(tmp_path: Path) -> None:
+    path = tmp_path / "queue.sqlite"
+    with sqlite3.connect(path) as old:
+        old.execute("CREATE TABLE work (key TEXT PRIMARY KEY, payloads TEXT NOT NULL)")
+        old.execute("INSERT INTO work VALUES ('0/0/0', 'x')")
+    old.close()
+    for offered in (1, 0):
+        with WorkQueue(path) as queue:
+            assert queue.offer(some(1)) == offered
+            assert queue.counts(0) == QueueCounts(ready=1)
 
 
 def test_old_work_is_forgotten_in_whatever_state(queue: WorkQueue) -> None:

@@ -265,10 +265,15 @@ def test_a_mixture_is_reported_with_its_rates_and_what_composers_said_last() -> 
         return ShardMetrics(loss=2.0, surrogate_error=0.1, surrogate_step=5, surrogate_age=1.0, **seen)
 
     def of_round(mixed: float | None, overlap: float | None) -> MixtureMetrics:
-        counts = {"refused": {"stale": 1}, "merges": {"router": 2}, "merge_s": {"router": 0.1}}
+        counts = {"refused": {"stale": 1}, "refused_sketches": {"stale": 2}, "merges": {"router": 2}}
         agreed = {"routing_overlap": overlap, "routing_divergence": overlap}
         return MixtureMetrics(
-            shards=(shard(mixed), shard(mixed)), updates={"accepted": 30, "stale": 5}, seconds=10.0, **counts, **agreed
+            shards=(shard(mixed), shard(mixed)),
+            updates={"accepted": 30, "stale": 5},
+            seconds=10.0,
+            merge_s={"router": 0.1},
+            **counts,
+            **agreed,
         )
 
     rounds = [of_round(1.5, 0.75), of_round(None, None)]
@@ -279,5 +284,6 @@ def test_a_mixture_is_reported_with_its_rates_and_what_composers_said_last() -> 
     assert ended == msgspec.structs.replace(rounds[0], routing_overlap=0.75, routing_divergence=0.75)
     assert status_of(history()).mixture is None
     assert found.updates_per_s == {"accepted": 3.0, "stale": 0.5}
+    assert found.refused_sketches == {"stale": 4}
     assert found.mixed_losses == found.surrogate_losses == (1.5, 1.5)
     assert found.routing_overlap == found.routing_divergence == 0.75

@@ -65,7 +65,8 @@ class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
     merges: dict[str, int]  # by tier
     merge_s: dict[str, float]  # mean seconds from a merge's first publication to its result, by tier
     sketch_bytes: int = 0  # that all composers sent for expert workers
-    updates: dict[str, int] = {}  # of experts by expert workers: "accepted", "stale", and reasons of refusals
+    updates: dict[str, int] = {}  # of experts by expert workers: "accepted", and reasons of refusals
+    refused_sketches: dict[str, int] = {}  # that composers offered for expert workers, by reason: "stale", "future"
     seconds: float = 0.0  # that the round took
     # Of two composers' choices for the same tokens, mean over pairs; None: not compared in this round
     routing_overlap: float | None = None  # part of the chosen experts that both chose

@@ -10,6 +10,7 @@ import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors
+from planetary.moe.moments import MomentRule
 
 
 class Refusal(StrEnum):
@@ -23,6 +24,8 @@ class Refusal(StrEnum):
     NO_GAIN = "no gain"
     TOO_LARGE = "too large"
     SPECTRAL = "spectral"
+    MOMENTS = "moments"
+    RESIDUAL = "residual"
     FALSE_CLAIM = "false claim"
     HARMFUL = "harmful"
     DISAGREEMENT = "disagreement"
@@ -60,7 +63,10 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class ExpertState(msgspec.Struct, frozen=True):
-    """One expert as its owner holds it: weights and moments by name, version and owner."""
+    """One expert as its owner holds it: weights and moments by name, version and owner.
+
+    `steps`: of its optimizer, at most, that are behind an update of it.
+    """
 
     layer: int
     expert: int
@@ -68,10 +74,14 @@ class ExpertState(msgspec.Struct, frozen=True):
     version: int
     weights: Tensors
     moments: Tensors
+    steps: int = 1
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What a worker proposes: deltas to add to weights, the moments after it, and its proxy before and after."""
+    """What a worker proposes: deltas to add to weights, the moments after it, and its proxy before and after.
+
+    `residuals`: what a lossy form has dropped of the deltas, by weight.
+    """
 
     layer: int
     expert: int
@@ -81,6 +91,7 @@ class Update(msgspec.Struct, frozen=True):
     moments: Tensors
     proxy_before: float
     proxy_after: float
+    residuals: Tensors = {}
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -96,8 +107,15 @@ class Verdict(msgspec.Struct, frozen=True):
         return self.refusal is Refusal.NONE
 
 
-def judge(state: ExpertState, update: Update, policy: Policy) -> Verdict:
-    """Return whether an update counts. Nothing is changed; see `apply_update`."""
+def lag_refusal(version: int, base_version: int, window: int) -> Refusal:
+    """Return why what was made with version `base_version` of experts is of no use at `version`, or `NONE`."""
+    if base_version > version:
+        return Refusal.FUTURE
+    return Refusal.STALE if version - base_version > window else Refusal.NONE
+
+
+def judge(state: ExpertState, update: Update, policy: Policy, rule: MomentRule = MomentRule()) -> Verdict:  # noqa: B008
+    """Return whether an update counts. Nothing is changed; see `apply_update`. `rule`: of its moments."""
     where = f"layer {state.layer} expert {state.expert}"
     if (update.layer, update.expert, update.owner) != (state.layer, state.expert, state.owner):
         return Verdict(
@@ -105,15 +123,17 @@ def judge(state: ExpertState, update: Update, policy: Policy) -> Verdict:
             f"{where} belongs to composer {state.owner}; the update is for layer {update.layer} expert "
             f"{update.expert} of composer {update.owner}",
         )
-    lag = state.version - update.base_version
-    if lag < 0:
-        return Verdict(Refusal.FUTURE, f"{where} is at version {state.version}, the update builds on {-lag} later")
-    if lag > policy.window:
-        return Verdict(Refusal.STALE, f"{where} moved on by {lag} versions, {policy.window} are allowed")
+    late = lag_refusal(state.version, update.base_version, policy.window)
+    if late is not Refusal.NONE:
+        why = f"{where} is at version {state.version}, the update builds on {update.base_version}"
+        return Verdict(late, f"{why}; it may lag behind by {policy.window}")
     numbers = [update.proxy_before, update.proxy_after]
-    arrays = [*update.deltas.values(), *update.moments.values()]
+    arrays = [*update.deltas.values(), *update.moments.values(), *update.residuals.values()]
     if not np.isfinite(numbers).all() or not all(np.isfinite(array).all() for array in arrays):
         return Verdict(Refusal.NOT_FINITE, f"{where}: the update contains NaN or infinite numbers")
+    impossible = rule.impossible(update.moments, state.weights, state.steps)
+    if impossible:
+        return Verdict(Refusal.MOMENTS, f"{where}: {impossible}")
     if policy.need_gain and not update.proxy_after < update.proxy_before:
         return Verdict(
             Refusal.NO_GAIN, f"{where}: the proxy went from {update.proxy_before:.3g} to {update.proxy_after:.3g}"

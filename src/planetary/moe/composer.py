@@ -248,9 +248,7 @@ class ComposerSteps:
         if training.acceptance is None:
             surrogates = improved.surrogates or before.surrogates
             return HeldExperts(improved.weights, improved.moments, improved.residuals, surrogates), size
-        after, found = accept_slots(
-            before, improved, training.acceptance, layer=layer, owner=composer.number, slots=slots
-        )
+        after, found = accept_slots(before, improved, training, layer=layer, owner=composer.number, slots=slots)
         verdicts += found
         return after, size
 

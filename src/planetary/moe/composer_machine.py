@@ -241,12 +241,13 @@ class ComposerMachine:
         self._offered_at[layer] = self.done
 
     def improved(self, layer: int, version: int, step: int) -> bool:
-        """Experts of a layer have arrived; return whether they are newer than what is here."""
+        """Experts of a layer have arrived; return whether they are others than those that are here."""
         self._offered[layer] = max(0, self._offered[layer] - 1)
         self.expert_steps[layer] = max(step, self.expert_steps[layer])
-        newer = version > self.expert_versions[layer]
-        self.expert_versions[layer] = max(version, self.expert_versions[layer])
-        return newer
+        # An older version, too, is what counts: the gateway may have lost its newest records with its machine.
+        other = version != self.expert_versions[layer]
+        self.expert_versions[layer] = version
+        return other
 
     # --- what to do -------------------------------------------------------------------------------------------
 

@@ -11,9 +11,11 @@ import numpy as np
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
-from planetary.moe.acceptance import ExpertState, Policy, Update, Verdict, judge
+from planetary.moe.acceptance import ExpertState, Policy, Refusal, Update, Verdict, judge
 from planetary.moe.delta import Delta, Form, compress, expand
+from planetary.moe.moments import COUNT, MomentRule, too_much_left, wrong_count
 from planetary.moe.recent_rows import RecentRows, calibration_rows
+from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import GRADIENT, Runner, signature
 from planetary.moe.sketch import EncodedSketch, Sketch, decode, dense_gates
 from planetary.moe.states import computed_weights
@@ -175,22 +177,37 @@ def sketched_rows(sketches: Sequence[Sketch], config: LatentMoeConfig) -> Recent
 def accept_slots(
     before: HeldExperts,
     improved: Improved,
-    policy: Policy,
+    training: MoeTraining,
     *,
     layer: int,
     owner: int,
     slots: np.ndarray,
+    versions: tuple[int, int] = (0, 0),
     doubts: Mapping[int, Verdict] = MappingProxyType({}),
 ) -> tuple[HeldExperts, list[Verdict]]:
     """Return the experts with the accepted ones' updates only, and the verdict of every owned expert.
 
-    Moments that are not per expert (the optimizer's count) go on for the whole layer. `doubts`: by slot, what was found
-    wrong beside what `acceptance.judge` looks at.
+    Nothing of a refused one stays. Moments that are not per expert (the optimizer's count) go on for the whole layer
+    where any update counts; where none does, the experts are those before.
+
+    Args:
+        before: the experts.
+        improved: what came back, with arrays of the same names, shapes and types.
+        training: how they are trained, and which updates count.
+        layer, owner: whose they are.
+        slots: which expert is in each slot.
+        versions: of these experts, and of those that the sketches were made with; equal in lock step.
+        doubts: by slot, what was found wrong beside what is looked at here.
     """
+    policy = training.acceptance or Policy()
+    rule = MomentRule(training.experts)
+    doubts = {**_layer_doubts(before, improved, training, layer, slots), **doubts}
+    steps = max((int(v) for n, v in before.moments.items() if n.endswith(COUNT)), default=0) + training.inner_steps
     old_weights = before.weights
     weights = {name: value.copy() for name, value in improved.weights.items()}
     moments = {name: value.copy() for name, value in improved.moments.items()}
-    residuals = {name: value.copy() for name, value in improved.residuals.items()}
+    # What is not finite travels exactly in a lossy run, too: then what was dropped earlier still waits.
+    residuals = {name: value.copy() for name, value in (improved.residuals or before.residuals).items()}
     surrogates = {name: value.copy() for name, value in (improved.surrogates or before.surrogates).items()}
     verdicts = []
 
@@ -210,24 +227,45 @@ def accept_slots(
         if expert == ownership.EMPTY:
             put_back(slot)  # whatever came for it
             continue
-        state = ExpertState(layer, int(expert), owner, 0, {n: v[slot] for n, v in old_weights.items()}, {})
+        held = {n: v[slot] for n, v in old_weights.items()}
+        state = ExpertState(layer, int(expert), owner, versions[0], held, {}, steps)
         update = Update(
             layer,
             int(expert),
             owner,
-            0,
+            versions[1],
             {n: improved.weights[n][slot] - v[slot] for n, v in old_weights.items()},
             {n: v[slot] for n, v in improved.moments.items() if v.ndim},
             float(improved.proxy_before[slot]),
             float(improved.proxy_after[slot]),
+            {n: v[slot] for n, v in improved.residuals.items()},
         )
-        verdict = judge(state, update, policy)
+        verdict = judge(state, update, policy, rule)
         if verdict.accepted:
             verdict = doubts.get(slot, verdict)
         verdicts.append(verdict)
         if not verdict.accepted:
             put_back(slot)
+    if not any(verdict.accepted for verdict in verdicts):
+        return before, verdicts
     return HeldExperts(weights, moments, residuals, surrogates), verdicts
+
+
+def _layer_doubts(
+    before: HeldExperts, improved: Improved, training: MoeTraining, layer: int, slots: np.ndarray
+) -> dict[int, Verdict]:
+    """What is wrong with what experts have in common, or can be seen of all of them only."""
+    owned = {slot: int(expert) for slot, expert in enumerate(slots) if expert != ownership.EMPTY}
+    wrong = wrong_count(before.moments, improved.moments, training.inner_steps)
+    if wrong:
+        return {slot: Verdict(Refusal.MOMENTS, f"layer {layer} expert {e}: {wrong}") for slot, e in owned.items()}
+    form, keep = training.update_form, training.update_keep
+    left = too_much_left(before.weights, improved.weights, improved.residuals, form, keep)
+    return {
+        slot: Verdict(Refusal.RESIDUAL, f"layer {layer} expert {owned[slot]}: {why}")
+        for slot, why in left.items()
+        if slot in owned
+    }
 
 
 def _inputs(run: Runner, sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:

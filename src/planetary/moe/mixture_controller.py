@@ -65,7 +65,7 @@ class MixtureController:
         self.membership = Membership(self.desk, now)
         self.composing: dict[int, Composing] = {}  # by session
         self.rounds = Rounds(self.desk, self.composing, late)
-        self.offload = Offload(self.desk, self.rounds.updates)
+        self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions
         self.stalls = Stalls(self.desk, now)
@@ -128,7 +128,9 @@ class MixtureController:
                 if failed:
                     self._end("resource", failed)
             case WorkLeased():
-                self.offload.leased(event)
+                late = self.offload.leased(event)
+                if late is not None:
+                    self._send_experts(*late)
             case ExpertsJudged():
                 self._judged(event, now)
             case e.StopRequested():
@@ -285,13 +287,17 @@ class MixtureController:
             self.membership.restart(worker, failure.reason)
             self._lose(worker, failure.reason, now)
 
+    def _send_experts(self, shard: int, layer: int) -> None:
+        """Answer a sketch."""
+        owner = self.owner_of(shard)
+        if owner is not None:
+            self.offload.send_experts(owner.session, shard, layer)
+
     def _judged(self, event: ExpertsJudged, now: float) -> None:
         judged = self.offload.judged(event)
         if judged is None:
             return
-        owner = self.owner_of(judged.shard)
-        if owner is not None:
-            self.offload.send_experts(owner.session, judged.shard, judged.layer)
+        self._send_experts(judged.shard, judged.layer)
         worker = next((w for w in self.desk.workers.values() if w.worker == judged.worker), None)
         if worker is None:
             return

@@ -66,6 +66,10 @@ class WeightsOf(Payload, frozen=True):
     experts: str
 
 
+class NothingNew(Payload, frozen=True):
+    """In place of the weights of experts that a composer was sent before."""
+
+
 class TokensOf(Payload, frozen=True):
     """The tokens of slices, one after the other."""
 
@@ -149,10 +153,11 @@ class WorkLeased(Event, frozen=True):
 
 
 class EndWork(Instruction, frozen=True):
-    """A lease is over: with a result, or ("") given up so that somebody else may try."""
+    """A lease is over: with a result, or ("") given up, after which somebody else may try if `again`."""
 
     lease: Lease
     result: str
+    again: bool = True
 
 
 class WorkOf(Payload, frozen=True):
@@ -171,6 +176,8 @@ class JudgeExperts(Instruction, frozen=True):
     before: str  # payload of the experts
     attachment: int  # of the message that brought the result
     second: int = 0  # of another worker's result of the same work; 0: there is none
+    version: int = 0  # of these experts
+    base_version: int = 0  # of the experts that the sketches were made with
     used: tuple[str, ...] = ()  # payloads of the worker's sketches
     audited: bool = False
     other: str = ""  # payload of a sketch that it had not; "": there is none
@@ -182,7 +189,7 @@ class ExpertsJudged(Event, frozen=True):
     """What counts of a result is in the payload store; `failed` says why none of it can be judged."""
 
     task: int
-    payload: str = ""
+    payload: str = ""  # of the experts; those before where nothing counts
     accepted: int = 0  # experts
     refused: dict[str, int] = msgspec.field(default_factory=dict)  # experts, by reason
     failed: str = ""

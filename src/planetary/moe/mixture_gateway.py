@@ -40,6 +40,7 @@ from planetary.moe.mixture_events import (
     LeaseWork,
     MakeFragment,
     ModelAssembled,
+    NothingNew,
     QueueWork,
     StoredPayload,
     TokensOf,
@@ -190,6 +191,8 @@ class MixtureGateway(RunHost):
         if isinstance(payload, WeightsOf):
             experts = payload.experts
             return lambda: {"payload": np.frombuffer(expert_weights(self._payloads, experts), np.uint8)}
+        if isinstance(payload, NothingNew):
+            return lambda: {"payload": np.zeros(1, np.uint8)}
         if isinstance(payload, TokensOf):
             slices = payload.slices
             return lambda: {"payload": tokens_payload(slices)}
@@ -289,7 +292,7 @@ class MixtureGateway(RunHost):
                 self._queue.offer([instruction.work])
                 self._queue.forget_before(instruction.work.progress - FORGET_STEPS)
             case EndWork(result=""):
-                self._queue.give_up(instruction.lease)
+                self._queue.give_up(instruction.lease, again=instruction.again)
             case EndWork():
                 self._queue.finish(instruction.lease, instruction.result)
             case LeaseWork():

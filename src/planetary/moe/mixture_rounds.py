@@ -70,6 +70,7 @@ class Rounds:
         self._late = list(late)
         self.refused: dict[str, int] = {}  # what did not count, since the last round
         self.updates: dict[str, int] = {}  # of experts, since the last round
+        self.refused_sketches: dict[str, int] = {}  # since the last round
         self.merges: dict[Tier, list[float]] = {}  # seconds that merges took, since the last round
         self._sketch_bytes: Counter[int] = Counter()  # by shard, since the last round
         self._began: float | None = None  # when the first composer began, then at the end of each round
@@ -200,6 +201,7 @@ class Rounds:
             refused=dict(self.refused),
             merges={tier.value: len(found) for tier, found in self.merges.items()},
             updates=dict(self.updates),
+            refused_sketches=dict(self.refused_sketches),
             merge_s={tier.value: sum(found) / len(found) for tier, found in self.merges.items()},
             sketch_bytes=self._sketch_bytes.total(),
         )
@@ -207,6 +209,7 @@ class Rounds:
         self.merges.clear()
         self.refused.clear()
         self.updates.clear()
+        self.refused_sketches.clear()
         return RoundMetrics(
             round=finished.round,
             loss=finished.loss,

@@ -1,7 +1,11 @@
 """The controller's part about expert workers: which sketches become work, who does it, and what its results change.
 
 Whoever composes nothing works on experts. The experts' weights and moments live in the payload store, in one stream of
-versions per shard and layer; a composer uses the newest that it has, and never waits for the next.
+versions per shard and layer; a composer uses the newest that it has, and never waits for the next. An update of which
+nothing counts makes no version; its composer is answered all the same.
+
+A sketch says with which version of its composer's experts it was made, and work carries that on. What lags behind by
+more than the window is refused when it is offered, when it is leased, and when its result is judged.
 
 Some work is checked: audited where it is judged, or made by two workers, who must agree. Where there is no second one,
 the first one's result is judged alone.
@@ -17,13 +21,14 @@ import msgspec
 
 from planetary.fabric import events as e
 from planetary.fabric.sessions import WorkerSession
-from planetary.moe.acceptance import Policy, Refusal
+from planetary.moe.acceptance import Policy, Refusal, lag_refusal
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import (
     EndWork,
     ExpertsJudged,
     JudgeExperts,
     LeaseWork,
+    NothingNew,
     QueueWork,
     StoredPayload,
     WeightsOf,
@@ -35,12 +40,15 @@ from planetary.moe.records import ExpertsAdvanced, SyncNote
 from planetary.moe.work_queue import Lease, Work
 from planetary.wire import messages as m
 
+replace = msgspec.structs.replace
+
 
 class Improving(msgspec.Struct):
     """An expert worker's task under way.
 
     Attributes:
         before: payload of the experts.
+        version: theirs.
         twice: whether two workers make it, one after the other.
         fits: whether surrogates are fitted, too.
         first: attachment of the first one's result; 0: there is none yet.
@@ -50,6 +58,7 @@ class Improving(msgspec.Struct):
     task: int
     lease: Lease
     before: str
+    version: int
     twice: bool = False
     fits: bool = False
     first: int = 0
@@ -68,10 +77,17 @@ class Judged(msgspec.Struct, frozen=True):
 class Offload:
     """See the module."""
 
-    def __init__(self, desk: MixtureDesk, updates: dict[str, int]) -> None:
-        """Nobody works yet; the queue may hold work of an earlier life. `updates`: counts experts, by what was said."""
+    def __init__(self, desk: MixtureDesk, updates: dict[str, int], refused_sketches: dict[str, int]) -> None:
+        """Nobody works yet; the queue may hold work of an earlier life.
+
+        Args:
+            desk: of the mixture.
+            updates: counts experts, by what became of their updates.
+            refused_sketches: counts sketches that were not used, by reason.
+        """
         self._desk = desk
         self._updates = updates
+        self._refused_sketches = refused_sketches
         self.improving: dict[int, Improving] = {}  # by session; still there while its result is judged
         self._half: list[Improving] = []  # wait for another worker to make them, too
         self._judging: dict[int, Improving] = {}  # by task
@@ -80,28 +96,30 @@ class Offload:
         self._asked: set[int] = set()
         self._may_have_work = desk.policy.plan.offloads
         self._next_task = 1
-        self._sketches: dict[tuple[int, int], dict[int, str]] = {}  # lock step: by step and layer, then shard
+        self._sketches: dict[
+            tuple[int, int], dict[int, tuple[int, str]]
+        ] = {}  # lock step: by step and layer, then shard
         self._newest: dict[int, dict[int, tuple[int, str]]] = {}  # by layer and shard: progress and payload
         self._sent: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the version that is there
 
     def offered(self, message: m.OfferSketches, payload: str) -> bool:
         """A composer has made a sketch; return False where it came too late to be used."""
         plan = self._desk.policy.plan
-        held = self._desk.state.experts[message.shard, message.layer]
-        if held.version - message.version > plan.window and plan.pace == "free":
-            self._count("stale", 1)
+        late = self._late(message.shard, message.layer, message.version)
+        if late:
+            self._refused_sketches[late] = self._refused_sketches.get(late, 0) + 1
             return False
         recent = self._seen.setdefault(message.layer, deque(maxlen=2 * plan.training.composers))
         recent.append(payload)
         if plan.training.sketches == "owner":
-            self._queue(message, message.shard, (payload,))
+            self._queue(message, message.shard, message.version, (payload,))
         elif plan.pace == "lockstep":
             found = self._sketches.setdefault((message.step, message.layer), {})
-            found[message.shard] = payload
+            found[message.shard] = message.version, payload
             if len(found) == plan.training.composers:
-                payloads = tuple(found[shard] for shard in sorted(found))
+                payloads = tuple(found[shard][1] for shard in sorted(found))
                 for shard in sorted(found):
-                    self._queue(message, shard, payloads)
+                    self._queue(message, shard, found[shard][0], payloads)
                 del self._sketches[message.step, message.layer]
         else:
             newest = self._newest.setdefault(message.layer, {})
@@ -109,7 +127,7 @@ class Offload:
             # Composers are not at the same step; what is older than a refresh would mislead more than help.
             near = plan.training.cadence.refresh
             used = [p for _, (at, p) in sorted(newest.items()) if abs(at - message.progress) <= near]
-            self._queue(message, message.shard, tuple(used))
+            self._queue(message, message.shard, message.version, tuple(used))
         return True
 
     def hand_out(self, present: Sequence[WorkerSession]) -> None:
@@ -131,21 +149,27 @@ class Offload:
                 self._desk.out.append(LeaseWork(worker.session, worker.worker, self._busy()))
                 return  # one at a time: the next must know what this one is busy with
 
-    def leased(self, event: WorkLeased) -> None:
-        """The queue has answered."""
+    def leased(self, event: WorkLeased) -> tuple[int, int] | None:
+        """The queue has answered; return the shard and layer whose sketch waited for too long to be used."""
         self._asked.discard(event.session)
         worker = self._desk.workers.get(event.session)
         lease = event.lease
         if lease is None:
             self._may_have_work = False
-            return
+            return None
         place = lease.work.owner, lease.work.layer
         if worker is None or place in self._busy():
             self._desk.out.append(EndWork(lease, ""))
-            return
+            return None
+        late = self._late(*place, lease.work.version)
+        if late:
+            self._desk.out.append(EndWork(lease, "", again=False))
+            self._count(late, self._experts(*place))
+            return place
         twice = self._drawn("redundant", lease.work, self._policy.redundant)
-        before = self._desk.state.experts[place].payload
-        self._give(Improving(0, lease, before, twice, self._fit_due(lease.work)), worker)
+        held = self._desk.state.experts[place]
+        self._give(Improving(0, lease, held.payload, held.version, twice, self._fit_due(lease.work)), worker)
+        return None
 
     def improved(self, worker: WorkerSession, message: m.ExpertsImproved, attachment: int) -> None:
         """A result has arrived."""
@@ -182,7 +206,7 @@ class Offload:
             self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))
         answer = Judged(work.owner, work.layer, one.by[0], doubts.get(Refusal.FALSE_CLAIM, ""))
         if event.failed or held.payload != one.before:
-            self._count("unusable" if event.failed else "stale", 1)
+            self._count("unusable" if event.failed else "stale", self._experts(work.owner, work.layer))
             return answer
         if one.fits:
             self._fitted[work.owner, work.layer] = work.progress + 1
@@ -193,7 +217,7 @@ class Offload:
             ExpertsAdvanced(
                 shard=work.owner,
                 layer=work.layer,
-                version=held.version + 1,
+                version=held.version + (event.accepted > 0),
                 step=work.step,
                 worker=one.by[0],
                 accepted=event.accepted,
@@ -220,19 +244,16 @@ class Offload:
 
         def newest() -> tuple[m.Message, e.Payload]:
             held = self._desk.state.experts[shard, layer]
-            there = self._sent.get((session, shard, layer))
+            there = self._sent.get((session, shard, layer), -1)
             self._sent[session, shard, layer] = held.version
-            changes = bool(held.change) and there == held.version - 1
-            payload = held.change if changes else held.payload
             message = m.UseExperts(
-                shard=shard,
-                layer=layer,
-                version=held.version,
-                step=held.step,
-                base=held.version - 1 if changes else -1,
-                payload=payload,
+                shard=shard, layer=layer, version=held.version, step=held.step, base=there, payload=held.change
             )
-            return message, StoredPayload(payload) if changes else WeightsOf(payload)
+            if there == held.version:  # an update was refused, or a sketch
+                return replace(message, payload=""), NothingNew()
+            if held.change and there == held.version - 1:
+                return message, StoredPayload(held.change)
+            return replace(message, base=-1, payload=held.payload), WeightsOf(held.payload)
 
         self._desk.send_newest(session, ("experts", shard, layer), newest)
 
@@ -258,13 +279,15 @@ class Offload:
             one.before,
             first,
             second,
+            one.version,
+            work.version,
             used=work.payloads,
             fits=one.fits,
             progress=work.progress,
         )
         if self._drawn("audit", work, self._policy.audited):
             other = next((p for p in reversed(self._seen.get(work.layer, ())) if p not in work.payloads), "")
-            found = msgspec.structs.replace(found, audited=True, other=other)
+            found = replace(found, audited=True, other=other)
         self._desk.out.append(found)
 
     def _fit_due(self, work: Work) -> bool:
@@ -277,9 +300,20 @@ class Offload:
         drawn = hashlib.sha256(f"{self._desk.policy.secret}/{what}/{work.key}".encode()).digest()
         return int.from_bytes(drawn[:8], "big") < share * 2**64
 
-    def _queue(self, offer: m.OfferSketches, shard: int, payloads: tuple[str, ...]) -> None:
+    def _queue(self, offer: m.OfferSketches, shard: int, version: int, payloads: tuple[str, ...]) -> None:
         self._may_have_work = True
-        self._desk.out.append(QueueWork(Work(offer.layer, shard, offer.step, payloads, offer.progress)))
+        self._desk.out.append(QueueWork(Work(offer.layer, shard, offer.step, payloads, offer.progress, version)))
+
+    def _late(self, shard: int, layer: int, version: int) -> str:
+        """Return why a sketch that was made with that version of experts is not used, or ""."""
+        if self._desk.policy.plan.pace == "lockstep":
+            return ""  # nothing moves on before it is used
+        refusal = lag_refusal(self._desk.state.experts[shard, layer].version, version, self._policy.window)
+        return "" if refusal is Refusal.NONE else refusal.value
+
+    def _experts(self, shard: int, layer: int) -> int:
+        """How many experts of a layer a shard has."""
+        return self._desk.policy.plan.owners[layer].count(shard)
 
     def _busy(self) -> frozenset[tuple[int, int]]:
         every = [*self.improving.values(), *self._half, *self._judging.values()]

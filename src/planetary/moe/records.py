@@ -97,7 +97,10 @@ class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_ref
 
 
 class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
-    """Expert workers' update of a shard's experts of one layer was judged; some of it counts."""
+    """Expert workers' update of a shard's experts of one layer was judged.
+
+    Where none of it counts, the version and the payload are those before.
+    """
 
     shard: int
     layer: int
@@ -173,7 +176,7 @@ class Experts(msgspec.Struct):
 
     payload: str = ""
     version: int = 0
-    step: int = -1
+    step: int = -1  # of the sketches that were last judged
     change: str = ""  # from the version before; "": only the whole is there
 
 
@@ -224,14 +227,14 @@ def apply(state: MixtureState, record: Record) -> None:
             }
         case ExpertsAdvanced():
             before = state.experts[record.shard, record.layer]
-            if record.version != before.version + 1:
+            if record.version != before.version + (record.accepted > 0):
                 raise LocalProtocolError(
-                    f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}, not "
-                    f"before {record.version}"
+                    f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}; with "
+                    f"{record.accepted} accepted updates they cannot be at {record.version} then"
                 )
-            state.experts[record.shard, record.layer] = Experts(
-                record.payload, record.version, record.step, record.change
-            )
+            new = Experts(record.payload, record.version, record.step, record.change)
+            same = Experts(before.payload, before.version, record.step, before.change)
+            state.experts[record.shard, record.layer] = new if record.accepted else same
         case ShardGranted():
             shard = state.shards[record.shard]
             if record.epoch != shard.epoch + 1:

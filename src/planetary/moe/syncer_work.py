@@ -12,7 +12,7 @@ from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.moe import averaging
-from planetary.moe.acceptance import Policy, Verdict
+from planetary.moe.acceptance import Verdict
 from planetary.moe.audit import audit, disagreements, judge_fit, unusable_surrogates
 from planetary.moe.composer_view import routing_from
 from planetary.moe.expert_payloads import (
@@ -89,12 +89,11 @@ def judge_experts(
 
     `results`: the result, and where two workers had the work, the second one's.
     """
-    policy = plan.training.acceptance or Policy()
     slots = _slots(wanted, plan)
     try:
         before = experts_from(store.get(wanted.before))
         made = [improved_from(result, before) for result in results]
-        if not all(_fits(before, one, surrogates=wanted.fits) for one in made):
+        if not all(_fits(before, one, len(slots), surrogates=wanted.fits) for one in made):
             return ExpertsJudged(wanted.task, failed="the result has other tensors than the experts")
         improved, doubts = made[0], {}
         if len(made) > 1:
@@ -105,11 +104,19 @@ def judge_experts(
             improved, poor = _judged_fit(store, wanted, before, improved, plan)
             doubts |= poor
         after, verdicts = accept_slots(
-            before, improved, policy, layer=wanted.layer, owner=wanted.shard, slots=slots, doubts=doubts
+            before,
+            improved,
+            plan.training,
+            layer=wanted.layer,
+            owner=wanted.shard,
+            slots=slots,
+            versions=(wanted.version, wanted.base_version),
+            doubts=doubts,
         )
-        payload = store.put("experts", experts_bytes(after))
+        accepted_some = any(verdict.accepted for verdict in verdicts)
+        payload = store.put("experts", experts_bytes(after)) if accepted_some else wanted.before
         change = ""
-        if improved.deltas:
+        if improved.deltas and accepted_some:
             accepted = np.zeros(len(slots), bool)
             accepted[np.flatnonzero(slots != EMPTY)] = [verdict.accepted for verdict in verdicts]
             change = store.put(
@@ -127,7 +134,9 @@ def _slots(wanted: JudgeExperts, plan: MixturePlan) -> np.ndarray:
     return owned_slots(plan.owner_map, wanted.shard, plan.slots)[wanted.layer]
 
 
-def _fits(before: HeldExperts, improved: Improved, *, surrogates: bool) -> bool:
+def _fits(before: HeldExperts, improved: Improved, slots: int, *, surrogates: bool) -> bool:
+    if any(p.shape != (slots,) or p.dtype.kind != "f" for p in (improved.proxy_before, improved.proxy_after)):
+        return False
     residuals, stand_ins = before.weights if improved.deltas else {}, before.surrogates if surrogates else {}
     pairs = [(before.weights, improved.weights), (before.moments, improved.moments)]
     pairs += [(residuals, improved.residuals), (stand_ins, improved.surrogates)]

@@ -120,7 +120,10 @@ class _Streams:
                     self._offloads = True
                     self.streams = {key: [] for key in self.streams}
                 before = self._updated.get((record.shard, record.layer), 0)
-                _follows(record.version == before + 1, f"its layer {record.layer} was at version {before}", record)
+                due = before + (record.accepted > 0)
+                _follows(record.version == due, f"its layer {record.layer} was at version {before}", record)
+                if not record.accepted:
+                    return
                 self._updated[record.shard, record.layer] = record.version
                 epoch = self._owner.get(record.shard, (0, ""))[0]
                 self._extend(record.shard, [record.layer], record.step, record.worker, epoch)

@@ -9,25 +9,30 @@ The queue has no clock: every call says what time it is.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 
 from planetary.core.errors import ResourceError, UserError
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS work (
-    key TEXT PRIMARY KEY, layer INTEGER NOT NULL, owner INTEGER NOT NULL, step INTEGER NOT NULL,
-    progress INTEGER NOT NULL, payloads TEXT NOT NULL,
-    state TEXT NOT NULL DEFAULT 'ready', holder TEXT NOT NULL DEFAULT '',
-    lease INTEGER NOT NULL DEFAULT 0, until REAL NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0,
-    result TEXT NOT NULL DEFAULT '');
-CREATE INDEX IF NOT EXISTS by_state ON work (state, progress);
-"""
+_FORMAT = 2
+"""Raised whenever the table changes. Work in an older one is dropped: what it is about is too old to be known."""
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS work ("
+    "key TEXT PRIMARY KEY, layer INTEGER NOT NULL, owner INTEGER NOT NULL, step INTEGER NOT NULL, "
+    "progress INTEGER NOT NULL, version INTEGER NOT NULL, payloads TEXT NOT NULL, "
+    "state TEXT NOT NULL DEFAULT 'ready', holder TEXT NOT NULL DEFAULT '', "
+    "lease INTEGER NOT NULL DEFAULT 0, until REAL NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, "
+    "result TEXT NOT NULL DEFAULT '')",
+    "CREATE INDEX IF NOT EXISTS by_state ON work (state, progress)",
+)
+_WORK = "layer, owner, step, payloads, progress, version"
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -37,6 +42,8 @@ class Work(msgspec.Struct, frozen=True):
         layer, owner, step: which; owners count steps of their own.
         payloads: sha256 of the sketches, in the composers' order.
         progress: of the run at that step, by which work of several owners is older or newer.
+        version: of these experts on their owner in that step. Other owners' sketches of the same work know these
+            experts by their surrogates only.
     """
 
     layer: int
@@ -44,6 +51,7 @@ class Work(msgspec.Struct, frozen=True):
     step: int
     payloads: tuple[str, ...]
     progress: int
+    version: int
 
     @property
     def key(self) -> str:
@@ -91,7 +99,13 @@ class WorkQueue:
             # A commit survives a power cut, and readers do not block the writer.
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
+            with self._writing("open"):
+                (found,) = self._db.execute("PRAGMA user_version").fetchone()
+                if found != _FORMAT:
+                    self._db.execute("DROP TABLE IF EXISTS work")
+                    self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+                for statement in _SCHEMA:
+                    self._db.execute(statement)
         except sqlite3.Error as error:
             raise self._failed("open", error) from error
 
@@ -110,14 +124,20 @@ class WorkQueue:
         self._db.close()
 
     def offer(self, work: Iterable[Work]) -> int:
-        """Add work and return how much of it is new: what was offered before, done or not, is left as it is."""
-        rows = [(w.key, w.layer, w.owner, w.step, " ".join(w.payloads), w.progress) for w in work]
+        """Add work and return how much of it is new: what was offered before, done or not, is left as it is.
+
+        But work that nobody has and nobody has done gives way to an offer with newer experts: its composer has taken
+        that step again.
+        """
+        rows = [(w.key, w.layer, w.owner, w.step, " ".join(w.payloads), w.progress, w.version) for w in work]
         added = 0
         with self._writing("offer work"):
             for row in rows:
                 done = self._db.execute(
-                    "INSERT OR IGNORE INTO work (key, layer, owner, step, payloads, progress) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    f"INSERT INTO work (key, {_WORK}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+                    "payloads = excluded.payloads, progress = excluded.progress, version = excluded.version, "
+                    "state = 'ready', attempts = 0 "
+                    "WHERE state IN ('ready', 'failed') AND excluded.version > version",
                     row,
                 )
                 added += done.rowcount
@@ -135,18 +155,16 @@ class WorkQueue:
         with self._writing("lease work"):
             self._expire(now)
             rows = self._db.execute(
-                "SELECT key, layer, owner, step, payloads, progress, lease FROM work WHERE state = 'ready' "
-                "ORDER BY progress, step, owner, layer"
+                f"SELECT key, lease, {_WORK} FROM work WHERE state = 'ready' ORDER BY progress, step, owner, layer"
             )
-            rows = list(islice((row for row in rows if (row[2], row[1]) not in busy), limit))
-            for key, layer, owner, step, payloads, progress, number in rows:
+            rows = list(islice((row for row in rows if (row[3], row[2]) not in busy), limit))
+            for key, number, *row in rows:
                 self._db.execute(
                     "UPDATE work SET state = 'leased', holder = ?, lease = ?, until = ?, attempts = attempts + 1 "
                     "WHERE key = ?",
                     (worker, number + 1, now + lease_s, key),
                 )
-                work = Work(layer, owner, step, tuple(payloads.split()), progress)
-                leases.append(Lease(work, worker, number + 1, now + lease_s))
+                leases.append(Lease(_work(row), worker, number + 1, now + lease_s))
         return leases
 
     def finish(self, lease: Lease, result: str) -> bool:
@@ -166,13 +184,16 @@ class WorkQueue:
             self._db.execute("UPDATE work SET state = 'done', result = ? WHERE key = ?", (result, lease.work.key))
         return True
 
-    def give_up(self, lease: Lease) -> bool:
-        """Return work that a worker cannot do; another may try, until its attempts are used up."""
+    def give_up(self, lease: Lease, *, again: bool = True) -> bool:
+        """Return work that a worker cannot do; another may try, until its attempts are used up.
+
+        `again` False: nobody is to try, for what it is about is over.
+        """
         with self._writing("give work up"):
             done = self._db.execute(
                 "UPDATE work SET state = CASE WHEN attempts >= ? THEN 'failed' ELSE 'ready' END, holder = '' "
                 "WHERE key = ? AND state = 'leased' AND holder = ? AND lease = ?",
-                (self._attempts, lease.work.key, lease.worker, lease.number),
+                (self._attempts if again else 0, lease.work.key, lease.worker, lease.number),
             )
         return done.rowcount == 1
 
@@ -180,14 +201,10 @@ class WorkQueue:
         """Return an owner's finished work with the digests of its results, oldest first."""
         with self._reading():
             rows = self._db.execute(
-                "SELECT layer, step, payloads, progress, result FROM work "
-                "WHERE state = 'done' AND owner = ? ORDER BY step, layer",
+                f"SELECT result, {_WORK} FROM work WHERE state = 'done' AND owner = ? ORDER BY step, layer",
                 (owner,),
             ).fetchall()
-        return [
-            (Work(layer, owner, step, tuple(payloads.split()), progress), result)
-            for layer, step, payloads, progress, result in rows
-        ]
+        return [(_work(row), result) for result, *row in rows]
 
     def forget_before(self, progress: int) -> int:
         """Remove all work from before `progress`, in whatever state: old output gradients mislead (12.10)."""
@@ -231,3 +248,9 @@ class WorkQueue:
 
     def _failed(self, what: str, error: Exception) -> ResourceError:
         return ResourceError(f"cannot {what} in the queue {self._path}: {error}; look at the disk it lies on")
+
+
+def _work(row: Sequence[Any]) -> Work:
+    """A row of the columns `_WORK`."""
+    layer, owner, step, payloads, progress, version = row
+    return Work(layer, owner, step, tuple(payloads.split()), progress, version)

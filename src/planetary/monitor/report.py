@@ -74,7 +74,8 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
     surrogate_error: float | None  # mean relative error in the last round
     merges: dict[str, int]  # by tier
     refused: dict[str, int]  # what composers sent and did not count, by reason
-    updates: dict[str, int]  # of experts by expert workers: "accepted", "stale" and reasons of refusals
+    updates: dict[str, int]  # of experts by expert workers: "accepted", and reasons of refusals
+    refused_sketches: dict[str, int]  # that composers offered for expert workers, by reason
     sketch_bytes: int
     updates_per_s: dict[str, float]  # over the time in rounds
     # Held-out, where composers were last asked: with own experts and others' surrogates, and with surrogates only
@@ -213,6 +214,7 @@ def _mixture(metrics: Sequence[RoundMetrics]) -> Mixture | None:
         merges=total(one.merges for one in known),
         refused=total(one.refused for one in known),
         updates=updates,
+        refused_sketches=total(one.refused_sketches for one in known),
         updates_per_s={what: count / seconds for what, count in updates.items()} if seconds else {},
         sketch_bytes=sum(one.sketch_bytes for one in known),
         mixed_losses=tuple(shard.mixed_loss for shard in newest.shards),

@@ -220,7 +220,8 @@ class ExpertsImproved(MixtureMessage, frozen=True, kw_only=True):
 class UseExperts(MixtureMessage, frozen=True, kw_only=True):
     """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one.
 
-    Their weights come along, or what has changed since version `base`, and the surrogates that expert workers fitted.
+    Their weights come along, or what has changed since version `base`, and the surrogates that expert workers fitted;
+    nothing where `base` is that version itself.
     """
 
     shard: int

@@ -25,9 +25,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "artifact",
         description="""
-            Compiled training steps are kept under the sha256 of their bytes, each with a manifest: what it was made
-            from and for, the compiler and its flags, and the signature of the step. ARTIFACT is a file, or the first
-            digits of a digest.
+            Compiled training steps, and the programs of mixtures, are kept under the sha256 of their bytes, each with
+            a manifest: what it was made from and for, the compiler and its flags, and what its functions take and
+            return. ARTIFACT is a file, or the first digits of a digest.
         """,
         examples=[
             "planetary artifact show",
@@ -42,7 +42,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     verify = _action(
         actions,
         "verify",
-        "check an artifact's bytes, label and manifest, and, where it runs here, a step on random numbers against XLA",
+        "check an artifact's bytes, label and manifest, and, where it runs here, what it computes of random numbers "
+        "against XLA",
         "planetary artifact verify step.vmfb",
     )
     verify.add_argument("artifact", metavar="ARTIFACT", help="a file, or the first digits of a digest")
@@ -99,7 +100,7 @@ def _list(store: BlobStore, as_json: bool) -> int:
 
     from planetary.monitor.human_numbers import count, size
 
-    manifests = sorted(_manifests(store), key=lambda m: (m.spec.model, m.backend, m.target, m.artifact))
+    manifests = sorted(_manifests(store), key=lambda m: (m.signature.model, m.backend, m.target, m.artifact))
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(manifests), indent=2).decode())
         return EXIT_OK
@@ -107,8 +108,8 @@ def _list(store: BlobStore, as_json: bool) -> int:
     rows += [
         (
             m.artifact[:12],
-            m.spec.model,
-            count(m.spec.param_count),
+            m.signature.model,
+            count(m.spec.param_count) if m.spec is not None else "-",
             f"{m.backend}:{m.target}",
             size(m.nbytes),
             f"IREE {m.compiler}" if m.compiler else "-",
@@ -177,15 +178,22 @@ def _show(store: BlobStore, text: str, as_json: bool) -> int:
     if as_json:
         print(msgspec.json.format(msgspec.json.encode({"manifest": manifest, "verified": report}), indent=2).decode())
         return EXIT_OK
-    spec = manifest.spec
+    spec, program = manifest.spec, manifest.program
     if manifest.artifact != digest:
         raise UserError(f"the manifest of {digest[:12]} is about {manifest.artifact[:12]}")
-    print(f"{spec.model}: {count(spec.param_count)} parameters")
+    if spec is not None:
+        print(f"{spec.model}: {count(spec.param_count)} parameters")
+    elif program is not None:
+        print(f"{program.model}: {len(program.functions)} functions that are called one by one")
     print(f"sha256     {digest}, {size(manifest.nbytes)}")
     print(f"made for   {manifest.backend}:{manifest.target} {manifest.features}".rstrip())
     print(f"made by    {f'IREE {manifest.compiler} {chr(32).join(manifest.flags)}' if manifest.compiler else 'export'}")
-    print(f"made from  StableHLO {spec.stablehlo_digest}")
+    print(f"made from  StableHLO {manifest.signature.stablehlo_digest}")
     print(f"verified   {report.summary if report is not None else 'no'}")
+    for name, function in program.functions.items() if program is not None else ():
+        print(f"  {name}: {len(function.arguments)} arguments, {len(function.results)} results")
+    if spec is None:
+        return EXIT_OK
     for role, tensors in (("param", spec.params), ("buffer", spec.buffers), ("state", spec.opt_state)):
         for tensor in tensors:
             print(f"  {role:<7}{tensor.dtype}{list(tensor.shape)} {tensor.name}")
@@ -217,11 +225,11 @@ def _verify(store: BlobStore, text: str) -> int:
             ("target", label.target, manifest.target),
             ("CPU", label.features, manifest.features),
             ("compiler", label.iree, manifest.compiler),
-            ("StableHLO", label.stablehlo, manifest.spec.stablehlo_digest),
+            ("StableHLO", label.stablehlo, manifest.signature.stablehlo_digest),
         ):
             if found != expected:
                 raise TrustError(f"{text} is not what its manifest says: {what} is {found!r}, expected {expected!r}")
-    portable = store.get(manifest.spec.stablehlo_digest)
+    portable = store.get(manifest.signature.stablehlo_digest)
     print(f"bytes, label and manifest agree: sha256 {digest}")
     print(_execute(manifest, data, portable))
     return EXIT_OK
@@ -238,6 +246,7 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
     from planetary.compiler.train_step import TrainStep
     from planetary.compiler.verify import runs_here, verify_artifact
     from planetary.core.tensors import host_dtype
+    from planetary.moe.compiling import compared_with_xla
     from planetary.runtime.backends import open_executor
     from planetary.runtime.host import host_features
 
@@ -246,6 +255,12 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
     target, local = Target(backend, manifest.target, manifest.features), Target("cpu", "host", host_features())
     if not runs_here(target, local):
         return f"it was made for {backend}:{manifest.target}, which is not this machine's CPU, and was not run"
+    if manifest.program is not None:
+        if target.is_pjrt:
+            return "XLA runs it as it is; there is nothing to compare it with"
+        found = compared_with_xla(portable, manifest.program, data, manifest.artifact, target)
+        return f"all functions on random numbers: {found.summary}"
+    assert spec is not None
     rng = np.random.default_rng(0)
     buffers = {b.name: rng.standard_normal(b.shape).astype(host_dtype(b.dtype)) for b in spec.buffers}
     with tempfile.TemporaryDirectory(prefix="planetary-artifact-") as folder:

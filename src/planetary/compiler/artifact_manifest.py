@@ -8,7 +8,7 @@ from typing import Protocol
 import msgspec
 
 from planetary.core.errors import TrustError
-from planetary.core.step import StepSpec
+from planetary.core.step import ProgramSpec, StepSpec
 
 KEY = "manifest "
 """The digest of an artifact behind this is the key of its manifest in a store."""
@@ -44,7 +44,20 @@ class ArtifactManifest(msgspec.Struct, frozen=True):
     features: str  # identifies the CPU of a "host" artifact
     compiler: str  # version of IREE's compiler; "" for "pjrt"
     flags: tuple[str, ...]  # of the compiler
-    spec: StepSpec  # names, shapes, element types and roles of what the step takes
+    spec: StepSpec | None = None  # of a train step: names, shapes, element types and roles of what it takes
+    program: ProgramSpec | None = None  # of functions that are called one by one; one of the two is there
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError`, which decoding reports as its own, unless it says what the artifact computes."""
+        if (self.spec is None) == (self.program is None):
+            raise ValueError("an artifact's manifest has the signature of a train step or of a program")
+
+    @property
+    def signature(self) -> StepSpec | ProgramSpec:
+        """What the artifact computes."""
+        found = self.spec or self.program
+        assert found is not None
+        return found
 
 
 def write_manifest(store: ArtifactCache, manifest: ArtifactManifest) -> None:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from planetary.compiler import ir, normalise
@@ -19,6 +19,7 @@ from planetary.compiler.targets import Target, compiler_flags
 from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
 from planetary.core.errors import CompileError, TrustError
+from planetary.core.step import ProgramSpec, StepSpec
 
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
@@ -98,23 +99,16 @@ def compile_artifact(
         CompileError: IREE refuses the module; the text has its first complaint.
     """
     if target.is_pjrt:
-        digest = train_step.spec.stablehlo_digest
-        found = Artifact(train_step.portable, digest, f"stablehlo {digest}", target, cached=False)
-        _keep(cache, found, train_step, [])
-        return found
+        return _portable_entry(train_step.portable, train_step.spec, target, cache).made(train_step.portable)
     if further_flags is None:
         choice = None if cache is None else read_choice(cache, choice_key(train_step, target))
         further_flags = () if choice is None else choice.flags.flags
     flags = [*compiler_flags(target), *further_flags]
     key = artifact_key(train_step.spec.stablehlo_digest, target, further_flags)
-    digest = cache.resolve(key) if cache is not None else None
-    if cache is not None and digest is not None:
-        # A damaged entry was removed by the cache that found it so; it is only a copy of what is built below.
-        with contextlib.suppress(TrustError):
-            found = Artifact(cache.get(digest), digest, key, target, cached=True)
-            if read_manifest(cache, digest) is None:
-                _keep(cache, found, train_step, flags)
-            return found
+    entry = _Entry(cache, train_step.portable, train_step.spec, target, key, flags)
+    known = entry.known()
+    if known is not None:
+        return known
     label = _label(target, train_step.spec.stablehlo_digest)
     with ir.new_context():
         module = ir.parse_module(train_step.portable)
@@ -123,12 +117,7 @@ def compile_artifact(
         text = ir.to_text(module)
     if recomputes:
         flags = [*flags, _SAVE_MEMORY]
-    vmfb = run_compiler(text, flags)
-    found = Artifact(vmfb, hashlib.sha256(vmfb).hexdigest(), key, target, cached=False)
-    _keep(cache, found, train_step, flags)
-    if cache is not None:
-        cache.link(key, found.digest)
-    return found
+    return replace(entry, flags=flags).made(run_compiler(text, flags))
 
 
 def _label(target: Target, stablehlo_digest: str) -> ArtifactLabel:
@@ -141,53 +130,95 @@ def _label(target: Target, stablehlo_digest: str) -> ArtifactLabel:
     )
 
 
-def compile_program(portable: bytes, target: Target, cache: ArtifactCache) -> Artifact:
+def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: ArtifactCache) -> Artifact:
     """Compile all functions of a module for `target` into one labelled artifact, or return what the cache has.
 
     For programs of several functions that are called one by one, from host arrays to host arrays; a training step is
     compiled by `compile_artifact`. The PJRT backends take the module as it is.
 
+    Args:
+        portable: the module.
+        spec: of its functions, for the artifact's manifest.
+        target: what for.
+        cache: where compiled programs are kept.
+
     Raises:
         UserError: the target is unknown.
         CompileError: IREE refuses the module; the text has its first complaint.
     """
-    digest = cache.put(portable)
+    digest = spec.stablehlo_digest
     if target.is_pjrt:
-        return Artifact(portable, digest, f"stablehlo {digest}", target, cached=False)
-    key = artifact_key(digest, target)
-    known = cache.resolve(key)
+        return _portable_entry(portable, spec, target, cache).made(portable)
+    flags = compiler_flags(target)
+    entry = _Entry(cache, portable, spec, target, artifact_key(digest, target), flags)
+    known = entry.known()
     if known is not None:
-        with contextlib.suppress(TrustError):  # a damaged entry was removed by the cache; it is made again
-            return Artifact(cache.get(known), known, key, target, cached=True)
+        return known
     with ir.new_context():
         module = ir.parse_module(portable)
         normalise.rewrite_for_iree(module)
         normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest))
         text = ir.to_text(module)
-    vmfb = run_compiler(text, compiler_flags(target))
-    made = cache.put(vmfb)
-    cache.link(key, made)
-    return Artifact(vmfb, made, key, target, cached=False)
+    return entry.made(run_compiler(text, flags))
 
 
-def _keep(cache: ArtifactCache | None, artifact: Artifact, train_step: TrainStep, flags: list[str]) -> None:
-    """Put an artifact, its manifest and what it was made from into the cache."""
-    if cache is None:
-        return
-    cache.put(train_step.portable)
-    cache.put(artifact.data)
-    target = artifact.target
-    manifest = ArtifactManifest(
-        artifact=artifact.digest,
-        nbytes=len(artifact.data),
-        backend="pjrt" if target.is_pjrt else target.backend,
-        target=target.name,
-        features=target.features,
-        compiler="" if target.is_pjrt else compiler_version(),
-        flags=tuple(flags),
-        spec=train_step.spec,
-    )
-    write_manifest(cache, manifest)
+def _portable_entry(
+    portable: bytes, spec: StepSpec | ProgramSpec, target: Target, cache: ArtifactCache | None
+) -> _Entry:
+    return _Entry(cache, portable, spec, target, f"stablehlo {spec.stablehlo_digest}", ())
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One artifact's place in a cache, with its manifest and what it was made from beside it."""
+
+    cache: ArtifactCache | None
+    portable: bytes
+    spec: StepSpec | ProgramSpec
+    target: Target
+    key: str
+    flags: Sequence[str]
+
+    def known(self) -> Artifact | None:
+        """Return what the cache has."""
+        digest = self.cache.resolve(self.key) if self.cache is not None else None
+        if self.cache is None or digest is None:
+            return None
+        # A damaged entry was removed by the cache that found it so; it is only a copy of what is built then.
+        with contextlib.suppress(TrustError):
+            found = Artifact(self.cache.get(digest), digest, self.key, self.target, cached=True)
+            if read_manifest(self.cache, digest) is None:
+                self.keep(found)
+            return found
+        return None
+
+    def made(self, data: bytes) -> Artifact:
+        """Return what was made of it just now, which is in the cache from now on."""
+        found = Artifact(data, hashlib.sha256(data).hexdigest(), self.key, self.target, cached=False)
+        self.keep(found)
+        if self.cache is not None and not self.target.is_pjrt:
+            self.cache.link(self.key, found.digest)
+        return found
+
+    def keep(self, artifact: Artifact) -> None:
+        """Put an artifact, its manifest and what it was made from into the cache."""
+        if self.cache is None:
+            return
+        self.cache.put(self.portable)
+        self.cache.put(artifact.data)
+        target, spec = self.target, self.spec
+        manifest = ArtifactManifest(
+            artifact=artifact.digest,
+            nbytes=len(artifact.data),
+            backend="pjrt" if target.is_pjrt else target.backend,
+            target=target.name,
+            features=target.features,
+            compiler="" if target.is_pjrt else compiler_version(),
+            flags=tuple(self.flags),
+            spec=spec if isinstance(spec, StepSpec) else None,
+            program=spec if isinstance(spec, ProgramSpec) else None,
+        )
+        write_manifest(self.cache, manifest)
 
 
 def compile_functions(portable: bytes, target: Target, functions: Collection[str]) -> bytes:

@@ -19,7 +19,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     checked: str  # digest of the artifact that was run
     target: str  # what the artifact that was run was made for, e.g. "cpu host"
     stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked in its place
-    loss: float  # of the random batch
+    loss: float | None  # of the random batch; None: it is no train step
     worst_tensor: str
     worst_error: float  # as a fraction of what is accepted
     seconds: float

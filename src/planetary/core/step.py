@@ -38,3 +38,12 @@ class FunctionSpec(msgspec.Struct, frozen=True):
 
     arguments: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
+
+
+class ProgramSpec(msgspec.Struct, frozen=True):
+    """Signature of a module whose functions are called one by one, from host arrays to host arrays."""
+
+    model: str  # a name for people
+    functions: dict[str, FunctionSpec]
+    integers_below: int  # what integer arguments may be, for checks on random numbers: sizes of vocabularies
+    stablehlo_digest: str  # sha256 of the portable artifact that all functions were compiled from

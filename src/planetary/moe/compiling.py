@@ -9,18 +9,23 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError
-from planetary.core.step import FunctionSpec
+from planetary.core.step import FunctionSpec, ProgramSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.child import end_with_parent
 from planetary.fabric.compiling import Answer, CompileTarget, Published, answer_of_child, check_target, give_answer
 from planetary.moe.signature import GRADIENT, Program
 from planetary.runtime.host import host_features
+
+if TYPE_CHECKING:
+    from planetary.compiler.targets import Target
+    from planetary.compiler.verification_report import VerifyReport
 
 TOLERANCE = 0.05
 """Largest difference between a result and the reference, relative to its length. Rounding makes 10⁻⁵; a token whose
@@ -29,8 +34,7 @@ experts are nearly equally likely may go another way, which changes one row of m
 
 class _Request(msgspec.Struct, frozen=True):
     target: CompileTarget
-    functions: dict[str, FunctionSpec]
-    vocab_size: int
+    spec: ProgramSpec
     cache: str
 
 
@@ -43,33 +47,35 @@ async def compile_mixture_apart(program: Program, vocab_size: int, target: Compi
     check_target(target)
     with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
         folder = Path(name)
-        request = _Request(target, dict(program.functions), vocab_size, str(cache))
+        spec = ProgramSpec("latent_moe", dict(program.functions), vocab_size, program.digest)
+        request = _Request(target, spec, str(cache))
         (folder / "request.json").write_bytes(msgspec.json.encode(request))
         await asyncio.to_thread((folder / "program.mlirbc").write_bytes, program.portable)
         return await answer_of_child("planetary.moe.compiling", folder)
 
 
-def compile_and_verify(program: Program, vocab_size: int, target: CompileTarget, cache: Path) -> Published:
+def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget, cache: Path) -> Published:
     """Do the work in this process. Raises `CompileError`, `UserError` or `ResourceError`."""
     from planetary.compiler.iree import compile_program
     from planetary.compiler.targets import Target
+    from planetary.compiler.verification_report import read_report, write_report
     from planetary.compiler.verify import runs_here
 
     store = BlobStore(cache / "blobs")
     began = time.monotonic()
     wanted = Target(target.backend, target.name, target.features)
-    artifact = compile_program(program.portable, wanted, store)
+    artifact = compile_program(portable, spec, wanted, store)
     compiled = time.monotonic()
-    verdict = f"verified {artifact.digest}"
     if wanted.is_pjrt:
         summary = "XLA compiles it on the worker"
     elif not runs_here(wanted, Target("cpu", "host", host_features())):
         summary = "compiled only: this machine has no such device to run it on"
-    elif (known := store.resolve(verdict)) is not None:
-        summary = store.get(known).decode()
     else:
-        summary = _compare(program, vocab_size, artifact.data, target.backend)
-        store.link(verdict, store.put(summary.encode()))
+        report = read_report(store, artifact.digest)
+        if report is None:
+            report = compared_with_xla(portable, spec, artifact.data, artifact.digest, wanted)
+            write_report(store, report)
+        summary = report.summary
     return Published(
         artifact.digest,
         len(artifact.data),
@@ -80,27 +86,37 @@ def compile_and_verify(program: Program, vocab_size: int, target: CompileTarget,
     )
 
 
-def _compare(program: Program, vocab_size: int, module: bytes, backend: str) -> str:
-    """Run every function on random arguments and compare with XLA. Raises `CompileError` where they differ."""
+def compared_with_xla(portable: bytes, spec: ProgramSpec, module: bytes, digest: str, target: Target) -> VerifyReport:
+    """Run every function of an artifact on random arguments and return how far it is from XLA.
+
+    Raises:
+        CompileError: a result is another one.
+    """
+    from planetary.compiler.verification_report import VerifyReport
     from planetary.moe.execution import XlaRunner
     from planetary.runtime.iree_functions import IreeFunctions
 
-    reference = XlaRunner(program, optimise=False)
-    suspect = IreeFunctions(module, backend=backend)
-    worst = 0.0
-    for name, spec in program.functions.items():
-        given = _arguments(spec, vocab_size)
+    began = time.monotonic()
+    reference = XlaRunner(Program(portable, spec.functions), optimise=False)
+    suspect = IreeFunctions(module, backend=target.backend)
+    worst = -1.0, ""
+    for name, function in spec.functions.items():
+        given = _arguments(function, spec.integers_below)
         expected = reference(name, given)
-        arrays = [given[s.name] for s in spec.arguments]
-        for result, found in zip(spec.results, suspect.call(name, spec.arguments, arrays, spec.results), strict=True):
+        arrays = [given[s.name] for s in function.arguments]
+        results = suspect.call(name, function.arguments, arrays, function.results)
+        for result, found in zip(function.results, results, strict=True):
             off = _difference(expected[result.name], found)
             if not off <= TOLERANCE:
                 raise CompileError(
                     f"the compiled {name} computes something else than XLA: its result {result.name} is off by "
                     f"{off:.2g} of its length, {TOLERANCE:g} is allowed"
                 )
-            worst = max(worst, off)
-    return f"{len(program.functions)} functions within {worst:.1g} of XLA"
+            worst = max(worst, (off / TOLERANCE, f"{result.name} of {name}"))
+    error, tensor = worst
+    made_for = f"{target.backend} {target.name}"
+    seconds = time.monotonic() - began
+    return VerifyReport(digest, digest, made_for, False, None, tensor, error, seconds)
 
 
 def _difference(expected: np.ndarray, found: np.ndarray) -> float:
@@ -127,9 +143,9 @@ def _arguments(spec: FunctionSpec, vocab_size: int) -> Mapping[str, np.ndarray]:
 
 def _serve(folder: Path) -> None:
     request = msgspec.json.decode((folder / "request.json").read_bytes(), type=_Request)
-    program = Program((folder / "program.mlirbc").read_bytes(), request.functions)
+    portable = (folder / "program.mlirbc").read_bytes()
     try:
-        answer = Answer(compile_and_verify(program, request.vocab_size, request.target, Path(request.cache)))
+        answer = Answer(compile_and_verify(portable, request.spec, request.target, Path(request.cache)))
     except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
         text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
         answer = Answer(None, text)

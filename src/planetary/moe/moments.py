@@ -25,7 +25,7 @@ _AVERAGE = "average."  # of the weights themselves
 MOST_NATS = 1e4
 """What a gradient may be worth: its length times that of the weights, in nats. A change of the weights by a thousandth
 would change the mean loss by ten nats then; a model that knows nothing has the logarithm of its vocabulary, about 12.
-Experts of the small models here are below 10."""
+Experts of the tests' small model are below 3."""
 
 MOST_AVERAGE = 10.0
 """How far an average of the weights may be from them, relative to them."""

@@ -462,6 +462,7 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
         (0, {}),
         (16, TWICE | CHANGES),
         (5, CHANGES | SLOW),
+        (7, COPIES | SLOW),
         (3, OFFLOADED | SLOW),
         *(
             pytest.param(n, options, marks=pytest.mark.soak)
@@ -469,6 +470,7 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
             for options in (
                 {},
                 CHANGES,
+                COPIES,
                 TWICE,
                 TWICE | CHANGES,
                 SLOW,

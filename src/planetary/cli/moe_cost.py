@@ -99,7 +99,8 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
     from planetary.moe.cost_shapes import configured, named_shape
     from planetary.moe.cost_table import Workload
 
-    for flag in ("batch", "length", "rank", "delta_rank", "replicas", "refresh_every"):
+    horizons = ("router_every", "latent_every", "backbone_every", "refresh_every")
+    for flag in ("batch", "length", "rank", "delta_rank", "replicas", *horizons):
         value = getattr(args, flag)
         if value is not None and value < 1:
             raise UserError(f"--{flag.replace('_', '-')} must be at least 1, found {value}")

@@ -55,3 +55,11 @@ def test_packed_bytes_that_were_cut_or_made_longer_are_refused() -> None:
     for wrong in (packed[:-1], packed + b"\0", packed[:8], b""):
         with pytest.raises(RemoteProtocolError):
             unpack_arrays(wrong, "x")
+
+
+def test_an_array_of_impossible_extents_is_refused() -> None:
+    packed = bytes(pack_arrays("x", [], {"a": np.zeros((0, 1, 4), np.float32)}))
+    header = packed[8:].replace(b"[0,1,4]", b"[0,9223372036854775807,4]").rstrip(b" ")
+    header += b" " * (-len(header) % 8)
+    with pytest.raises(RemoteProtocolError, match="array of shape"):
+        unpack_arrays(len(header).to_bytes(8, "little") + header, "x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
 from mixture_cluster import MixtureCluster, Worker
 
 from planetary.core.tensors import Tensors
@@ -64,20 +65,16 @@ def check_steps(cluster: MixtureCluster) -> None:
     assert plan.most_steps <= taken <= plan.most_steps + 4 * plan.training.composers, (plan.most_steps, steps)
 
 
-class _AnyWeights(dict):
-    """Weights of which nobody asks what they are: lossy updates are added to them."""
-
-    def __missing__(self, name: str) -> float:
-        return 0.0
-
-
 def spoil(one: Worker, change: Callable[[Improved], Improved]) -> None:
     """Change what an expert worker returns."""
-    send = one.driver.post.send
+    send, plan = one.driver.post.send, one.driver.plan
+    wide = (plan.slots, plan.model.n_latent, plan.model.n_hidden)
+    # Lossy updates are added to weights; what these are does not matter here.
+    weights = {"up": np.zeros(wide, np.float32), "down": np.zeros((wide[0], wide[2], wide[1]), np.float32)}
 
     def spoiled(message: m.Message, payload: bytes | None) -> None:
         if isinstance(message, m.ExpertsImproved) and payload is not None:
-            payload = improved_bytes(change(improved_from(payload, HeldExperts(_AnyWeights(), {}))))
+            payload = improved_bytes(change(improved_from(payload, HeldExperts(weights, {}))))
         send(message, payload)
 
     one.driver.post.send = spoiled

@@ -46,6 +46,7 @@ from planetary.moe.mixture_events import (
     WeightsOf,
     WorkLeased,
     WorkOf,
+    WorkOver,
 )
 from planetary.moe.mixture_gateway import KEPT_KINDS
 from planetary.moe.mixture_preparation import PreparedMixture, store_start
@@ -351,13 +352,16 @@ class MixtureCluster:
             case CollectPayloads():
                 self._collect(instruction.keep)
             case QueueWork():
-                self.queue.offer([instruction.work])
+                if not self.queue.offer([instruction.work]) and self.queue.is_over(instruction.work):
+                    self.events.append(WorkOver(instruction.work, failed=False))
                 self.queue.forget_before(instruction.work.progress - FORGET_STEPS)
             case LeaseWork():
                 found = self.queue.lease(instruction.worker, now=self.now, lease_s=50, busy=instruction.busy)
                 self.events.append(WorkLeased(instruction.session, found[0] if found else None))
+                self.events += [WorkOver(work, failed=True) for work in self.queue.failed()]
             case EndWork(result=""):
                 self.queue.give_up(instruction.lease, again=instruction.again)
+                self.events += [WorkOver(work, failed=True) for work in self.queue.failed()]
             case EndWork():
                 self.queue.finish(instruction.lease, instruction.result)
             case JudgeExperts():

@@ -13,12 +13,14 @@ from mixture_cluster import MixtureCluster, make_plan
 from moe_support import BASE, OPTIONS, train
 from msgspec.structs import replace
 
+from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.fabric.records import TaskAborted
 from planetary.moe.acceptance import Policy
-from planetary.moe.expert_payloads import experts_from
+from planetary.moe.delta import Delta
+from planetary.moe.expert_payloads import added, experts_from
 from planetary.moe.expert_work import HeldExperts, Improved, accept_slots
 from planetary.moe.moments import MomentRule
-from planetary.moe.records import ExpertsAdvanced
+from planetary.moe.records import Experts, ExpertsAdvanced, MixtureState, apply
 from planetary.moe.settings import MoeTraining
 from planetary.wire import messages as m
 
@@ -295,6 +297,70 @@ def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it
     stale += sum(line.mixture.updates.get("stale", 0) for line in cluster.metrics if line.mixture)
     assert stale == sum(plan.owners[work.layer].count(work.owner) for work in given_up)
     check_streams(cluster)
+
+
+def test_an_update_of_another_shape_is_refused_before_anything_of_that_shape_is_made() -> None:
+    before, _ = experts(LOSSY)
+    parts = np.zeros(1, np.uint32), np.ones(1, np.float32)
+    large = {"up": Delta("topk", (200_000, 4, 64, 64), parts)}  # of 12 GiB
+    with pytest.raises(RemoteProtocolError, match="other tensors than they: up"):
+        added(before.weights, large)
+    with pytest.raises(RemoteProtocolError, match="other tensors than they: gate"):
+        added(before.weights, {"gate": Delta("topk", SHAPES["up"], parts)})
+
+
+def test_in_lock_step_nothing_lags_behind_even_before_the_experts_have_come(tmp_path: Path) -> None:
+    """Without surrogates nothing makes a composer wait for them with its first step."""
+    policy = Policy(norm_ratio=10, window=0)
+    plan = make_plan(tmp_path, steps=8, pace="lockstep", rank=0, sketches="owner", acceptance=policy)
+    cluster = MixtureCluster(tmp_path, plan, seed=1)
+    for name in "abw":
+        cluster.start(name).down.share = 0.3
+    assert cluster.finish().ok
+    assert not any("stale" in record.refused for record in of_kind(cluster, ExpertsAdvanced))
+
+
+def test_in_lock_step_work_that_nobody_can_do_ends_the_run_and_otherwise_its_composer_is_answered(
+    tmp_path: Path,
+) -> None:
+    for pace in ("lockstep", "free"):
+        folder = tmp_path / pace
+        folder.mkdir()
+        plan = make_plan(folder, steps=24, pace=pace, sketches="owner", acceptance=Policy(norm_ratio=10))
+        cluster = MixtureCluster(folder, plan, seed=10)
+        cluster.start("a")
+        cluster.start("b")
+        cluster.until(lambda cluster=cluster: any(isinstance(s, m.OfferSketches) for s in cluster.sent))
+        gone = next(s for s in cluster.sent if isinstance(s, m.OfferSketches))
+        for _ in range(3):
+            leases = cluster.queue.lease("w", now=cluster.now, lease_s=1, limit=99)
+            (lease,) = [one for one in leases if one.work.key == f"{gone.step}/{gone.shard}/{gone.layer}"]
+            for one in leases:
+                if one is not lease:
+                    cluster.queue.finish(one, "")
+            cluster.queue.give_up(lease)
+        cluster.start("w")
+        end = cluster.finish()
+        assert end.ok == (pace == "free")
+        if pace == "lockstep":
+            assert (
+                f"nobody could improve the experts of shard {gone.shard} layer {gone.layer} after step 1" in end.reason
+            )
+        else:
+            failed = sum(line.mixture.updates.get("failed", 0) for line in cluster.metrics if line.mixture)
+            assert failed == plan.owners[gone.layer].count(gone.shard)
+
+
+def test_a_journal_in_which_refused_updates_made_versions_is_read_as_it_was() -> None:
+    state = MixtureState(4)
+    state.experts[0, 0] = Experts("before", 4, 3)
+    refused = {"shard": 0, "layer": 0, "step": 5, "worker": "w", "accepted": 0, "refused": {"no gain": 2}, "change": ""}
+    apply(state, ExpertsAdvanced(version=5, payload="after", **refused))
+    assert (state.experts[0, 0].version, state.experts[0, 0].payload) == (5, "after")
+    apply(state, ExpertsAdvanced(version=5, payload="other", **refused))
+    assert (state.experts[0, 0].version, state.experts[0, 0].payload) == (5, "after")
+    with pytest.raises(LocalProtocolError, match="they cannot be at 7 then"):
+        apply(state, ExpertsAdvanced(version=7, payload="after", **refused))
 
 
 def test_sketches_that_come_too_late_are_counted_as_sketches(tmp_path: Path) -> None:

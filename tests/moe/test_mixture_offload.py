@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from mixture_checks import check_equal, check_steps, check_streams, composing, of_kind, trained
 from mixture_cluster import MixtureCluster, make_plan
+from moe_support import TINY
+from msgspec.structs import replace
 
 from planetary.fabric import events as e
 from planetary.fabric.records import WorkerLost
@@ -18,7 +21,9 @@ from planetary.moe.delta import Form
 from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from
 from planetary.moe.expert_work import HeldExperts
 from planetary.moe.patience import Patience
+from planetary.moe.payloads import sketch_bytes, sketch_from
 from planetary.moe.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
+from planetary.moe.sketch import decode, encode
 from planetary.wire import messages as m
 
 
@@ -276,6 +281,27 @@ def test_a_corrupt_sketch_is_refused_with_its_digests_and_harms_nobody(tmp_path:
     assert refused
     assert all("OfferSketches of a: the sketch of composer" in why and "is damaged: expected" in why for why in refused)
     assert {record.shard for record in of_kind(cluster, ExpertsAdvanced)} == {1 - a.driver.machine.shard}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda s: replace(s, ids=s.ids + TINY.n_expert), f"of {TINY.n_expert}"),
+        (lambda s: replace(s, inputs=s.inputs[:, :-1]), "it has arrays"),
+        (lambda s: replace(s, gates=s.gates[:, :1]), "it has arrays"),
+    ],
+)
+def test_a_sketch_that_workers_would_fail_on_is_refused(tmp_path: Path, change: Any, why: str) -> None:
+    plan = make_plan(tmp_path, steps=4, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    cluster.start("a")
+    cluster.start("b")
+    cluster.until(lambda: any(isinstance(s, m.OfferSketches) for s in cluster.sent))
+    offer = next(s for s in cluster.sent if isinstance(s, m.OfferSketches))
+    sound = decode(sketch_from(cluster.store.get(offer.payload)))
+    data = sketch_bytes(encode(sound, "f32", TINY.n_expert))
+    assert cluster.checks.defect(offer, data) == ""
+    assert why in cluster.checks.defect(offer, sketch_bytes(encode(change(sound), "f32", TINY.n_expert + 99)))
 
 
 def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:

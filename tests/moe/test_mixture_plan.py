@@ -55,6 +55,11 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
         ),
         (["moe.latent_every=9"], "found 2, 9, 8: set moe.backbone_every to at least 9"),
         (["moe.backbone_fragments=9"], "moe.backbone_fragments between 1 and moe.backbone_every = 8, found 5 and 9"),
+        (["moe.delta_rank=1", "moe.refresh_form=4bit"], "set moe.delta_rank = 0, or moe.refresh_form"),
+        (
+            ["moe.rank=128", "moe.expert_workers=1", "fabric.workers=5", "moe.fitted_by=expert-workers"],
+            "copies of experts of width 128, which nobody fits",
+        ),
         (["moe.quorum=9"], "set moe.quorum to at most moe.composers = 4"),
         (["moe.quorum=5", "moe.pace=lockstep"], "set moe.quorum to at most moe.composers = 4"),
         (["fabric.workers=3"], "set fabric.workers to at least 4, found 3"),
@@ -120,7 +125,7 @@ def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys() -> Non
         (["expert_workers=0", "update_form=4bit", "update_keep=0.2"], "expert_workers", "update_form update_keep"),
         (["update_keep=0.2"], 'moe.update_form = "exact"', "update_keep"),
         (["rank=0", "detach=false", "delta_rank=2", "fit_steps=2"], "moe.rank = 0", "detach delta_rank fit_steps"),
-        (["pace=lockstep", "quorum=3"], 'moe.pace = "lockstep"', "quorum"),
+        (["pace=lockstep", "quorum=3", "window=3"], 'moe.pace = "lockstep"', "quorum window"),
     ],
 )
 def test_keys_that_have_no_effect_are_warned_of_by_name(overrides: list[str], choice: str, keys: str) -> None:

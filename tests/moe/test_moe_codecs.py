@@ -59,6 +59,11 @@ def test_rows_that_cannot_be_compressed_or_read_are_named() -> None:
         encode_rows(np.array([[np.nan, 1.0]], np.float32))
     with pytest.raises(ProtocolError, match="need codes of shape"):
         decode_rows(FourBitRows(64, np.zeros((2, 3), np.uint8), np.zeros(2, np.float32)))
+    # Few bytes whose shapes would make a table of all pairs of them.
+    with pytest.raises(ProtocolError, match="need codes of shape"):
+        decode_rows(FourBitRows(16, np.zeros((60_000, 8), np.uint8), np.zeros((60_000, 1), np.float32)))
+    with pytest.raises(ProtocolError, match="need codes of shape"):
+        decode_rows(FourBitRows(16, np.zeros((2, 8), np.float32), np.zeros(2, np.float32)))
     with pytest.raises(UserError, match="at least 1"):
         block_width(0)
 

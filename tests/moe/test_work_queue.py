@@ -78,6 +78,15 @@ def test_work_that_nobody_can_do_fails_after_its_attempts(queue: WorkQueue) -> N
     assert not queue.give_up(lease)
     assert queue.lease("u", now=2, lease_s=10) == []
     assert queue.counts(2) == QueueCounts(failed=1)
+    assert queue.failed() == some(1)  # its owner is told once
+    assert queue.failed() == []
+    assert queue.is_over(some(1)[0])
+    queue.offer(some(2))
+    for now in (10, 30):
+        (lease,) = queue.lease("w", now=now, lease_s=10)
+        assert not queue.is_over(lease.work)
+    assert queue.counts(50) == QueueCounts(failed=2)  # leases that ran out are attempts, too
+    assert queue.failed() == some(2)[1:]
 
 
 def test_work_that_is_over_is_given_to_nobody_else(queue: WorkQueue) -> None:
@@ -87,6 +96,7 @@ def test_work_that_is_over_is_given_to_nobody_else(queue: WorkQueue) -> None:
     assert not queue.give_up(lease, again=False)
     assert queue.lease("v", now=1, lease_s=10) == []
     assert queue.counts(1) == QueueCounts(failed=1)
+    assert queue.failed() == []  # whoever ends it so tells its owner
     assert queue.offer(some(1)) == 0
 
 

@@ -70,7 +70,10 @@ def unpack_arrays(data: Packed, what: str) -> tuple[msgspec.Raw, dict[str, np.nd
     arrays: dict[str, np.ndarray] = {}
     for spec, size, step in zip(header.arrays, sizes, padded, strict=True):
         flat = np.frombuffer(data, np.uint8, size, end).view(host_dtype(spec.dtype))
-        arrays[spec.name] = flat.reshape(spec.shape)
+        try:
+            arrays[spec.name] = flat.reshape(spec.shape)
+        except ValueError as error:  # extents whose product is 0 may each be larger than any array
+            raise RemoteProtocolError(f"a {what} has an array of shape {list(spec.shape)}: {error}") from None
         end += step
     return header.fields, arrays
 

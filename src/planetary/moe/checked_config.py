@@ -5,7 +5,9 @@ from __future__ import annotations
 from planetary.core.config import Config
 from planetary.core.config_schema import MoeConfig
 from planetary.fabric.preparation import step_options
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.plan import model_of, training_of, warnings_of
+from planetary.moe.surrogate import are_copies
 
 _OF_EXPERT_WORKERS = (
     "sketches",
@@ -31,10 +33,10 @@ def check_mixture(config: Config) -> list[str]:
     """
     model = model_of(config)
     training_of(config, model, step_options(config))
-    return [*warnings_of(config, model), *keys_without_effect(config.moe)]
+    return [*warnings_of(config, model), *keys_without_effect(config.moe, model)]
 
 
-def keys_without_effect(moe: MoeConfig) -> list[str]:
+def keys_without_effect(moe: MoeConfig, model: LatentMoeConfig) -> list[str]:
     """Return a sentence for every choice that leaves keys without effect which are not at their defaults.
 
     They are no error: a run without expert workers is often one with them and a single key changed.
@@ -47,7 +49,8 @@ def keys_without_effect(moe: MoeConfig) -> list[str]:
             ("update_keep",),
         ),
         (not moe.rank, "moe.rank = 0", ("detach", "delta_rank", "refresh_form", "fit_steps")),
-        (moe.pace == "lockstep", 'moe.pace = "lockstep"', ("quorum",)),
+        (moe.rank > 0 and are_copies(moe.rank, model), f"moe.rank = {moe.rank}, copies of experts", ("fit_steps",)),
+        (moe.pace == "lockstep", 'moe.pace = "lockstep"', ("quorum", "window")),
     ]
     default, found = MoeConfig(), []
     for made, choice, keys in choices:

@@ -100,11 +100,13 @@ def encode_rows(rows: np.ndarray, seed: int = 0) -> FourBitRows:
 def decode_rows(stored: FourBitRows, seed: int = 0) -> np.ndarray:
     """Return float32 rows [n, width], or raise `ProtocolError` where the parts do not fit together."""
     padded, _ = block_width(stored.width)
-    rows = stored.scale.shape[0]
-    if stored.packed.shape != (rows, padded // 2):
+    rows = stored.scale.size
+    found = (stored.scale.dtype, stored.scale.ndim, stored.packed.dtype, stored.packed.shape)
+    if found != (np.float32, 1, np.uint8, (rows, padded // 2)):
         raise ProtocolError(
-            f"{rows} four-bit rows of {stored.width} numbers need codes of shape {(rows, padded // 2)}, "
-            f"found {stored.packed.shape}"
+            f"{rows} four-bit rows of {stored.width} numbers need codes of shape {(rows, padded // 2)} in uint8 and "
+            f"float32 scales [{rows}], found {stored.packed.dtype}{list(stored.packed.shape)} and "
+            f"{stored.scale.dtype}{list(stored.scale.shape)}"
         )
     codes = np.empty((rows, padded), np.uint8)
     codes[:, 0::2], codes[:, 1::2] = stored.packed & 15, stored.packed >> 4

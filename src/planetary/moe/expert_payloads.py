@@ -113,10 +113,10 @@ def changed_from(data: Packed, before: Tensors) -> tuple[Tensors, Tensors]:
 
 def added(weights: Tensors, deltas: Mapping[str, Delta]) -> dict[str, np.ndarray]:
     """Return weights with their deltas: the same bits wherever it is done. Raises `ProtocolError`."""
-    try:
-        return {name: weights[name] + expand(delta) for name, delta in deltas.items()}
-    except (KeyError, ValueError) as error:
-        raise RemoteProtocolError(f"an update of experts has other tensors than they: {error}") from None
+    for name, delta in deltas.items():  # before anything is made of a shape, which may say anything
+        if name not in weights or delta.shape != weights[name].shape:
+            raise RemoteProtocolError(f"an update of experts has other tensors than they: {name} {list(delta.shape)}")
+    return {name: weights[name] + expand(delta) for name, delta in deltas.items()}
 
 
 class _DeltaFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

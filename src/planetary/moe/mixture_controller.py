@@ -30,6 +30,7 @@ from planetary.moe.mixture_events import (
     ModelAssembled,
     TokensOf,
     WorkLeased,
+    WorkOver,
 )
 from planetary.moe.mixture_rounds import Composing, Rounds
 from planetary.moe.mixture_syncing import Syncing
@@ -131,6 +132,8 @@ class MixtureController:
                 late = self.offload.leased(event)
                 if late is not None:
                     self._send_experts(*late)
+            case WorkOver():
+                self._work_over(event)
             case ExpertsJudged():
                 self._judged(event, now)
             case e.StopRequested():
@@ -292,6 +295,15 @@ class MixtureController:
         owner = self.owner_of(shard)
         if owner is not None:
             self.offload.send_experts(owner.session, shard, layer)
+
+    def _work_over(self, event: WorkOver) -> None:
+        work = event.work
+        if event.failed and self.policy.plan.pace == "lockstep":
+            what = f"the experts of shard {work.owner} layer {work.layer} after step {work.step + 1}"
+            self._end("peer", f"nobody could improve {what}, as often as it was tried; in lock step all wait for them")
+        elif event.failed:
+            self.offload.failed(work)
+        self._send_experts(work.owner, work.layer)
 
     def _judged(self, event: ExpertsJudged, now: float) -> None:
         judged = self.offload.judged(event)

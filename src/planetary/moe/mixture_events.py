@@ -152,6 +152,13 @@ class WorkLeased(Event, frozen=True):
     lease: Lease | None
 
 
+class WorkOver(Event, frozen=True):
+    """Work that nobody improves experts with any more; `failed`: nor ever did, as often as it was tried."""
+
+    work: Work
+    failed: bool
+
+
 class EndWork(Instruction, frozen=True):
     """A lease is over: with a result, or ("") given up, after which somebody else may try if `again`."""
 

@@ -47,6 +47,7 @@ from planetary.moe.mixture_events import (
     WeightsOf,
     WorkLeased,
     WorkOf,
+    WorkOver,
 )
 from planetary.moe.mixture_preparation import PreparedMixture, prepare_mixture
 from planetary.moe.mixture_start import MixtureStart, begin_mixture, owners_of_run
@@ -276,21 +277,25 @@ class MixtureGateway(RunHost):
         assert self._shell is not None
         # One after the other, in the order of the instructions: an asyncio lock is fair.
         async with self._queue_turn:
+            lease, over = None, []
             try:
-                lease = await asyncio.to_thread(self._queue_call, instruction)
+                lease, over = await asyncio.to_thread(self._queue_call, instruction)
             except PlanetaryError as error:
                 log.error("%s", error)
-                lease = None
+        for event in over:
+            self._shell.post(event)
         if isinstance(instruction, LeaseWork):
             self._shell.post(WorkLeased(instruction.session, lease))
 
-    def _queue_call(self, instruction: QueueWork | LeaseWork | EndWork) -> Lease | None:
+    def _queue_call(self, instruction: QueueWork | LeaseWork | EndWork) -> tuple[Lease | None, list[WorkOver]]:
         if self._queue is None:
             self._queue = WorkQueue(self.options.folder / QUEUE)
+        lease, over = None, []
         match instruction:
-            case QueueWork():
-                self._queue.offer([instruction.work])
-                self._queue.forget_before(instruction.work.progress - FORGET_STEPS)
+            case QueueWork(work=work):
+                if not self._queue.offer([work]) and self._queue.is_over(work):
+                    over.append(WorkOver(work, failed=False))
+                self._queue.forget_before(work.progress - FORGET_STEPS)
             case EndWork(result=""):
                 self._queue.give_up(instruction.lease, again=instruction.again)
             case EndWork():
@@ -300,9 +305,10 @@ class MixtureGateway(RunHost):
                 lease_s, now = self._start.policy.lease_s, self._clock.wall()
                 while found := self._queue.lease(instruction.worker, now=now, lease_s=lease_s, busy=instruction.busy):
                     if all(self._payloads.has(name) for name in found[0].work.payloads):
-                        return found[0]
+                        lease = found[0]
+                        break
                     self._queue.give_up(found[0])  # its sketches were too old to be kept
-        return None
+        return lease, over + [WorkOver(work, failed=True) for work in self._queue.failed()]
 
     async def _judge(self, instruction: JudgeExperts, results: list[Packed]) -> None:
         assert self._shell is not None

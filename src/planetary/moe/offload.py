@@ -171,6 +171,10 @@ class Offload:
         self._give(Improving(0, lease, held.payload, held.version, twice, self._fit_due(lease.work)), worker)
         return None
 
+    def failed(self, work: Work) -> None:
+        """Nobody could do a piece of work."""
+        self._count("failed", self._experts(work.owner, work.layer))
+
     def improved(self, worker: WorkerSession, message: m.ExpertsImproved, attachment: int) -> None:
         """A result has arrived."""
         one = self.improving.get(worker.session)

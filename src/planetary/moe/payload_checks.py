@@ -14,7 +14,7 @@ from planetary.moe.composer_view import routing_from
 from planetary.moe.payloads import fragment_from, sketch_from
 from planetary.moe.plan import MixturePlan
 from planetary.moe.shard_payload import shard_from
-from planetary.moe.sketch import decode
+from planetary.moe.sketch import Sketch, decode
 from planetary.moe.surrogate_payloads import changed_surrogates, empty_bank, install, surrogates_bytes, surrogates_from
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
@@ -83,7 +83,7 @@ class PayloadChecks:
                     sketch = decode(sketch_from(data))
                     if (sketch.layer, sketch.step, sketch.composer) != (message.layer, message.step, message.shard):
                         return f"it is of layer {sketch.layer}, step {sketch.step}, composer {sketch.composer}"
-                    return _not_finite({"u": sketch.inputs, "g_y": sketch.output_gradients})
+                    return self._sketch(sketch)
                 case m.ViewModel():
                     routing_from(data, self._plan)
                     return ""
@@ -112,6 +112,17 @@ class PayloadChecks:
     def _shape(self, name: str) -> tuple[int, ...]:
         """Of a fragment's tensor: a parameter, or one expert's weight `layers.2.experts.up.7`."""
         return self._dense[name] if name in self._dense else self._experts[name.split(".")[-2]][1:]
+
+    def _sketch(self, sketch: Sketch) -> str:
+        """What expert workers would fail on."""
+        model, tokens = self._plan.model, len(sketch.ids)
+        rows, chosen = (tokens, model.n_latent), (tokens, model.n_active)
+        found = (sketch.inputs.shape, sketch.output_gradients.shape, sketch.ids.shape, sketch.gates.shape)
+        if found != (rows, rows, chosen, chosen) or tokens > self._plan.tokens_per_step:
+            return f"it has arrays {[list(shape) for shape in found]} of at most {self._plan.tokens_per_step} tokens"
+        if tokens and not (sketch.ids.min() >= 0 and sketch.ids.max() < model.n_expert):
+            return f"it has experts {sketch.ids.min()} to {sketch.ids.max()} of {model.n_expert}"
+        return _not_finite({"u": sketch.inputs, "g_y": sketch.output_gradients, "gates": sketch.gates})
 
     def _shard(self, message: m.KeepShard, data: Packed) -> str:
         state, step, _ = shard_from(data, self._plan)

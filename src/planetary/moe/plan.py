@@ -21,7 +21,7 @@ from planetary.moe.averaging import MergeRule
 from planetary.moe.delta import rank_is_smaller
 from planetary.moe.replicas import expert_fragments, held_shards, replicated_slots
 from planetary.moe.settings import MoeTraining
-from planetary.moe.surrogate import FitOptions
+from planetary.moe.surrogate import FitOptions, are_copies
 from planetary.moe.tiers import Cadence, Tier, tier_fragments
 from planetary.wire.messages import Slice
 
@@ -201,6 +201,16 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         raise UserError(
             'moe.fitted_by = "expert-workers" needs expert workers, and surrogates that they fit: set '
             'moe.expert_workers and moe.rank to at least 1, or moe.fitted_by = "composers"'
+        )
+    if moe.delta_rank and moe.refresh_form != "exact":
+        raise UserError(
+            f'moe.delta_rank = {moe.delta_rank} and moe.refresh_form = "{moe.refresh_form}" are two ways to send what '
+            'surrogates have changed by: set moe.delta_rank = 0, or moe.refresh_form = "exact"'
+        )
+    if moe.fitted_by == "expert-workers" and are_copies(moe.rank, model):
+        raise UserError(
+            f"moe.rank = {moe.rank} makes surrogates copies of experts of width {model.n_hidden}, which nobody fits: "
+            'set moe.fitted_by = "composers", or moe.rank lower'
         )
     if config.outer != OuterConfig():
         raise UserError("[outer] is about runs in rounds; a mixture's outer step has moe.outer_rate and outer_momentum")

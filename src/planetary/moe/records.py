@@ -227,14 +227,15 @@ def apply(state: MixtureState, record: Record) -> None:
             }
         case ExpertsAdvanced():
             before = state.experts[record.shard, record.layer]
-            if record.version != before.version + (record.accepted > 0):
+            # Before version 8 of the control protocol a refused update made a version, too.
+            if record.version not in {before.version + 1, before.version + (record.accepted > 0)}:
                 raise LocalProtocolError(
                     f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}; with "
                     f"{record.accepted} accepted updates they cannot be at {record.version} then"
                 )
             new = Experts(record.payload, record.version, record.step, record.change)
             same = Experts(before.payload, before.version, record.step, before.change)
-            state.experts[record.shard, record.layer] = new if record.accepted else same
+            state.experts[record.shard, record.layer] = new if record.version > before.version else same
         case ShardGranted():
             shard = state.shards[record.shard]
             if record.epoch != shard.epoch + 1:

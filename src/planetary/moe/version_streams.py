@@ -120,9 +120,9 @@ class _Streams:
                     self._offloads = True
                     self.streams = {key: [] for key in self.streams}
                 before = self._updated.get((record.shard, record.layer), 0)
-                due = before + (record.accepted > 0)
-                _follows(record.version == due, f"its layer {record.layer} was at version {before}", record)
-                if not record.accepted:
+                due = {before + 1, before + (record.accepted > 0)}  # see `records.apply`
+                _follows(record.version in due, f"its layer {record.layer} was at version {before}", record)
+                if record.version == before:
                     return
                 self._updated[record.shard, record.layer] = record.version
                 epoch = self._owner.get(record.shard, (0, ""))[0]

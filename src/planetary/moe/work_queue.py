@@ -20,7 +20,7 @@ import msgspec
 
 from planetary.core.errors import ResourceError, UserError
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised whenever the table changes. Work in an older one is dropped: what it is about is too old to be known."""
 
 _SCHEMA = (
@@ -29,7 +29,7 @@ _SCHEMA = (
     "progress INTEGER NOT NULL, version INTEGER NOT NULL, payloads TEXT NOT NULL, "
     "state TEXT NOT NULL DEFAULT 'ready', holder TEXT NOT NULL DEFAULT '', "
     "lease INTEGER NOT NULL DEFAULT 0, until REAL NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, "
-    "result TEXT NOT NULL DEFAULT '')",
+    "result TEXT NOT NULL DEFAULT '', told INTEGER NOT NULL DEFAULT 0)",
     "CREATE INDEX IF NOT EXISTS by_state ON work (state, progress)",
 )
 _WORK = "layer, owner, step, payloads, progress, version"
@@ -136,7 +136,7 @@ class WorkQueue:
                 done = self._db.execute(
                     f"INSERT INTO work (key, {_WORK}) VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
                     "payloads = excluded.payloads, progress = excluded.progress, version = excluded.version, "
-                    "state = 'ready', attempts = 0 "
+                    "state = 'ready', attempts = 0, told = 0 "
                     "WHERE state IN ('ready', 'failed') AND excluded.version > version",
                     row,
                 )
@@ -187,15 +187,29 @@ class WorkQueue:
     def give_up(self, lease: Lease, *, again: bool = True) -> bool:
         """Return work that a worker cannot do; another may try, until its attempts are used up.
 
-        `again` False: nobody is to try, for what it is about is over.
+        `again` False: nobody is to try, for what it is about is over; its owner knows that (see `failed`).
         """
         with self._writing("give work up"):
             done = self._db.execute(
-                "UPDATE work SET state = CASE WHEN attempts >= ? THEN 'failed' ELSE 'ready' END, holder = '' "
-                "WHERE key = ? AND state = 'leased' AND holder = ? AND lease = ?",
-                (self._attempts if again else 0, lease.work.key, lease.worker, lease.number),
+                "UPDATE work SET state = CASE WHEN attempts >= ? THEN 'failed' ELSE 'ready' END, holder = '', "
+                "told = ? WHERE key = ? AND state = 'leased' AND holder = ? AND lease = ?",
+                (self._attempts if again else 0, not again, lease.work.key, lease.worker, lease.number),
             )
         return done.rowcount == 1
+
+    def failed(self) -> list[Work]:
+        """Return work that nobody will try any more, each once: its owners wait for an answer."""
+        with self._writing("look for failed work"):
+            rows = self._db.execute(f"SELECT {_WORK} FROM work WHERE state = 'failed' AND NOT told").fetchall()
+            if rows:
+                self._db.execute("UPDATE work SET told = 1 WHERE state = 'failed'")
+        return [_work(row) for row in rows]
+
+    def is_over(self, work: Work) -> bool:
+        """Whether work was done or has failed, so that offering it again comes to nothing."""
+        with self._reading():
+            found = self._db.execute("SELECT state FROM work WHERE key = ?", (work.key,)).fetchone()
+        return found is not None and found[0] in {"done", "failed"}
 
     def results(self, owner: int) -> list[tuple[Work, str]]:
         """Return an owner's finished work with the digests of its results, oldest first."""

@@ -20,7 +20,7 @@ from planetary.moe.delta import Delta
 from planetary.moe.expert_payloads import added, experts_from
 from planetary.moe.expert_work import HeldExperts, Improved, accept_slots
 from planetary.moe.moments import MomentRule
-from planetary.moe.records import Experts, ExpertsAdvanced, MixtureState, apply
+from planetary.moe.records import Experts, ExpertsAdvanced, MixtureState, SyncNote, apply
 from planetary.moe.settings import MoeTraining
 from planetary.wire import messages as m
 
@@ -226,6 +226,9 @@ def test_after_a_worker_with_impossible_state_an_honest_one_goes_on_as_if_nothin
     cluster.kill(cluster.workers["w"])
     refused = of_kind(cluster, ExpertsAdvanced)
     assert {why for record in refused for why in record.refused} == {reason}
+    told = [note.why for note in of_kind(cluster, SyncNote) if note.what == reason]
+    assert told
+    assert all(why.startswith("w: layer 0 expert") for why in told)
     assert {record.version for record in refused} == {0}
     assert {key: held.payload for key, held in cluster.controller.state.experts.items()} == first
     cluster.start("x")

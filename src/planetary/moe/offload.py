@@ -141,13 +141,13 @@ class Offload:
             elif not others:
                 self._half.remove(one)
                 self._judge(one, one.first, 0)
-        if not self._may_have_work:
+        if not self._may_have_work or self._asked:
             return
         for worker in present:
             if worker.session not in self.improving and worker.session not in self._asked:
                 self._asked.add(worker.session)
                 self._desk.out.append(LeaseWork(worker.session, worker.worker, self._busy()))
-                return  # one at a time: the next must know what this one is busy with
+                return  # one at a time, until the queue has answered: the next must know what this one is busy with
 
     def leased(self, event: WorkLeased) -> tuple[int, int] | None:
         """The queue has answered; return the shard and layer whose sketch waited for too long to be used."""

@@ -12,7 +12,7 @@ from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.moe import averaging
-from planetary.moe.acceptance import Verdict
+from planetary.moe.acceptance import Refusal, Verdict
 from planetary.moe.audit import audit, disagreements, judge_fit, unusable_surrogates
 from planetary.moe.composer_view import routing_from
 from planetary.moe.expert_payloads import (
@@ -125,7 +125,8 @@ def judge_experts(
     except PlanetaryError as error:
         return ExpertsJudged(wanted.task, failed=str(error))
     refused = Counter(str(v.refusal) for v in verdicts if not v.accepted)
-    said = tuple((str(v.refusal), v.why) for v in verdicts if v in doubts.values())
+    broken = {Refusal.NOT_FINITE, Refusal.MOMENTS, Refusal.RESIDUAL}  # no honest worker's: the journal says what it was
+    said = tuple((str(v.refusal), v.why) for v in verdicts if v in doubts.values() or v.refusal in broken)
     accepted = sum(v.accepted for v in verdicts)
     return ExpertsJudged(wanted.task, payload, accepted, dict(refused), change=change, doubts=said)
 

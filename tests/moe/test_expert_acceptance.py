@@ -263,7 +263,9 @@ def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_
         check_equal(found.moments, start.expert_moments[layer])
 
 
-def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it_waited(tmp_path: Path) -> None:
+def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Composers come back again and again while no expert worker is there, and each time offer a window of sketches."""
     plan = make_plan(tmp_path, steps=60, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureCluster(tmp_path, plan, seed=3)
@@ -276,7 +278,7 @@ def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it
             given_up.append(lease.work)
         return give_up(lease, again=again)
 
-    cluster.queue.give_up = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(cluster.queue, "give_up", watched)
     for _ in range(5):
         done = a.driver.machine.done
         cluster.until(lambda done=done: min(a.driver.machine.done, b.driver.machine.done) >= done + 3)

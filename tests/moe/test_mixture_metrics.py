@@ -147,7 +147,7 @@ def test_every_composer_is_shown_with_its_own_steps_and_a_round_says_who_took_ho
     assert {line.inner_steps for line in cluster.metrics} == {4}  # the mean
 
 
-def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path) -> None:
+def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, pace="lockstep", **options))
     sent = [0, 0]
@@ -159,7 +159,7 @@ def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path) -> None:
             sent[message.shard] += len(payload)
         arrive(session, message, payload)
 
-    cluster._arrive = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(cluster, "_arrive", counted)
     for name in "abc":
         cluster.start(name)
     assert cluster.finish().ok

@@ -222,5 +222,5 @@ def test_a_copy_behind_four_bit_changes_stays_as_close_as_the_last_change_was_la
 
 
 def test_two_ways_to_send_changes_are_refused_together() -> None:
-    with pytest.raises(UserError, match='delta_rank = 1 and refresh_form = "4bit" are two ways'):
+    with pytest.raises(UserError, match=r'delta_rank = 1 and moe\.refresh_form = "4bit" are two ways'):
         replace(BASE, delta_rank=1, refresh_form="4bit")

@@ -63,7 +63,7 @@ class Policy(msgspec.Struct, frozen=True):
 
 
 class ExpertState(msgspec.Struct, frozen=True):
-    """One expert as its owner holds it: weights and moments by name, version and owner.
+    """One expert as its owner holds it: weights by name, version and owner.
 
     `steps`: of its optimizer, at most, that are behind an update of it.
     """
@@ -73,7 +73,6 @@ class ExpertState(msgspec.Struct, frozen=True):
     owner: int
     version: int
     weights: Tensors
-    moments: Tensors
     steps: int = 1
 
 
@@ -114,8 +113,8 @@ def lag_refusal(version: int, base_version: int, window: int) -> Refusal:
     return Refusal.STALE if version - base_version > window else Refusal.NONE
 
 
-def judge(state: ExpertState, update: Update, policy: Policy, rule: MomentRule = MomentRule()) -> Verdict:  # noqa: B008
-    """Return whether an update counts. Nothing is changed; see `apply_update`. `rule`: of its moments."""
+def judge(state: ExpertState, update: Update, policy: Policy, rule: MomentRule) -> Verdict:
+    """Return whether an update counts; `rule`: of its moments. What follows: `expert_work.accept_slots`."""
     where = f"layer {state.layer} expert {state.expert}"
     if (update.layer, update.expert, update.owner) != (state.layer, state.expert, state.owner):
         return Verdict(
@@ -152,18 +151,6 @@ def judge(state: ExpertState, update: Update, policy: Policy, rule: MomentRule =
                     norm,
                 )
     return Verdict(Refusal.NONE, f"{where}: version {state.version + 1}", norm)
-
-
-def apply_update(state: ExpertState, update: Update, policy: Policy) -> tuple[ExpertState, Verdict]:
-    """Return the expert after an update, one version on, or as it was: weights and moments both, and the verdict."""
-    verdict = judge(state, update, policy)
-    if not verdict.accepted:
-        return state, verdict
-    weights = {name: value + update.deltas[name] for name, value in state.weights.items()}
-    return (
-        msgspec.structs.replace(state, version=state.version + 1, weights=weights, moments=dict(update.moments)),
-        verdict,
-    )
 
 
 def _norm(tensors: Mapping[str, np.ndarray]) -> float:

@@ -12,8 +12,8 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.options import configure
 from planetary.moe.cost import SHAPES, MoeShape, active_expert_params
 from planetary.moe.cost_table import Workload
-from planetary.moe.plan import model_of
-from planetary.moe.tiers import Cadence, Tier, tier_of
+from planetary.moe.plan import cadence_of, model_of
+from planetary.moe.tiers import Tier, tier_of
 
 
 def tier_parameters(config: LatentMoeConfig) -> dict[Tier, int]:
@@ -79,13 +79,12 @@ def configured(config: Config) -> tuple[MoeShape, LatentMoeConfig, Workload]:
         UserError: it is no mixture.
     """
     model, moe, train = model_of(config), config.moe, config.train
-    cadence = Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
     work = Workload(
         batch=train.batch_size * max(1, moe.composers),
         length=train.sequence_length,
         delta_rank=moe.delta_rank,
         replicas=moe.replicas,
-        cadence=cadence,
+        cadence=cadence_of(moe),
         precision=moe.precision,
         sketch_fraction=moe.sketch_fraction,
     )

@@ -228,7 +228,7 @@ def accept_slots(
             put_back(slot)  # whatever came for it
             continue
         held = {n: v[slot] for n, v in old_weights.items()}
-        state = ExpertState(layer, int(expert), owner, versions[0], held, {}, steps)
+        state = ExpertState(layer, int(expert), owner, versions[0], held, steps)
         update = Update(
             layer,
             int(expert),

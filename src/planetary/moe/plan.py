@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.config import Config
-from planetary.core.config_schema import FabricConfig, OuterConfig
+from planetary.core.config_schema import FabricConfig, MoeConfig, OuterConfig
 from planetary.core.errors import UserError
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
@@ -151,6 +151,11 @@ def model_of(config: Config) -> LatentMoeConfig:
     return configure("model.options", LatentMoeConfig, {**known, **config.model.options})
 
 
+def cadence_of(moe: MoeConfig) -> Cadence:
+    """Return the horizons that a configuration gives. Raises `UserError` where they are not in order."""
+    return Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
+
+
 def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) -> MoeTraining:
     """Return how a configuration trains its mixture.
 
@@ -202,11 +207,6 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
             'moe.fitted_by = "expert-workers" needs expert workers, and surrogates that they fit: set '
             'moe.expert_workers and moe.rank to at least 1, or moe.fitted_by = "composers"'
         )
-    if moe.delta_rank and moe.refresh_form != "exact":
-        raise UserError(
-            f'moe.delta_rank = {moe.delta_rank} and moe.refresh_form = "{moe.refresh_form}" are two ways to send what '
-            'surrogates have changed by: set moe.delta_rank = 0, or moe.refresh_form = "exact"'
-        )
     if moe.fitted_by == "expert-workers" and are_copies(moe.rank, model):
         raise UserError(
             f"moe.rank = {moe.rank} makes surrogates copies of experts of width {model.n_hidden}, which nobody fits: "
@@ -218,7 +218,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         raise UserError("fabric.quorum is about rounds; how many composers suffice for a merge is moe.quorum")
     if config.sync.topology != "star":
         raise UserError('a mixture over composers is merged by the syncer: set sync.topology = "star"')
-    cadence = Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
+    cadence = cadence_of(moe)
     if cadence.router == 1 and moe.pace == "lockstep":
         raise UserError(
             "moe.router_every = 1 in lock step averages gradients inside every step, as bench/parallax.py does in one "

@@ -80,8 +80,8 @@ class MoeTraining(msgspec.Struct, frozen=True):
             )
         if self.delta_rank and self.refresh_form != "exact":
             raise UserError(
-                f'delta_rank = {self.delta_rank} and refresh_form = "{self.refresh_form}" are two ways to send what '
-                'surrogates have changed by: set delta_rank = 0, or refresh_form = "exact"'
+                f'moe.delta_rank = {self.delta_rank} and moe.refresh_form = "{self.refresh_form}" are two ways to send '
+                'what surrogates have changed by: set moe.delta_rank = 0, or moe.refresh_form = "exact"'
             )
         if not 1 <= self.replicas <= self.composers:
             raise UserError(f"replicas must be between 1 and the {self.composers} composers, found {self.replicas}")

@@ -345,7 +345,7 @@ class MixtureCluster:
             case MakeFragment():
                 self.events.append(make_fragment(self.store, instruction, self.plan))
             case AssembleModel():
-                model = assembled_model(self.store, instruction.shards, self.plan)
+                model = assembled_model(self.store, instruction.shards, instruction.experts, self.plan)
                 payload = self.store.put("model", model_bytes(instruction.round, model))
                 routing = routing_of(self.store, instruction.views, self.plan)
                 self.events.append(ModelAssembled(instruction.round, payload, routing=routing))
@@ -398,7 +398,7 @@ class MixtureCluster:
             case TokensOf():
                 return lambda: tokens_payload(named.slices).tobytes()
             case WeightsOf():
-                return lambda: expert_weights(self.store, named.experts)
+                return lambda: expert_weights(self.store, named.experts, self.plan)
             case NothingNew():
                 return lambda: b"\0"
             case WorkOf():

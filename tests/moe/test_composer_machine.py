@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from mixture_cluster import make_plan
+from msgspec.structs import replace
 
 from planetary.moe.composer_machine import FORGET_STEPS, Adopt, ComposerMachine, Fit, Keep, Publish, Step, View
 from planetary.moe.tiers import Tier
@@ -20,6 +21,8 @@ def machine(folder: Path, **options: Any) -> ComposerMachine:
     made.owns(0, 1, 0, {})
     for shard in range(2):
         made.surrogates(shard, 0, 0)
+    for layer in range(len(made.expert_versions)):
+        made.improved(layer, 0, -1)
     assert made.boundary() == [Keep(), Step()]
     return made
 
@@ -183,6 +186,21 @@ def test_who_speaks_for_no_shard_fits_nothing_and_who_speaks_for_two_fits_once(t
     made.owns(0, 2, made.done, None, (0, 1))
     assert take(made, 2).count(Fit()) == 1
     assert made.speaks == (0, 1)
+
+
+def test_a_composer_whose_experts_are_improved_elsewhere_waits_for_the_first_of_every_layer(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=40, per_round=10, sketches="owner", rank=0)
+    made = ComposerMachine(replace(plan, model=replace(plan.model, n_layer=2)), [ROUTER, LATENT, BACKBONE])
+    made.owns(0, 1, 0, {})
+    assert made.improved(1, 3, 2)
+    assert not made.composes
+    assert made.boundary() == []
+    assert made.improved(0, 0, -1)
+    assert made.boundary() == [Keep(), Step()]
+    made.disconnected()
+    assert made.boundary() == [Step()]  # what is here is enough
+    made.owns(1, 2, 0, {})
+    assert made.boundary() == []
 
 
 def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> None:

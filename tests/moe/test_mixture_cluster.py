@@ -283,7 +283,7 @@ def test_who_does_not_speak_for_a_shard_or_sends_other_experts_than_its_own_is_r
     cluster._arrive(first.session, replace(said, of=1), cluster.store.get(said.payload))
     kept = [s for s in cluster.sent if isinstance(s, m.KeepShard) and s.shard == 1][-1]
     state, step, held = shard_from(cluster.store.get(kept.payload), cluster.plan)
-    wrong = shard_bytes(replace(state, slots=state.slots[:, ::-1]), step, held)
+    wrong = shard_bytes(replace(state, slots=state.slots[:, ::-1]), step, held, cluster.plan)
     cluster._arrive(second.session, replace(kept, payload=f"shard/{digest_of(wrong)}"), wrong)
     cluster._gateway()
     notes = [note.why for note in of_kind(cluster, SyncNote)]

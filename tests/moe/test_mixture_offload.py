@@ -14,25 +14,40 @@ from mixture_cluster import MixtureCluster, make_plan
 from moe_support import TINY
 from msgspec.structs import replace
 
+from planetary.artifacts.packed_arrays import unpack_arrays
 from planetary.fabric import events as e
 from planetary.fabric.records import WorkerLost
 from planetary.moe.acceptance import Policy
 from planetary.moe.delta import Form
-from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from
+from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from, weights_bytes, weights_from
 from planetary.moe.expert_work import HeldExperts
+from planetary.moe.mixture_events import AssembleModel
 from planetary.moe.patience import Patience
 from planetary.moe.payloads import sketch_bytes, sketch_from
 from planetary.moe.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
 from planetary.moe.sketch import decode, encode
+from planetary.moe.states import computed_weights, merged_model
+from planetary.moe.syncer_work import assembled_model
 from planetary.wire import messages as m
 
 
 @pytest.mark.parametrize(
-    ("form", "more"), [("exact", {}), ("topk", {}), ("exact", {"inner_steps": 2, "trust": 0.1, "sketch_fraction": 0.5})]
+    ("form", "more", "ternary"),
+    [
+        ("exact", {}, False),
+        ("topk", {}, False),
+        ("exact", {"inner_steps": 2, "trust": 0.1, "sketch_fraction": 0.5}, False),
+        ("exact", {}, True),
+        ("4bit", {"rank": TINY.n_hidden, "refresh_form": "4bit"}, True),
+    ],
+    ids=["exact", "topk", "inner steps", "ternary", "ternary copies"],
 )
-def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(tmp_path: Path, form: Form, more: dict) -> None:
+def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(
+    tmp_path: Path, form: Form, more: dict, ternary: bool
+) -> None:
     options = {"sketches": "all", "acceptance": Policy(norm_ratio=10, spectral_ratio=10), "update_form": form, **more}
     plan = make_plan(tmp_path, steps=4, pace="lockstep", **options)
+    plan = replace(plan, model=replace(plan.model, ternary=ternary))
     cluster = MixtureCluster(tmp_path, plan)
     for name in ("a", "b", "c", "d"):
         cluster.start(name)
@@ -43,7 +58,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(tmp_path: Pat
         assert not any(found.expert_moments)  # they live with the experts
         for layer, theirs in enumerate(composer.experts):
             held = experts_from(cluster.store.get(cluster.controller.state.experts[composer.number, layer].payload))
-            check_equal(found.experts[layer], theirs)
+            check_equal(found.experts[layer], computed_weights(theirs, plan.model))
             check_equal(held.weights, theirs)
             check_equal(held.moments, composer.expert_moments[layer])
             check_equal(held.residuals, composer.residuals[layer])
@@ -51,8 +66,11 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(tmp_path: Pat
     updates = cluster.metrics[-1].mixture.updates
     assert sum(updates.values()) == plan.steps * plan.model.n_layer * plan.model.n_expert
     assert updates["accepted"] > 0
-    changes = [s for s in cluster.told if isinstance(s, m.UseExperts) and s.base >= 0]
-    assert bool(changes) == (form != "exact")
+    changes = [s for s in cluster.told if isinstance(s, m.UseExperts) and s.base >= 0 and s.payload]
+    assert bool(changes) == (form != "exact" and not ternary)
+    shards, experts = cluster.controller.state.shards, cluster.controller.state.experts_of
+    made = assembled_model(cluster.store, [s.payload for s in shards], [experts(n) for n in range(len(shards))], plan)
+    check_equal(made, merged_model(state, plan.model))
 
 
 @pytest.mark.parametrize(
@@ -92,6 +110,67 @@ def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
     assert {s.progress for s in fits} == {1, 3, 5, 7}
     shards = cluster.metrics[-1].mixture.shards
     assert all(shard.surrogate_error is not None and 0 < shard.surrogate_error < 1 for shard in shards)
+
+
+def test_a_composers_saved_state_has_no_experts_and_who_goes_on_from_it_has_the_newest(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=2)
+    a, _, _ = cluster.start("a"), cluster.start("b"), cluster.start("w")
+    held = cluster.controller.state.experts
+    cluster.until(lambda: held[0, 0].version >= 3 and held[1, 0].version >= 3)
+    cluster.kill(a)
+    again = cluster.start("a")
+    cluster.until(lambda: again.driver.machine.shard >= 0)
+    newest = held[again.driver.machine.shard, 0].version
+    assert newest >= 3
+    cluster.until(lambda: again.driver.machine.composes)
+    assert min(again.driver.machine.expert_versions) >= newest
+    assert all({name: v.shape for name, v in one.items()} for one in again.driver.state.experts)
+    assert cluster.finish().ok
+    for kept in cluster.controller.state.shards:
+        _, arrays = unpack_arrays(cluster.store.get(kept.payload), "shard")
+        assert {path.split("/")[0] for path in arrays} == {"slots", "dense", "moments"}
+    check_streams(cluster)
+
+
+def test_nothing_changes_the_experts_that_the_last_model_was_made_of(tmp_path: Path) -> None:
+    """So whoever reads the run afterwards finds the model that was evaluated."""
+    plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=4)
+    for name in ("a", "b", "w"):
+        cluster.start(name)
+    asked: list[AssembleModel] = []
+    carry_out = cluster._carry_out
+
+    def watched(instruction: e.Instruction) -> None:
+        if isinstance(instruction, AssembleModel):
+            asked.append(instruction)
+        carry_out(instruction)
+
+    cluster._carry_out = watched
+    assert cluster.finish().ok
+    state = cluster.controller.state
+    assert asked[-1].round == state.rounds
+    assert asked[-1].experts == tuple(state.experts_of(shard) for shard in range(len(state.shards)))
+    left = [lease for lease in cluster.told if isinstance(lease, m.ImproveExperts)]
+    assert len(left) >= len(of_kind(cluster, ExpertsAdvanced)) > 0
+
+
+def test_ternary_experts_take_two_bits_a_weight_on_their_way_to_composers() -> None:
+    rng = np.random.default_rng(0)
+    weights = {
+        "up": rng.standard_normal((3, 16, 64)).astype(np.float32),
+        "down": rng.standard_normal((3, 64, 16)).astype(np.float32),
+    }
+    held = HeldExperts(weights, {"adam.count": np.array(1, np.int32)})
+    plain = weights_bytes(held, TINY)
+    config = replace(TINY, ternary=True)
+    packed = weights_bytes(held, config)
+    assert len(plain) > 3 * 2 * 16 * 64 * 4
+    assert len(packed) < 3 * 2 * 16 * 64 / 4 + 1000  # names and shapes
+    found, surrogates = weights_from(packed)
+    check_equal(found, computed_weights(weights, config))
+    assert not surrogates
 
 
 def test_surrogates_from_expert_workers_reach_composers_that_come_and_go(tmp_path: Path) -> None:

@@ -32,12 +32,14 @@ def test_offload_from_the_owners_float_sketches_equals_direct_ownership_bit_for_
 
 
 def test_ternary_experts_learn_the_same_on_composers_and_on_expert_workers() -> None:
+    """But for rounding: under offload composers get the scales, which their program would add up in another order."""
     config = replace(TINY, ternary=True)
-    _, direct, _ = train(2, config)
-    _, offload, _ = train(2, config, sketches="owner")
-    expected, found = model_of(direct[-1]), model_of(offload[-1])
-    assert all((found[name] == value).all() for name, value in expected.items())
-    assert all((value != model_of(direct[0])[name]).any() for name, value in expected.items() if "up" in name)
+    _, direct, _ = train(6, config)
+    _, offload, _ = train(6, config, sketches="owner")
+    start, expected, found = model_of(direct[0]), model_of(direct[-1]), model_of(offload[-1])
+    for name, value in expected.items():
+        assert np.linalg.norm(found[name] - value) < 2e-5 * np.linalg.norm(value - start[name]), name
+    assert all((value != start[name]).any() for name, value in expected.items() if "up" in name)
 
 
 def test_exact_copies_refreshed_every_step_with_everybodys_sketches_and_no_horizon_are_end_to_end_training() -> None:

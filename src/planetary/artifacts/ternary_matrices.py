@@ -1,17 +1,18 @@
-"""Ternary matrices in two bits a weight: γ · {−1, 0, 1}, four codes a byte, and as tensors of a safetensors file.
+"""Ternary matrices in two bits a weight: γ · {−1, 0, 1}, four codes a byte, and as tensors of a file or a payload.
 
-A file has three tensors in place of a tensor `W`: `W.ternary.codes`, `W.ternary.scale` and `W.ternary.shape`.
+Three tensors are there in place of a tensor `W`: `W.ternary.codes`, `W.ternary.scale` and `W.ternary.shape`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import read_safetensors
 from planetary.core.errors import LocalProtocolError, TrustError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -86,7 +87,7 @@ def unpack_ternary(stored: TernaryMatrices) -> np.ndarray:
 
 
 def ternary_tensors(name: str, stored: TernaryMatrices) -> dict[str, np.ndarray]:
-    """Return what a file has in place of the tensor `name`."""
+    """Return what is there in place of the tensor `name`."""
     parts = {"codes": stored.codes, "scale": stored.scale, "shape": np.array(stored.shape, np.int64)}
     return {f"{name}{_INFIX}{part}": value for part, value in parts.items()}
 
@@ -99,28 +100,31 @@ def read_weights(path: Path) -> tuple[tuple[TensorSpec, ...], dict[str, np.ndarr
         OSError: it cannot be read.
     """
     specs, tensors = read_safetensors(path)
-    if not any(_INFIX in spec.name for spec in specs):
-        return specs, tensors, ()
     try:
-        return _expanded(specs, tensors)
+        values, ternary = expanded(tensors)
     except TrustError as error:
         raise TrustError(f"{path}: {error}") from None
+    kept = [spec for spec in specs if spec.name in values]
+    kept += [TensorSpec(name, "f32", values[name].shape) for name in ternary]
+    return tuple(kept), values, ternary
 
 
-def _expanded(
-    specs: Sequence[TensorSpec], tensors: Tensors
-) -> tuple[tuple[TensorSpec, ...], dict[str, np.ndarray], tuple[str, ...]]:
-    kept: list[TensorSpec] = []
+def expanded(tensors: Tensors) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Return tensors with those in two bits as float32 under their own names, and these names.
+
+    Raises:
+        TrustError: a part of ternary weights is missing, damaged or of another type.
+    """
+    values: dict[str, np.ndarray] = {}
     packed: dict[str, dict[str, np.ndarray]] = {}
-    for spec in specs:
-        name, infix, part = spec.name.rpartition(_INFIX)
+    for full, tensor in tensors.items():
+        name, infix, part = full.rpartition(_INFIX)
         if not infix:
-            kept.append(spec)
-        elif _PARTS.get(part) != spec.dtype:
-            raise TrustError(f"{spec.name!r} is {spec.dtype}: ternary weights have {_said(_PARTS)}")
+            values[full] = tensor
+        elif _PARTS.get(part) != DTYPE_NAMES[tensor.dtype]:
+            raise TrustError(f"{full!r} is {DTYPE_NAMES[tensor.dtype]}: ternary weights have {_said(_PARTS)}")
         else:
-            packed.setdefault(name, {})[part] = tensors[spec.name]
-    values = {spec.name: tensors[spec.name] for spec in kept}
+            packed.setdefault(name, {})[part] = tensor
     for name, parts in packed.items():
         if name in values or parts.keys() != _PARTS.keys() or parts["shape"].ndim != 1:
             raise TrustError(f"{name!r}: ternary weights have {_said(_PARTS)}, each once and nothing else of this name")
@@ -134,8 +138,7 @@ def _expanded(
             values[name] = unpack_ternary(TernaryMatrices(shape, parts["codes"], parts["scale"]))
         except TrustError as error:
             raise TrustError(f"{name!r}: {error}") from None
-        kept.append(TensorSpec(name, "f32", shape))
-    return tuple(kept), values, tuple(packed)
+    return values, tuple(packed)
 
 
 def _said(parts: Mapping[str, str]) -> str:

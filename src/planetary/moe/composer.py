@@ -58,12 +58,22 @@ class ComposerSteps:
         batch: sequences of one composer's step.
         composer: the composer's program.
         expert: the expert worker's program, whose optimizer direct ownership uses too.
+        masters: whether states hold what experts are trained as; False: the weights that they compute with, as a
+            composer gets them whose experts are improved elsewhere. They differ where these are ternary.
     """
 
     def __init__(
-        self, config: LatentMoeConfig, training: MoeTraining, batch: int, composer: Runner, expert: Runner
+        self,
+        config: LatentMoeConfig,
+        training: MoeTraining,
+        batch: int,
+        composer: Runner,
+        expert: Runner,
+        *,
+        masters: bool = True,
     ) -> None:
         self.config, self.training, self.batch = config, training, batch
+        self._masters = masters
         self.composer, self.expert = composer, expert
         self.workers_fit = training.workers_fit(config)
 
@@ -81,7 +91,10 @@ class ComposerSteps:
             for layer, (a, b) in enumerate(zip(surrogates.a, surrogates.b, strict=True)):
                 held[in_layer(layer, "surrogates", "a")] = a
                 held[in_layer(layer, "surrogates", "b")] = b
-        return {**composer.dense, **named_experts(composer.experts), **held}
+        # A program that trains experts makes of their masters itself what they compute with.
+        direct = self.training.sketches == "none"
+        experts = composer.experts if direct else [self._computed(layer) for layer in composer.experts]
+        return {**composer.dense, **named_experts(experts), **held}
 
     def update_dense(self, composer: ComposerState, step: int, gradients: Tensors) -> ComposerState:
         """Return the composer after an optimizer step of everything but the experts."""
@@ -187,7 +200,7 @@ class ComposerSteps:
         for layer, slots in enumerate(composer.slots):
             mine = np.flatnonzero(slots != ownership.EMPTY)
             ids = slots[mine]
-            weights = {n: v[mine] for n, v in computed_weights(composer.experts[layer], self.config).items()}
+            weights = {n: v[mine] for n, v in self._computed(composer.experts[layer]).items()}
             old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
             if exact:
                 fitted = Fitted(*initial_surrogates(weights["up"], weights["down"], self.training.rank), np.zeros(0))
@@ -211,6 +224,9 @@ class ComposerSteps:
         """Return what a composer publishes of some tensors, `steps` steps after their last merge."""
         tokens = steps * self.batch * self.config.sequence_length
         return Published(composer.number, composer.named(names), tokens, steps)
+
+    def _computed(self, experts: Tensors) -> Tensors:
+        return computed_weights(experts, self.config) if self._masters else experts
 
     def _as_sent(self, held: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, list[Delta]]:
         """Return matrices [E, m, n] as those who hold `held` get them, and the messages; none: the matrices whole.

@@ -83,7 +83,8 @@ class ComposerDriver:
         self.post = ComposerPost(send, packing, self._leave)
         composer = Part(run, "composer")
         self._whole = Part(run, "whole")
-        self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, Part(run, "expert"))
+        expert, masters = Part(run, "expert"), not plan.offloads
+        self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, expert, masters=masters)
         self._names = plan.fragments(parameter_specs(composer.program), parameter_specs(self.steps.expert.program))
         self.machine = ComposerMachine(plan, list(self._names))
         self.state: ComposerState | None = None
@@ -371,7 +372,7 @@ class ComposerDriver:
 
     def _keep(self) -> None:
         assert self.state is not None
-        pack = partial(shard_bytes, self.state, self.machine.done, dict(self.machine.held))
+        pack = partial(shard_bytes, self.state, self.machine.done, dict(self.machine.held), self.plan)
         self._tell(m.KeepShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
         self._losses.saved(self.machine.progress // self.plan.steps_per_round)
 

@@ -98,7 +98,7 @@ class ComposerMachine:
         self.fitted_at = [0.0] * plan.training.composers  # progress of the run when they were fitted
         self.connected = False
         layers = plan.model.n_layer if plan.offloads else 0
-        self.expert_versions, self.expert_steps = [0] * layers, [-1] * layers  # of the experts that are here
+        self.expert_versions, self.expert_steps = [-1] * layers, [-1] * layers  # of the experts; -1: none are here
         self._offered = [0] * layers  # sketches that expert workers have not answered yet
         self._offered_at = [0] * layers  # step after which the last one was sent
         self._merged: dict[Key, tuple[int, bool]] = {}  # arrived and not adopted: version, whether mine is in it
@@ -254,7 +254,8 @@ class ComposerMachine:
     @property
     def composes(self) -> bool:
         """Whether it has all that a step needs."""
-        return self.shard >= 0 and (not self.plan.has_surrogates or -1 not in self.versions)
+        here = -1 not in self.expert_versions and (not self.plan.has_surrogates or -1 not in self.versions)
+        return self.shard >= 0 and here
 
     def boundary(self) -> list[Action]:
         """Return what to do now, in order; the last is `Step` unless there is something to wait for."""

@@ -1,7 +1,8 @@
 """What travels of experts under offload, as bytes and back: work and its result, and what composers get of it.
 
-Expert workers get weights, moments and residuals; composers get weights alone, or what has changed of them in the form
-that the run's updates have. Moments and residuals always travel exactly.
+Expert workers get weights, moments and residuals. Composers get the weights that experts compute with, ternary ones in
+two bits, or what has changed of them in the form that the run's updates have. Moments and residuals always travel
+exactly.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
+from planetary.artifacts.ternary_matrices import expanded, pack_ternary, ternary_tensors
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.delta import Delta, expand
 from planetary.moe.expert_work import HeldExperts, Improved
 from planetary.moe.payloads import sketch_from
 from planetary.moe.sketch import EncodedSketch
+from planetary.moe.states import computed_weights
 
 HELD = ("weights", "moments", "residuals", "surrogates")
 
@@ -33,15 +37,28 @@ def experts_from(data: Packed) -> HeldExperts:
     return HeldExperts(*(found[group] for group in HELD))
 
 
-def weights_bytes(held: HeldExperts) -> memoryview:
-    """Return experts as a composer gets them: their weights and, where workers fit them, their surrogates."""
-    return pack_arrays("weights", None, _named(weights=held.weights, surrogates=held.surrogates))
+def weights_bytes(held: HeldExperts, config: LatentMoeConfig) -> memoryview:
+    """Return experts as a composer gets them: the weights that they compute with, ternary ones in two bits, and where
+    workers fit them, their surrogates.
+    """
+    weights: Tensors = held.weights
+    if config.ternary:
+        computed = computed_weights(weights, config)
+        weights = {
+            n: part for name, v in computed.items() for n, part in ternary_tensors(name, pack_ternary(v)).items()
+        }
+    return pack_arrays("weights", None, _named(weights=weights, surrogates=held.surrogates))
 
 
 def weights_from(data: Packed) -> tuple[Tensors, Tensors]:
-    """Return weights and surrogates, or raise `RemoteProtocolError`."""
+    """Return weights and surrogates.
+
+    Raises:
+        RemoteProtocolError: it is no such payload.
+        TrustError: ternary weights in it are damaged.
+    """
     found = _parted(unpack_arrays(data, "weights")[1], ("weights", "surrogates"))
-    return found["weights"], found["surrogates"]
+    return expanded(found["weights"])[0], found["surrogates"]
 
 
 def work_bytes(experts: Packed, sketches: Sequence[Packed]) -> memoryview:

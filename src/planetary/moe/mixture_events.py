@@ -61,7 +61,7 @@ class StoredPayload(Payload, frozen=True):
 
 
 class WeightsOf(Payload, frozen=True):
-    """The weights alone of the experts in a payload: composers need no more."""
+    """The experts in a payload as composers get them: the weights that they compute with."""
 
     experts: str
 
@@ -117,6 +117,7 @@ class AssembleModel(Instruction, frozen=True):
     round: int
     shards: tuple[str, ...]  # payloads, by shard
     checkpoint: bool  # also write it as a checkpoint of the run folder
+    experts: tuple[tuple[str, ...], ...] = ()  # under offload, payloads by shard and layer
     views: tuple[str, ...] = ()  # payloads: where each composer's router sends the same tokens
 
 

@@ -190,8 +190,9 @@ class MixtureGateway(RunHost):
             name = payload.name
             return lambda: {"payload": np.frombuffer(self._payloads.get(name), np.uint8)}
         if isinstance(payload, WeightsOf):
-            experts = payload.experts
-            return lambda: {"payload": np.frombuffer(expert_weights(self._payloads, experts), np.uint8)}
+            assert self.prepared is not None
+            experts, plan = payload.experts, self.prepared.plan
+            return lambda: {"payload": np.frombuffer(expert_weights(self._payloads, experts, plan), np.uint8)}
         if isinstance(payload, NothingNew):
             return lambda: {"payload": np.zeros(1, np.uint8)}
         if isinstance(payload, TokensOf):
@@ -243,7 +244,7 @@ class MixtureGateway(RunHost):
         assert self.prepared is not None
         began = time.monotonic()
         try:
-            model = assembled_model(self._payloads, instruction.shards, self.prepared.plan)
+            model = assembled_model(self._payloads, instruction.shards, instruction.experts, self.prepared.plan)
             payload = self._payloads.put("model", model_bytes(instruction.round, model))
             checkpoint = self._checkpoint(instruction.round, model) if instruction.checkpoint else ""
         except PlanetaryError as error:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.config import Config
 from planetary.core.errors import UserError
@@ -180,10 +178,7 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
     state, plan = prepared.initial(), prepared.plan
     names = plan.fragments(prepared.dense, prepared.experts)
     held = {key: Held() for key in names}
-    # Under offload moments live with the experts in the store; a composer has none.
-    without = {"expert_moments": tuple({} for _ in range(plan.model.n_layer)), "fitted": ()} if plan.offloads else {}
-    kept = [msgspec.structs.replace(c, **without) for c in state.composers]
-    shards = tuple(store.put("shard", _no_larger(shard_bytes(c, 0, held), plan)) for c in kept)
+    shards = tuple(store.put("shard", _no_larger(shard_bytes(c, 0, held, plan), plan)) for c in state.composers)
     surrogates: tuple[str, ...] = ()
     bank = state.surrogates
     if bank is not None:
@@ -205,7 +200,7 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
     if plan.offloads:
         experts = tuple(
             tuple(
-                store.put("experts", experts_bytes(HeldExperts(weights, moments, {}, fitted)))
+                store.put("experts", _no_larger(experts_bytes(HeldExperts(weights, moments, {}, fitted)), plan))
                 for weights, moments, fitted in zip(c.experts, c.expert_moments, c.fitted or nothing, strict=True)
             )
             for c in state.composers
@@ -217,9 +212,10 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
 
 def _no_larger(state: memoryview, plan: MixturePlan) -> memoryview:
     if len(state) > MAX_PAYLOAD_BYTES:
+        what = "of everything but the experts, or of one layer's experts" if plan.offloads else "of a shard"
         raise UserError(
-            f"the state of a shard takes {len(state) / GIB:.1f} GiB, with experts, everything else and the optimizer's "
-            f"state; no more than {MAX_PAYLOAD_BYTES / GIB:g} GiB can be sent. Use more than moe.composers = "
-            f"{plan.training.composers}, or a smaller model"
+            f"the state {what} takes {len(state) / GIB:.1f} GiB with the optimizer's; no more than "
+            f"{MAX_PAYLOAD_BYTES / GIB:g} GiB can be sent. Use more than moe.composers = {plan.training.composers}, or "
+            "a smaller model"
         )
     return state

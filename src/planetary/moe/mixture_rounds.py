@@ -136,10 +136,8 @@ class Rounds:
                 self._report(metrics.round)
                 continue
             # What the last round's model is made of is still there: nobody has taken a step since.
-            self._assembling = metrics.round
             payloads = tuple(shard.payload for shard in state.shards)
-            self._parts = frozenset(payloads)
-            self._desk.out.append(AssembleModel(metrics.round, payloads, checkpoint=True))
+            self._assemble(AssembleModel(metrics.round, payloads, checkpoint=True))
         while state.round < policy.rounds and self._assembling is None:
             number = state.round + 1
             marks = [shard.marks.get(number) for shard in state.shards]
@@ -167,13 +165,18 @@ class Rounds:
             self._unreported[number] = self._metrics(finished, kept, views)
             self._desk.append(finished)
             if policy.eval_due(number) or policy.checkpoint_due(number):
-                self._assembling = number
                 payloads = tuple(mark.payload for mark in kept)
                 said = tuple(one.payload for one in views.values()) if len(views) == len(kept) else ()
-                self._parts = frozenset((*payloads, *said))
-                self._desk.out.append(AssembleModel(number, payloads, policy.checkpoint_due(number), said))
+                self._assemble(AssembleModel(number, payloads, policy.checkpoint_due(number), views=said))
             else:
                 self._report(number)
+
+    def _assemble(self, wanted: AssembleModel) -> None:
+        state = self._desk.state
+        experts = tuple(state.experts_of(shard) for shard in range(len(state.shards))) if state.experts else ()
+        self._assembling = wanted.round
+        self._parts = frozenset((*wanted.shards, *wanted.views, *(name for layers in experts for name in layers)))
+        self._desk.out.append(msgspec.structs.replace(wanted, experts=experts))
 
     def _last_loss(self) -> float:
         """What stands for a round whose states were all saved by composers that took no step in it."""

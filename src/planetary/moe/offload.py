@@ -141,7 +141,7 @@ class Offload:
             elif not others:
                 self._half.remove(one)
                 self._judge(one, one.first, 0)
-        if not self._may_have_work or self._asked:
+        if not self._may_have_work or self._asked or self._run_is_over:
             return
         for worker in present:
             if worker.session not in self.improving and worker.session not in self._asked:
@@ -205,6 +205,8 @@ class Offload:
         work = one.lease.work
         held = self._desk.state.experts[work.owner, work.layer]
         self._desk.out.append(EndWork(one.lease, event.payload))
+        if self._run_is_over:
+            return None
         doubts = dict(event.doubts)
         for reason, why in doubts.items():
             self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))
@@ -260,6 +262,11 @@ class Offload:
             return replace(message, base=-1, payload=held.payload), WeightsOf(held.payload)
 
         self._desk.send_newest(session, ("experts", shard, layer), newest)
+
+    @property
+    def _run_is_over(self) -> bool:
+        """The last round's model is made of the experts as they are: nothing may change them any more."""
+        return self._desk.state.round >= self._desk.policy.rounds
 
     @property
     def _policy(self) -> Policy:

@@ -60,12 +60,15 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
     Args:
         config: the model; its own batch_size is not used.
         shape: of the composer.
+            Where it does not train its experts, it takes the weights that they compute with.
         options: of the optimizer of the dense parameters. Each tier is clipped by its own norm, because tiers
             synchronise at different times and a common norm would let one composer's backbone scale its router's step.
 
     Raises:
         CompileError, UnsupportedOpError: the model cannot be differentiated.
     """
+    if not shape.train_experts:
+        config = msgspec.structs.replace(config, ternary=False)
     tokens = shape.batch_size * config.sequence_length
     layers = range(config.n_layer)
     experts = expert_parameters(config, shape.slots)

@@ -196,6 +196,11 @@ class MixtureState(msgspec.Struct):
     losses: dict[str, int] = {}  # worker -> how many times it was lost
     ended: RunFinished | None = None
 
+    def experts_of(self, shard: int) -> tuple[str, ...]:
+        """Return the payloads of a shard's experts, by layer; none under direct ownership."""
+        layers = len(self.owners) if self.experts else 0
+        return tuple(self.experts[shard, layer].payload for layer in range(layers))
+
     def needed(self) -> set[str]:
         """Return the names of all payloads that the run may still ask for."""
         names = {s.payload for s in self.shards} | {s.surrogates for s in self.shards}

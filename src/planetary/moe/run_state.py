@@ -13,8 +13,8 @@ from planetary.data.token_file import TokenFile
 from planetary.fabric.run_files import CONFIG, EVENTS, PAYLOADS
 from planetary.moe.mixture_preparation import plan_over
 from planetary.moe.records import MixtureRecord, MixtureState, replay
+from planetary.moe.saved_composers import saved_composer
 from planetary.moe.saved_training import REST, SavedTraining, read_training
-from planetary.moe.shard_payload import shard_from
 from planetary.moe.states import SyncerState, TrainingState
 from planetary.moe.surrogate_payloads import empty_bank, install, surrogates_from
 
@@ -65,7 +65,7 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
     composers, steps = [], []
     for number, shard in enumerate(journal.shards):
         try:
-            state, _, _ = shard_from(store.get(shard.payload), plan)
+            state = saved_composer(store, shard.payload, journal.experts_of(number), plan)
             if bank is not None:
                 bank = install(bank, surrogates_from(store.get(shard.surrogates)), plan)
         except PlanetaryError as error:

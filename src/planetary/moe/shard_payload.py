@@ -1,5 +1,6 @@
-"""A shard's whole state and an assembled model as payloads, and back.
+"""A shard's state and an assembled model as payloads, and back.
 
+Under offload a shard's experts are not in its state: expert workers improve them, and they are payloads of their own.
 The rows that surrogates are fitted on are not saved: a composer that goes on from a saved state gathers new ones, and
 keeps a surrogate as it is until it has rows for its expert.
 """
@@ -32,12 +33,13 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fragments: tuple[_Fragment, ...]
 
 
-def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held]) -> memoryview:
+def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held], plan: MixturePlan) -> memoryview:
     """Return a shard's state after `step` steps as a payload of kind `shard`."""
     fragments = tuple(_Fragment(*key, one.base, one.since) for key, one in held.items())
     arrays: dict[str, np.ndarray] = {"slots": state.slots}
     groups = {"dense": (state.dense,), "moments": (state.dense_moments,)}
-    groups |= {"experts": state.experts, "expert_moments": state.expert_moments, "residuals": state.residuals}
+    if not plan.offloads:
+        groups |= {"experts": state.experts, "expert_moments": state.expert_moments, "residuals": state.residuals}
     for group, layers in groups.items():
         for layer, tensors in enumerate(layers):
             arrays |= {f"{group}/{layer}/{name}": value for name, value in tensors.items()}
@@ -46,6 +48,8 @@ def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held]) -> memor
 
 def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dict[Key, Held]]:
     """Return the state in a payload, the steps it has taken, and its fragments' versions.
+
+    Under offload without its experts.
 
     Raises:
         RemoteProtocolError: it is no such payload, or of another model.
@@ -57,8 +61,10 @@ def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dic
         name: [{} for _ in range(layers)] for name in ("dense", "moments", "experts", "expert_moments", "residuals")
     }
     for path, value in arrays.items():
-        if path != "slots":
-            group, layer, name = path.split("/", 2)
+        if path == "slots":
+            continue
+        group, layer, name = path.split("/", 2)
+        if not plan.offloads or group in {"dense", "moments"}:  # before version 9 of the control protocol all was there
             groups[group][int(layer)][name] = value.copy()  # views of the payload would keep all of it in memory
     fit = plan.training.fit
     state = ComposerState(

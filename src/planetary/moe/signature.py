@@ -45,7 +45,8 @@ class ComposerShape(msgspec.Struct, frozen=True):
         rank: of the surrogates; 0: none, experts that are not owned contribute nothing.
         batch_size: sequences of one composer's step.
         detach: stop the gradient at the surrogates' input (the report's choice).
-        train_experts: whether `gradients` returns the owned experts' gradients; not under offload.
+        train_experts: whether `gradients` returns the owned experts' gradients; not under offload, where the functions
+            take the weights that experts compute with (ternary ones are made from their masters elsewhere).
     """
 
     slots: int

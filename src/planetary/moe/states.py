@@ -24,7 +24,8 @@ class ComposerState(msgspec.Struct, frozen=True):
         slots: experts that it owns, i32 [layers, slots].
         dense: everything but the routed experts, by name.
         dense_moments: of its optimizer.
-        experts: per layer, weights [slots, ...] by name.
+        experts: per layer, weights [slots, ...] by name; under offload a composer on the fabric has those that they
+            compute with, and the trainer what they are trained as.
         expert_moments: per layer; under offload they live with the experts in the payload store, and
             a composer on the fabric has none; the trainer carries them along here.
         rows: per layer, what the owned experts saw lately.

@@ -30,7 +30,7 @@ from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_from
 from planetary.moe.plan import MixturePlan
 from planetary.moe.replicas import rule_of
 from planetary.moe.routing import RoutingAgreement, routing_agreement
-from planetary.moe.shard_payload import shard_from
+from planetary.moe.saved_composers import saved_composer
 from planetary.moe.sketch import decode
 from planetary.moe.states import SyncerState, TrainingState, merged_model
 
@@ -77,9 +77,9 @@ def expert_work(store: PayloadStore, wanted: WorkOf) -> memoryview:
     return work_bytes(store.get(wanted.experts), [store.get(name) for name in wanted.lease.work.payloads])
 
 
-def expert_weights(store: PayloadStore, experts: str) -> memoryview:
+def expert_weights(store: PayloadStore, experts: str, plan: MixturePlan) -> memoryview:
     """Return the experts in a payload as composers get them. Raises `PlanetaryError`."""
-    return weights_bytes(experts_from(store.get(experts)))
+    return weights_bytes(experts_from(store.get(experts)), plan.model)
 
 
 def judge_experts(
@@ -116,7 +116,7 @@ def judge_experts(
         accepted_some = any(verdict.accepted for verdict in verdicts)
         payload = store.put("experts", experts_bytes(after)) if accepted_some else wanted.before
         change = ""
-        if improved.deltas and accepted_some:
+        if improved.deltas and accepted_some and not plan.model.ternary:  # whole, ternary weights are smaller
             accepted = np.zeros(len(slots), bool)
             accepted[np.flatnonzero(slots != EMPTY)] = [verdict.accepted for verdict in verdicts]
             change = store.put(
@@ -181,11 +181,16 @@ def _judged_fit(
     return msgspec.structs.replace(improved, surrogates=new), fit.poor | doubts
 
 
-def assembled_model(store: PayloadStore, shards: tuple[str, ...], plan: MixturePlan) -> dict[str, np.ndarray]:
+def assembled_model(
+    store: PayloadStore, shards: Sequence[str], experts: Sequence[Sequence[str]], plan: MixturePlan
+) -> dict[str, np.ndarray]:
     """Return the ordinary model that the shards' saved states make, by the names of `models.latent_moe`.
+
+    `experts`: under offload, payloads of each shard's experts, by layer.
 
     Raises:
         PlanetaryError: a payload is missing, damaged or of another model.
     """
-    composers = tuple(shard_from(store.get(name), plan)[0] for name in shards)
+    held = experts or ((),) * len(shards)
+    composers = tuple(saved_composer(store, *named, plan) for named in zip(shards, held, strict=True))
     return merged_model(TrainingState(0, composers, None, SyncerState({}, {})), plan.model)

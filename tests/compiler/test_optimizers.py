@@ -24,6 +24,7 @@ from planetary.compiler.reference import run_reference
 from planetary.compiler.schedules import Schedule
 from planetary.compiler.step_options import StepOptions, schedule_of
 from planetary.core.errors import UserError
+from planetary.core.tensors import TensorSpec
 
 STEPS = 20
 RATE = 0.02
@@ -37,6 +38,23 @@ def model() -> Model:
 
 def _is_matrix(params: Any) -> Any:
     return jax.tree.map(lambda p: p.ndim >= 2, params)
+
+
+def _is_cube(spec: TensorSpec) -> bool:
+    return spec.name == "cube"
+
+
+def _with_cube_apart(alone: optax.GradientTransformation) -> optax.GradientTransformation:
+    """What takes each matrix of the stack `cube` as a parameter."""
+
+    def apart(tree: Any) -> Any:
+        return {n: {str(i): p[i] for i in range(len(p))} if n == "cube" else p for n, p in tree.items()}
+
+    def update(gradients: Any, state: Any, params: Any) -> Any:
+        steps, state = alone.update(apart(gradients), state, apart(params))
+        return {**steps, "cube": jax.numpy.stack([steps["cube"][str(i)] for i in range(len(steps["cube"]))])}, state
+
+    return optax.GradientTransformation(lambda params: alone.init(apart(params)), update)
 
 
 def _follow(run: Run, transform: optax.GradientTransformation, tolerance: float = 2e-4) -> Any:
@@ -116,6 +134,28 @@ def test_adafactor_by_name_clips_and_decays_like_the_others(model: Model) -> Non
     _follow(run, _around(optax.chain(parts, optax.scale(-1.0))))
 
 
+@pytest.mark.parametrize("min_size", [4, 128])
+def test_adafactor_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model, min_size: int) -> None:
+    """So that an expert's update is the same whichever experts it is computed beside."""
+    stacked = _is_cube
+    ours = optimizers.chain(
+        scale_by_factored_rms(min_size=min_size, stacked=stacked),
+        clip_each_by_rms(stacked=stacked),
+        optimizers.scale_by_learning_rate(schedules.constant(RATE)),
+        scale_by_parameter_rms(stacked=stacked),
+    )
+    run = Run(build_train_step(model, optimizer=ours), mlp_params())
+    _follow(run, _with_cube_apart(optax.adafactor(RATE, min_dim_size_to_factor=min_size)))
+    assert all(spec.shape[0] == 7 for spec in run.step.spec.opt_state if spec.name.endswith(".cube"))
+
+
+def test_adafactor_by_name_takes_stacks_that_are_named(model: Model) -> None:
+    options = _options(optimizer="adafactor", matrix_stacks=("cub*",))
+    run = Run(build_train_step(model, options), mlp_params())
+    parts = _with_cube_apart(optax.adafactor(1.0, min_dim_size_to_factor=128))
+    _follow(run, _around(optax.chain(parts, optax.scale(-1.0))))
+
+
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_muon_is_that_of_optax_for_matrices_and_adamw_for_the_rest(model: Model, nesterov: bool) -> None:
     run = Run(
@@ -139,24 +179,11 @@ def test_muon_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model) -
     run = Run(build_train_step(model, options), mlp_params())
     alone = optax.contrib.muon(RATE, beta=0.95, weight_decay=0.1, nesterov=True, consistent_rms=0.2)
 
-    def apart(cube: Any) -> dict[str, Any]:
-        return {str(i): cube[i] for i in range(len(cube))}
-
-    def init(params: Any) -> Any:
-        return alone.init({n: apart(p) if n == "cube" else p for n, p in params.items()})
-
-    def update(gradients: Any, state: Any, params: Any) -> Any:
-        trees = [{n: apart(p) if n == "cube" else p for n, p in tree.items()} for tree in (gradients, params)]
-        steps, state = alone.update(trees[0], state, trees[1])
-        whole = jax.numpy.stack([steps["cube"][str(i)] for i in range(len(steps["cube"]))])
-        return {**steps, "cube": whole}, state
-
     def label(params: Any) -> Any:
         return {name: "muon" if name in {"up", "down", "cube"} else "adam" for name in params}
 
     rest = optax.adamw(RATE, 0.9, 0.95, 1e-8, weight_decay=0.1, mask=_is_matrix)
-    matrices = optax.GradientTransformation(init, update)
-    _follow(run, optax.partition({"muon": matrices, "adam": rest}, label))
+    _follow(run, optax.partition({"muon": _with_cube_apart(alone), "adam": rest}, label))
     assert "muon.mean.cube" in [spec.name for spec in run.step.spec.opt_state]
 
 

@@ -1,8 +1,13 @@
 """Adafactor: second moments of a matrix kept as one row and one column (Shazeer & Stern 2018,
 arXiv:1804.04235, Algorithm 4).
+
+Each transform takes `stacked`, which says of which parameters [n, rows, columns] are n matrices by themselves, such as
+experts: they are factored, clipped and scaled one by one, as if each were a parameter.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from planetary.compiler import ir, ops
 from planetary.compiler.ir import Value
@@ -22,8 +27,15 @@ from planetary.core.tensors import TensorSpec
 TINY = 1e-30  # the paper's epsilon_1, added to squared gradients
 SMALLEST_PARAMETER = 1e-3  # the paper's epsilon_2
 
+Stacked = Callable[[TensorSpec], bool]
 
-def scale_by_factored_rms(decay_power: float = 0.8, min_size: int = 128) -> Transform:
+
+def no_stacks(_: TensorSpec) -> bool:
+    """Say of every parameter that it is one."""
+    return False
+
+
+def scale_by_factored_rms(decay_power: float = 0.8, min_size: int = 128, stacked: Stacked = no_stacks) -> Transform:
     """Return Adafactor's preconditioning: second moments decay by `1 - t ** -decay_power` at update t = 1, 2, ….
 
     They are factored over the two largest dimensions of a parameter where both have at least `min_size`
@@ -36,7 +48,7 @@ def scale_by_factored_rms(decay_power: float = 0.8, min_size: int = 128) -> Tran
         found = [TensorSpec("adafactor.count", "i32", ())]
         for param in params:
             dtype, shape = working_dtype(param.dtype), param.shape
-            pair = factored_dimensions(shape, min_size)
+            pair = factored_dimensions(shape, min_size, stacked=stacked(param))
             if pair is None:
                 found.append(TensorSpec(f"adafactor.square.{param.name}", dtype, shape))
             else:
@@ -52,9 +64,9 @@ def scale_by_factored_rms(decay_power: float = 0.8, min_size: int = 128) -> Tran
         rest = iter(held[1:])
         steps: list[Value] = []
         kept: list[Value] = [count]
-        for gradient in updates:
+        for gradient, spec in zip(updates, inputs.specs, strict=True):
             square = ops.shift(ops.square(gradient), TINY)
-            pair = factored_dimensions(ir.shape_of(gradient), min_size)
+            pair = factored_dimensions(spec.shape, min_size, stacked=stacked(spec))
             if pair is None:
                 moment = _mixed(next(rest), square, forget)
                 steps.append(ops.multiply(gradient, ops.rsqrt(moment)))
@@ -70,38 +82,56 @@ def scale_by_factored_rms(decay_power: float = 0.8, min_size: int = 128) -> Tran
     return Transform(state, update)
 
 
-def factored_dimensions(shape: tuple[int, ...], min_size: int) -> tuple[int, int] | None:
-    """Return the second largest and the largest dimension of a shape, or None where either is too small."""
-    if len(shape) < 2:
+def factored_dimensions(shape: tuple[int, ...], min_size: int, *, stacked: bool = False) -> tuple[int, int] | None:
+    """Return the second largest and the largest dimension of a shape, or of the matrices in a stack; None where either
+    is too small.
+    """
+    own = range(1 if stacked else 0, len(shape))
+    if len(own) < 2:
         return None
-    *_, second, first = sorted(range(len(shape)), key=lambda d: shape[d])
+    *_, second, first = sorted(own, key=lambda d: shape[d])
     return (second, first) if shape[second] >= min_size else None
 
 
-def clip_each_by_rms(limit: float = 1.0) -> Transform:
+def clip_each_by_rms(limit: float = 1.0, stacked: Stacked = no_stacks) -> Transform:
     """Return the transform that divides each update by `max(1, RMS(update) / limit)`, parameter by parameter."""
 
     def update(updates: Values, inputs: Inputs) -> list[Value]:
         found = []
-        for step in updates:
-            excess = ops.scale(root_mean_square(step), 1.0 / limit)
-            found.append(scaled(step, ops.reciprocal(ops.maximum(excess, ops.full_like(excess, 1.0)))))
+        for step, spec in zip(updates, inputs.specs, strict=True):
+            excess = ops.scale(_own_rms(step, stacked=stacked(spec)), 1.0 / limit)
+            found.append(_each_scaled(step, ops.reciprocal(ops.maximum(excess, ops.full_like(excess, 1.0)))))
         return found
 
     return stateless(update)
 
 
-def scale_by_parameter_rms(smallest: float = SMALLEST_PARAMETER) -> Transform:
+def scale_by_parameter_rms(smallest: float = SMALLEST_PARAMETER, stacked: Stacked = no_stacks) -> Transform:
     """Return the transform that multiplies each update by `max(smallest, RMS(parameter))`."""
 
     def update(updates: Values, inputs: Inputs) -> list[Value]:
         found = []
-        for step, param in zip(updates, inputs.params, strict=True):
-            size = root_mean_square(param)
-            found.append(scaled(step, ops.maximum(size, ops.full_like(size, smallest))))
+        for step, param, spec in zip(updates, inputs.params, inputs.specs, strict=True):
+            size = _own_rms(param, stacked=stacked(spec))
+            found.append(_each_scaled(step, ops.maximum(size, ops.full_like(size, smallest))))
         return found
 
     return stateless(update)
+
+
+def _own_rms(value: Value, *, stacked: bool) -> Value:
+    """Emit the root mean square of all elements, a scalar, or of each matrix of a stack [n, ...], of shape [n]."""
+    if not stacked:
+        return root_mean_square(value)
+    return ops.sqrt(mean(ops.square(value), range(1, len(ir.shape_of(value)))))
+
+
+def _each_scaled(value: Value, factor: Value) -> Value:
+    """Emit a value times a scalar, or each matrix of a stack [n, ...] times its own of a `factor` of shape [n]."""
+    if not ir.shape_of(factor):
+        return scaled(value, factor)
+    factor = ops.convert(factor, ir.element_of(value))
+    return ops.multiply(value, ops.broadcast_in_dim(factor, ir.shape_of(value), [0]))
 
 
 def _preconditioned(gradient: Value, row: Value, column: Value, second: int, first: int) -> Value:

@@ -54,14 +54,21 @@ def _preconditioner(options: StepOptions) -> Transform:
         return add_momentum(options.momentum, options.nesterov)
     if options.optimizer == "lion":
         return scale_by_lion(options.beta1, options.beta2)
+
+    def stacked(spec: TensorSpec) -> bool:
+        return len(spec.shape) == 3 and optimizers.matches(spec.name, options.matrix_stacks)
+
     if options.optimizer == "adafactor":
-        return optimizers.chain(scale_by_factored_rms(), clip_each_by_rms(), scale_by_parameter_rms())
+        return optimizers.chain(
+            scale_by_factored_rms(stacked=stacked),
+            clip_each_by_rms(stacked=stacked),
+            scale_by_parameter_rms(stacked=stacked),
+        )
     if options.optimizer == "muon":
 
         def choose(spec: TensorSpec) -> str:
-            stack = len(spec.shape) == 3 and optimizers.matches(spec.name, options.matrix_stacks)
             matrix = len(spec.shape) == 2 and not optimizers.matches(spec.name, options.adam_for)
-            return "muon" if stack or matrix else "adam"
+            return "muon" if stacked(spec) or matrix else "adam"
 
         muon = scale_by_muon(options.momentum, options.nesterov, options.epsilon)
         return optimizers.partition(choose, {"muon": muon, "adam": adam})

@@ -92,9 +92,9 @@ class OptimizerConfig(msgspec.Struct, frozen=True):
     epsilon: Positive = 1e-8
     momentum: Decay = 0.95  # "sgd" and "muon"
     nesterov: bool = True  # "sgd" and "muon"
-    # "muon": name patterns of matrices that AdamW updates, and of stacks of matrices [n, rows, columns]
+    # "muon": name patterns of matrices that AdamW updates
     adam_for: tuple[str, ...] = ("*embed*", "*wte*", "*head*", "*router*")
-    matrix_stacks: tuple[str, ...] = ("*experts*",)
+    matrix_stacks: tuple[str, ...] = ("*experts*",)  # "muon" and "adafactor": of [n, rows, columns], n by themselves
     weight_decay: NotNegative = 0.1  # decoupled, times the learning rate
     decay_min_rank: Index = 2  # parameters of fewer dimensions do not decay
     no_decay: tuple[str, ...] = ()  # nor do those whose name matches one of these patterns

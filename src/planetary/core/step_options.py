@@ -25,9 +25,9 @@ class StepOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epsilon: float = 1e-8
     momentum: float = 0.95  # "sgd" and "muon"
     nesterov: bool = True  # "sgd" and "muon"
-    # "muon": name patterns of matrices that AdamW updates, and of stacks of matrices [n, rows, columns]
+    # "muon": name patterns of matrices that AdamW updates
     adam_for: tuple[str, ...] = ("*embed*", "*wte*", "*head*", "*router*")
-    matrix_stacks: tuple[str, ...] = ("*experts*",)
+    matrix_stacks: tuple[str, ...] = ("*experts*",)  # "muon" and "adafactor": of [n, rows, columns], n by themselves
     weight_decay: float = 0.1
     decay_min_rank: int = 2  # parameters of fewer dimensions do not decay
     no_decay: tuple[str, ...] = ()  # nor do those whose name matches one of these patterns

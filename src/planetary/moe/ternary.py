@@ -1,8 +1,8 @@
 """Ternary expert weights (BitNet b1.58: Ma et al. 2024, arXiv:2402.17764).
 
 A matrix W becomes γ · clip(round(W / γ), −1, 1) with γ = mean |W|. Training keeps the float master and passes the
-gradient straight through (`models/latent_experts.py`): whoever trains experts, saved states and checkpoints have masters.
-What a composer gets of experts that are improved elsewhere, and an exported model, have two bits a weight
+gradient straight through (`models/latent_experts.py`): whoever trains experts, saved states and checkpoints have
+masters. What a composer gets of experts that are improved elsewhere, and an exported model, have two bits a weight
 (`moe/expert_payloads.py`, `moe/merged_export.py`, `artifacts/ternary_matrices.py`).
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from moe_support import train
+from moe_support import BASE, train
 from msgspec.structs import replace
 
 from planetary.cli.main import main
@@ -18,8 +18,11 @@ from planetary.moe import cost
 from planetary.moe.cost import REPORT_20B, REPORT_176B, MoeShape
 from planetary.moe.cost_shapes import configured, named_shape, shape_of, tier_parameters
 from planetary.moe.cost_table import Workload, operations, table
+from planetary.moe.expert_payloads import experts_bytes, weights_bytes
+from planetary.moe.expert_work import HeldExperts
 from planetary.moe.sketch import Precision, encode, sketch_from_gates
 from planetary.moe.tiers import Cadence, Tier
+from planetary.moe.trainer import MoeTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -105,6 +108,20 @@ def test_sketches_are_as_large_as_the_cost_model_says(precision: Precision, late
     gates = np.tile(np.array([0.5, 0.5, 0, 0, 0, 0, 0, 0], np.float32), (5, 1))
     made = encode(sketch_from_gates((0, 0, 0), rows, rows, gates, 2), precision, 8)
     assert cost.sketch_bytes(shape, 5, precision=precision)[1] == made.nbytes
+
+
+@pytest.mark.parametrize("ternary", [False, True])
+def test_experts_on_their_way_are_as_large_as_the_cost_model_says(ternary: bool) -> None:
+    config = replace(TINY, n_latent=32, n_hidden=128, ternary=ternary)
+    shape = shape_of("x", config, rank=0)
+    trainer = MoeTrainer(config, replace(BASE, rank=0), optimise=False)
+    sent, given = 0, 0
+    for composer in trainer.initial().composers:
+        for weights, moments in zip(composer.experts, composer.expert_moments, strict=True):
+            held = HeldExperts(weights, moments)
+            sent, given = sent + len(weights_bytes(held, config)), given + len(experts_bytes(held))
+    assert cost.updated_weights_bytes(shape) == pytest.approx(sent, rel=0.05, abs=1500)  # names and shapes
+    assert cost.worker_traffic_bytes(shape) / 2 == pytest.approx(given, rel=0.05)
 
 
 def test_totals_from_the_shape_differ_from_the_reports_rounded_ones() -> None:
@@ -217,6 +234,10 @@ def test_the_rows_of_a_small_shape_by_hand() -> None:
     assert found["backbone tier per step at the syncer, H = 8"] == "3.7 kB"
     assert found["all tiers per step at the syncer"] == "5.2 kB"
     assert found["all tiers per composer and step"] == "2.6 kB"
+    assert found["an update of all experts, to workers and back"] == "18.4 kB"  # 768 weights and two moments, twice
+    assert found["and then to composers"] == "3.1 kB"
+    packed = cells(replace(shape, ternary=True), 2, Workload(batch=4, length=8))
+    assert packed["and then to composers, ternary"] == "0.2 kB"  # and eight scales
     assert found["surrogate deltas of rank 1 per step, refresh every 3"] == "0.0 kB"
     wide = replace(
         shape, layers=1000, active_params=1e9

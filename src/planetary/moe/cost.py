@@ -31,6 +31,7 @@ class MoeShape(msgspec.Struct, frozen=True):
         router_params, latent_params, backbone_params: of the tiers, for their traffic; all 0: unknown.
         matrices: of an expert: 2 of relu², 3 of SwiGLU. A surrogate has 2.
         detach: whether the gradient stops at the surrogates' input.
+        ternary: whether experts compute with ternary weights.
     """
 
     name: str
@@ -47,6 +48,7 @@ class MoeShape(msgspec.Struct, frozen=True):
     backbone_params: float = 0.0
     matrices: int = 2
     detach: bool = True
+    ternary: bool = False
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the shape is no mixture."""
@@ -208,6 +210,21 @@ def worker_state_bytes(shape: MoeShape) -> int:
     return ADAM_BYTES * one_expert_params(shape)
 
 
+def worker_traffic_bytes(shape: MoeShape) -> float:
+    """What every expert's update moves once, to expert workers and back: weights and AdamW's two moments in float32.
+
+    A lossy `update_form` makes a third of the way back smaller: moments travel exactly.
+    """
+    return 2 * 3 * 4 * all_expert_params(shape)
+
+
+def updated_weights_bytes(shape: MoeShape) -> float:
+    """What composers then get: weights in float32, or ternary ones in two bits and a scale a matrix."""
+    params = all_expert_params(shape)
+    matrices = params / (shape.latent * shape.hidden)
+    return params / 4 + 4 * matrices if shape.ternary else 4 * params
+
+
 def sketch_bytes(shape: MoeShape, tokens: int, *, precision: Precision = "4bit") -> tuple[int, int]:
     """Activation sketches of one composer and step, at token level; the report does not tabulate them (4.10).
 
@@ -243,6 +260,6 @@ def copies_bytes(shape: MoeShape, replicas: int, *, width: int = 4) -> float:
 # The report prints 1.95B and 8.65B active parameters; its tables follow from 1.955e9 and 8.645e9, and from expert
 # totals rounded to 19.3e9 and 171.9e9 (the shapes give 19.33e9 and 171.80e9). The test of every cell needs these.
 # Their tiers' sizes, which the report does not print, are in `cost_shapes.py`.
-REPORT_20B = MoeShape("20B", 16, 256, 16, 768, 3072, 64, 1.955e9, 19.3e9)
-REPORT_176B = MoeShape("176B", 32, 640, 16, 1024, 4096, 48, 8.645e9, 171.9e9)
+REPORT_20B = MoeShape("20B", 16, 256, 16, 768, 3072, 64, 1.955e9, 19.3e9, ternary=True)
+REPORT_176B = MoeShape("176B", 32, 640, 16, 1024, 4096, 48, 8.645e9, 171.9e9, ternary=True)
 SHAPES = {"20b": REPORT_20B, "176b": REPORT_176B}

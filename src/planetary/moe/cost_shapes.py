@@ -41,6 +41,7 @@ def shape_of(name: str, config: LatentMoeConfig, *, rank: int, detach: bool = Tr
         backbone_params=tiers[Tier.BACKBONE],
         matrices=len(expert),
         detach=detach,
+        ternary=config.ternary,
     )
 
 

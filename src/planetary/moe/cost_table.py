@@ -176,6 +176,11 @@ def _traffic(shape: MoeShape, work: Workload, row: _Row) -> list[Row]:
                 ),
             )
         )
+        wave = {
+            "an update of all experts, to workers and back": cost.worker_traffic_bytes(shape),
+            "and then to composers" + (", ternary" if shape.ternary else ""): cost.updated_weights_bytes(shape),
+        }
+        rows += [row(label, lambda _, size=size: gigabytes(size)) for label, size in wave.items()]
     else:
         copies = cost.copies_bytes(shape, work.replicas)
         rows.append(row("merge of all copies at the syncer", lambda _: gigabytes(copies)))

@@ -14,6 +14,7 @@ from planetary.moe.expert_payloads import improved_bytes, improved_from
 from planetary.moe.expert_work import HeldExperts, Improved
 from planetary.moe.plan import MixturePlan
 from planetary.moe.records import MixtureRecord, replay
+from planetary.moe.sketch_window import FORGET_STEPS
 from planetary.moe.states import ComposerState, TrainingState
 from planetary.moe.trainer import MoeTrainer
 from planetary.moe.version_streams import expert_streams
@@ -63,6 +64,47 @@ def check_steps(cluster: MixtureCluster) -> None:
     taken = sum(shard.step for shard in cluster.controller.state.shards)
     steps = [shard.step for shard in cluster.controller.state.shards]
     assert plan.most_steps <= taken <= plan.most_steps + 4 * plan.training.composers, (plan.most_steps, steps)
+
+
+def unanswered(cluster: MixtureCluster, worker: Worker, layer: int) -> set[int]:
+    """Steps of a composer's sketches of a layer that are on their way, or whose work nobody has done or given up.
+
+    Those that its predecessors left are among them; what is so old that it is forgotten is not.
+    """
+    machine = worker.driver.machine
+    found = {work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (machine.shard, layer)}
+    found |= {offer.step for offer in worker.up.messages(m.OfferSketches) if offer.layer == layer}
+    return {step for step in found if step > machine.done - FORGET_STEPS}
+
+
+def check_answers(cluster: MixtureCluster) -> None:
+    """The gateway says of all sketches that wait for work that they have no answer, and of no others."""
+    for shard, layer in cluster.controller.state.experts if cluster.finished is None else ():
+        waiting = sorted(work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (shard, layer))
+        assert cluster.controller.offload._waiting.said(0, shard, layer)[1] == tuple(waiting)
+
+
+def check_window(cluster: MixtureCluster) -> None:
+    """No composer has more sketches of a layer out than the window, and it is told of all answers."""
+    plan = cluster.plan
+    if not plan.offloads or plan.pace == "lockstep":
+        return
+    check_answers(cluster)
+    for worker in cluster.workers.values():
+        one = cluster.controller.composing.get(worker.session)
+        if one is not None and (one.shard, one.epoch) == (worker.driver.machine.shard, worker.driver.machine.epoch):
+            for layer in range(plan.model.n_layer):
+                out = unanswered(cluster, worker, layer)
+                assert len(out) <= max(1, plan.window), (worker.name, layer, out)
+
+
+def stale(cluster: MixtureCluster) -> int:
+    """How many experts' updates and sketches came too late, over the whole run."""
+    rounds = cluster.controller.rounds
+    counts = [rounds.updates, rounds.refused_sketches]
+    for line in cluster.metrics:
+        counts += [line.mixture.updates, line.mixture.refused_sketches] if line.mixture else []
+    return sum(count.get("stale", 0) for count in counts)
 
 
 def spoil(one: Worker, change: Callable[[Improved], Improved]) -> None:

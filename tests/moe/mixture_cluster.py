@@ -27,7 +27,6 @@ from planetary.fabric.sending_order import Order, order_of
 from planetary.fabric.status import RoundMetrics
 from planetary.moe.composer_data import tokens_payload
 from planetary.moe.composer_driver import ComposerDriver
-from planetary.moe.composer_machine import FORGET_STEPS
 from planetary.moe.execution import composer_runner, expert_runner
 from planetary.moe.mixture_controller import MixtureController
 from planetary.moe.mixture_events import (
@@ -55,6 +54,7 @@ from planetary.moe.plan import MixturePlan
 from planetary.moe.records import MixtureRecord, MixtureState, replay
 from planetary.moe.shard_payload import model_bytes
 from planetary.moe.signature import ComposerShape, Program
+from planetary.moe.sketch_window import FORGET_STEPS
 from planetary.moe.syncer_messages import SyncPolicy
 from planetary.moe.syncer_work import (
     assembled_model,
@@ -123,8 +123,11 @@ class Line:
     def put(self, message: m.Message, payload: Packed | Source | None) -> None:
         self._queues[order_of(message)].append((message, payload))
 
+    def messages(self, kind: type[m.Message]) -> list[Any]:
+        return [message for queue in self._queues.values() for message, _ in queue if isinstance(message, kind)]
+
     def waiting(self, kind: type[m.Message]) -> int:
-        return sum(isinstance(message, kind) for queue in self._queues.values() for message, _ in queue)
+        return len(self.messages(kind))
 
     def clear(self) -> None:
         for queue in self._queues.values():
@@ -211,7 +214,7 @@ class MixtureCluster:
 
     def _begin(self, state: MixtureState, records: list[Record], late: Sequence[RoundMetrics] = ()) -> None:
         self.journal += [msgspec.json.encode(record) for record in records]
-        self.controller = MixtureController(self.policy, state, self.now, late)
+        self.controller = MixtureController(self.policy, state, self.now, late, self.queue.begin())
 
     # --- what a test does -------------------------------------------------------------------------------------
 
@@ -352,9 +355,8 @@ class MixtureCluster:
             case CollectPayloads():
                 self._collect(instruction.keep)
             case QueueWork():
-                if not self.queue.offer([instruction.work]) and self.queue.is_over(instruction.work):
-                    self.events.append(WorkOver(instruction.work, failed=False))
-                self.queue.forget_before(instruction.work.progress - FORGET_STEPS)
+                over = self.queue.add(instruction.work, keep=FORGET_STEPS)
+                self.events += [WorkOver(work, failed=False) for work in over]
             case LeaseWork():
                 found = self.queue.lease(instruction.worker, now=self.now, lease_s=50, busy=instruction.busy)
                 self.events.append(WorkLeased(instruction.session, found[0] if found else None))

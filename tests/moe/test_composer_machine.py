@@ -9,7 +9,8 @@ import pytest
 from mixture_cluster import make_plan
 from msgspec.structs import replace
 
-from planetary.moe.composer_machine import FORGET_STEPS, Adopt, ComposerMachine, Fit, Keep, Publish, Step, View
+from planetary.moe.composer_machine import Adopt, ComposerMachine, Fit, Keep, Publish, Step, View
+from planetary.moe.sketch_window import FORGET_STEPS
 from planetary.moe.tiers import Tier
 
 ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0)
@@ -206,18 +207,48 @@ def test_a_composer_whose_experts_are_improved_elsewhere_waits_for_the_first_of_
 def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> None:
     made = machine(tmp_path, sketches="owner")
     assert made.plan.window == 2
+    assert not made.may_offer(0)  # the experts have not come
+    assert made.improved(0, 0, -1)
+    made.answered(0, -1, ())
     for _ in range(2):
         assert made.may_offer(0)
         made.offered(0)
+        assert take(made, 1) == [Step()] or made.done == 2
     assert not made.may_offer(0)
-    assert take(made, 1) == [Step()]
+    assert not made.improved(0, 0, -1)  # sent for another reason
+    made.answered(0, 1, (0, 1))
+    assert not made.may_offer(0)
     assert made.improved(0, 1, 0)
+    made.answered(0, 1, (1,))
     assert made.may_offer(0)
+    made.offered(0)
     assert not made.improved(0, 1, 1)  # a refused update: the version that is here
-    for _ in range(2):
-        made.offered(0)
+    made.answered(0, 1, ())  # the sketch of step 2 is on its way
+    assert made.may_offer(0)
+    take(made, 1)
+    made.offered(0)
     assert not made.may_offer(0)
-    take(made, FORGET_STEPS - 1)
+    take(made, FORGET_STEPS - 2)
     assert not made.may_offer(0)
     take(made, 1)
-    assert made.may_offer(0)  # whatever became of those
+    assert made.may_offer(0)  # whatever became of the first of those
+
+
+@pytest.mark.parametrize("pace", ["free", "lockstep"])
+def test_after_a_lost_connection_sketches_wait_for_the_gateways_word_but_in_lock_step(
+    tmp_path: Path, pace: str
+) -> None:
+    made = machine(tmp_path, sketches="owner", pace=pace)
+    made.answered(0, -1, ())
+    made.disconnected()
+    assert not made.may_offer(0)
+    made.owns(0, 2, 0, None)
+    assert made.may_offer(0) == (pace == "lockstep")
+    made.answered(0, -1, (5,))
+    assert made.may_offer(0)
+    made.offered(0)
+    assert made.may_offer(0) == (pace == "lockstep")
+    made.owns(0, 2, 0, None)  # its state is wanted again, on the same connection
+    assert made.may_offer(0) == (pace == "lockstep")
+    made.answered(0, 0, ())
+    assert made.may_offer(0)

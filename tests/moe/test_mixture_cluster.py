@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mixture_checks import check_equal, check_steps, check_streams, composing, of_kind, trained
+from mixture_checks import check_equal, check_steps, check_streams, check_window, composing, of_kind, stale, trained
 from mixture_cluster import MixtureCluster, make_plan
 from moe_support import TINY, model_of
 from msgspec.structs import replace
@@ -499,6 +499,7 @@ def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same
     lost = 0
     while cluster.finished is None:
         cluster.turn()
+        check_window(cluster)
         if rng.random() < 0.15 and lost < 12:
             lost += 1
             what, name = rng.choice(["kill", "cut", "gateway"]), rng.choice(sorted(cluster.workers))
@@ -509,9 +510,11 @@ def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same
             cluster.cut(worker) if what == "cut" else cluster.kill(worker)
             for _ in range(rng.randrange(6)):
                 cluster.turn()
+                check_window(cluster)
             cluster.connect(worker) if what == "cut" else start(name)
         assert cluster.now < 2000
     assert cluster.finished.ok
+    assert stale(cluster) == 0
     check_streams(cluster, all_moved=share == 1)  # the others may have taken all steps before a slow one had begun
     assert all(np.isfinite(line.loss) for line in cluster.metrics)
     assert sorted(line.round for line in cluster.metrics) == list(range(1, cluster.policy.rounds + 1))

@@ -133,12 +133,47 @@ def test_a_queue_of_an_older_format_is_begun_anew(tmp_path: Path) -> None:
 
 
 def test_old_work_is_forgotten_in_whatever_state(queue: WorkQueue) -> None:
-    for step in range(4):
+    for step in range(6):
         queue.offer(some(1, step))
+    assert queue.finish(one(queue, "w", 0), "update")
+    assert queue.give_up(one(queue, "w", 0), again=False)
     lease = one(queue, "w", 0)
-    assert queue.forget_before(2) == 2
+    gone = queue.forget(Work(1, 1, 10, ("x",), 6, 0), 2)  # older than 4 by the run's count
+    assert [work.step for work in gone] == [2, 3]  # whoever has the rest knows what became of it
     assert not queue.finish(lease, "for nobody")
     assert queue.counts(0) == QueueCounts(ready=2)
+
+
+def test_work_is_forgotten_as_well_when_its_owner_has_taken_as_many_steps(queue: WorkQueue) -> None:
+    queue.offer([Work(layer, owner, step, ("x",), 7, 0) for step in (0, 3) for owner in (0, 1) for layer in (0, 1)])
+    assert queue.add(Work(0, 1, 5, ("y",), 7, 0), keep=5) == [Work(0, 1, 0, ("x",), 7, 0)]
+    assert queue.counts(0) == QueueCounts(ready=8)
+    assert queue.add(Work(0, 1, 2, ("z",), 7, 0), keep=5) == []  # a composer that went back
+    assert queue.counts(0) == QueueCounts(ready=9)
+
+
+def test_adding_work_that_was_done_says_that_it_is_over(queue: WorkQueue) -> None:
+    (work,) = some(1)
+    assert queue.add(work, keep=5) == []
+    lease = one(queue, "w", 0)
+    assert queue.add(work, keep=5) == []
+    queue.finish(lease, "update")
+    assert queue.add(work, keep=5) == [work]
+
+
+def test_a_new_life_takes_all_leases_back_and_knows_what_waits(tmp_path: Path) -> None:
+    with WorkQueue(tmp_path / "q", attempts=1) as first:
+        first.offer(some(4))
+        first.finish(one(first, "w", 0), "update")
+        first.give_up(one(first, "w", 0))
+        lease = one(first, "w", 0)
+    with WorkQueue(tmp_path / "q", attempts=1) as second:
+        assert second.begin() == some(4)[2:]
+        assert not second.finish(lease, "for nobody")
+        again = one(second, "v", 1)
+        assert again.work == lease.work
+        assert again.number > lease.number
+        assert second.waiting() == some(4)[2:]
 
 
 def test_what_was_committed_is_there_after_the_process_is_gone(tmp_path: Path) -> None:

@@ -275,6 +275,7 @@ class ComposerDriver:
     def _use_experts(self, message: m.UseExperts, payload: Packed) -> None:
         if self.state is None or message.shard != self.machine.shard:
             return
+        self.machine.answered(message.layer, message.arrived, message.waiting)
         held = self.machine.expert_versions[message.layer]
         if not self.machine.improved(message.layer, message.version, message.step):
             return

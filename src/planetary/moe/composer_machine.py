@@ -13,13 +13,11 @@ import msgspec
 
 from planetary.moe.plan import MixturePlan
 from planetary.moe.replicas import held_shards
+from planetary.moe.sketch_window import SketchWindow
 from planetary.moe.tiers import Tier
 from planetary.moe.uploads import STATE, SURROGATES, Upload, fragment_upload, sketch_upload
 
 Key = tuple[Tier, int]
-
-FORGET_STEPS = 20
-"""Work on sketches that are older is not worth doing (12.10)."""
 
 
 class Held(msgspec.Struct):
@@ -99,8 +97,7 @@ class ComposerMachine:
         self.connected = False
         layers = plan.model.n_layer if plan.offloads else 0
         self.expert_versions, self.expert_steps = [-1] * layers, [-1] * layers  # of the experts; -1: none are here
-        self._offered = [0] * layers  # sketches that expert workers have not answered yet
-        self._offered_at = [0] * layers  # step after which the last one was sent
+        self._sketches = SketchWindow(layers, max(1, plan.window))
         self._merged: dict[Key, tuple[int, bool]] = {}  # arrived and not adopted: version, whether mine is in it
         self._fit_at = self._kept_at = 0
         self._looked_at = -1  # the step whose publications, fit and saving have been decided
@@ -173,6 +170,7 @@ class ComposerMachine:
             self._round = self._round_of_run
             self.expert_versions = [-1] * len(self.expert_versions)  # the gateway sends the newest
             self.expert_steps = [step - 1] * len(self.expert_steps)
+            self._sketches.forget()
 
     def stands_by(self) -> None:
         """Compose nothing."""
@@ -182,7 +180,7 @@ class ComposerMachine:
         """The connection was lost; what was under way on it may never have arrived."""
         self._uploads.clear()
         self.connected = self._asked_for_tokens = False
-        self._offered = [0] * len(self._offered)
+        self._sketches.forget()
         for held in self.held.values():
             held.again = held.published is not None
 
@@ -226,23 +224,21 @@ class ComposerMachine:
         self._uploads[what] = max(0, self._uploads[what] - 1)
 
     def may_offer(self, layer: int) -> bool:
-        """Whether to make a sketch of a layer in the step under way: not while too many were not used yet."""
+        """Whether to make a sketch of a layer in the step under way: not while too many are not answered."""
         if not self.connected or self._is_sending(sketch_upload(layer)):
             return False
-        if self.plan.pace == "lockstep" or self.done - self._offered_at[layer] >= FORGET_STEPS:
-            return True  # what has had no answer for so long is forgotten by the gateway, too
-        return self._offered[layer] < max(1, self.plan.window)
+        return self.plan.pace == "lockstep" or self._sketches.may_offer(layer, self.done)
 
     def offered(self, layer: int) -> None:
-        """A sketch of a layer was sent."""
-        if self.done - self._offered_at[layer] >= FORGET_STEPS:
-            self._offered[layer] = 0
-        self._offered[layer] += 1
-        self._offered_at[layer] = self.done
+        """The sketch of a layer in the step under way is sent."""
+        self._sketches.offered(layer, self.done)
+
+    def answered(self, layer: int, arrived: int, waiting: Sequence[int]) -> None:
+        """The gateway has said which sketches of a layer it has and has not answered: see `SketchWindow.told`."""
+        self._sketches.told(layer, arrived, waiting)
 
     def improved(self, layer: int, version: int, step: int) -> bool:
         """Experts of a layer have arrived; return whether they are others than those that are here."""
-        self._offered[layer] = max(0, self._offered[layer] - 1)
         self.expert_steps[layer] = max(step, self.expert_steps[layer])
         # An older version, too, is what counts: the gateway may have lost its newest records with its machine.
         other = version != self.expert_versions[layer]

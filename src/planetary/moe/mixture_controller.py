@@ -46,6 +46,7 @@ from planetary.moe.syncer_messages import (
 )
 from planetary.moe.syncer_messages import Tick as SyncTick
 from planetary.moe.tiers import Tier
+from planetary.moe.work_queue import Work
 from planetary.wire import messages as m
 
 COLLECT_EVERY_S = 30.0
@@ -58,15 +59,20 @@ class MixtureController:
     """See the module. Times are monotonic seconds."""
 
     def __init__(
-        self, policy: MixturePolicy, state: MixtureState, now: float, late: Sequence[RoundMetrics] = ()
+        self,
+        policy: MixturePolicy,
+        state: MixtureState,
+        now: float,
+        late: Sequence[RoundMetrics] = (),
+        waiting: Sequence[Work] = (),
     ) -> None:
-        """Go on from `state`; `late`: see `Rounds`."""
+        """Go on from `state`; `late`: see `Rounds`; `waiting`: see `Offload`."""
         self.policy, self.state = policy, state
         self.desk = MixtureDesk(policy, state)
         self.membership = Membership(self.desk, now)
         self.composing: dict[int, Composing] = {}  # by session
         self.rounds = Rounds(self.desk, self.composing, late)
-        self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches)
+        self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches, waiting)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions
         self.stalls = Stalls(self.desk, now)
@@ -213,6 +219,8 @@ class MixtureController:
                 self.syncing.send_fragment(worker.session, Tier(message.tier), message.fragment)  # it may try again
             elif isinstance(message, m.PublishSurrogates):
                 self.syncing.unusable_surrogates(composing)
+            elif isinstance(message, m.OfferSketches):
+                self.offload.unusable(worker.session, message)
             elif isinstance(message, m.KeepShard) and message.progress >= self.policy.plan.steps:
                 # No later state will come: it has to save this one again.
                 known = {"shard": message.shard, "epoch": message.epoch, "step": message.step}
@@ -236,8 +244,9 @@ class MixtureController:
                 self.syncing.published(worker.worker, message, event.payload, now)
             case m.OfferSketches():
                 self.rounds.sketched(message.shard, event.payload_bytes)
-                if self.policy.plan.offloads and not self.offload.offered(message, event.payload):
-                    self.offload.send_experts(worker.session, message.shard, message.layer)
+                plan, session = self.policy.plan, worker.session
+                if plan.offloads and not self.offload.offered(session, message, event.payload):
+                    self.offload.send_experts(session, message.shard, message.layer)
             case m.PublishSurrogates():
                 self.syncing.refreshed(message, event.payload)
             case m.KeepShard():
@@ -301,9 +310,8 @@ class MixtureController:
         if event.failed and self.policy.plan.pace == "lockstep":
             what = f"the experts of shard {work.owner} layer {work.layer} after step {work.step + 1}"
             self._end("peer", f"nobody could improve {what}, as often as it was tried; in lock step all wait for them")
-        elif event.failed:
-            self.offload.failed(work)
-        self._send_experts(work.owner, work.layer)
+        if self.offload.over(event):
+            self._send_experts(work.owner, work.layer)
 
     def _judged(self, event: ExpertsJudged, now: float) -> None:
         judged = self.offload.judged(event)

@@ -154,7 +154,10 @@ class WorkLeased(Event, frozen=True):
 
 
 class WorkOver(Event, frozen=True):
-    """Work that nobody improves experts with any more; `failed`: nor ever did, as often as it was tried."""
+    """Work that nobody improves experts with any more: it was done before, or is too old.
+
+    `failed`: nor ever did, as often as it was tried.
+    """
 
     work: Work
     failed: bool

@@ -29,7 +29,6 @@ from planetary.fabric.shell import Shell
 from planetary.fabric.status import RunStatus
 from planetary.moe.compiling import compile_mixture_apart
 from planetary.moe.composer_data import tokens_payload
-from planetary.moe.composer_machine import FORGET_STEPS
 from planetary.moe.mixture_controller import MixtureController
 from planetary.moe.mixture_events import (
     AssembleModel,
@@ -55,6 +54,7 @@ from planetary.moe.mixture_status import mixture_status
 from planetary.moe.payload_checks import KINDS, PayloadChecks
 from planetary.moe.records import mixture_news
 from planetary.moe.shard_payload import model_bytes
+from planetary.moe.sketch_window import FORGET_STEPS
 from planetary.moe.syncer_work import (
     assembled_model,
     expert_weights,
@@ -63,7 +63,7 @@ from planetary.moe.syncer_work import (
     make_fragment,
     routing_of,
 )
-from planetary.moe.work_queue import Lease, WorkQueue
+from planetary.moe.work_queue import Lease, Work, WorkQueue
 from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck
 from planetary.wire import messages as m
@@ -140,7 +140,8 @@ class MixtureGateway(RunHost):
         self.metrics = start.metrics
         for record in start.records:
             self._append(record)
-        self.controller = MixtureController(start.policy, start.state, self._clock.monotonic(), start.late)
+        waiting = await asyncio.to_thread(self._begin_queue) if prepared.plan.offloads else []
+        self.controller = MixtureController(start.policy, start.state, self._clock.monotonic(), start.late, waiting)
         self._shell = Shell(self.controller, self._carry_out, self._clock)
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))
@@ -274,6 +275,10 @@ class MixtureGateway(RunHost):
         folder = self.options.folder / CHECKPOINTS
         return write_checkpoint(folder, Checkpoint(info, model, nothing), keep=self.config.checkpoint.keep).name
 
+    def _begin_queue(self) -> list[Work]:
+        self._queue = WorkQueue(self.options.folder / QUEUE)
+        return self._queue.begin()
+
     async def _use_queue(self, instruction: QueueWork | LeaseWork | EndWork) -> None:
         assert self._shell is not None
         # One after the other, in the order of the instructions: an asyncio lock is fair.
@@ -289,14 +294,11 @@ class MixtureGateway(RunHost):
             self._shell.post(WorkLeased(instruction.session, lease))
 
     def _queue_call(self, instruction: QueueWork | LeaseWork | EndWork) -> tuple[Lease | None, list[WorkOver]]:
-        if self._queue is None:
-            self._queue = WorkQueue(self.options.folder / QUEUE)
+        assert self._queue is not None
         lease, over = None, []
         match instruction:
             case QueueWork(work=work):
-                if not self._queue.offer([work]) and self._queue.is_over(work):
-                    over.append(WorkOver(work, failed=False))
-                self._queue.forget_before(work.progress - FORGET_STEPS)
+                over += [WorkOver(one, failed=False) for one in self._queue.add(work, keep=FORGET_STEPS)]
             case EndWork(result=""):
                 self._queue.give_up(instruction.lease, again=instruction.again)
             case EndWork():

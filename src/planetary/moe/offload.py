@@ -34,9 +34,11 @@ from planetary.moe.mixture_events import (
     WeightsOf,
     WorkLeased,
     WorkOf,
+    WorkOver,
 )
 from planetary.moe.patience import Task
 from planetary.moe.records import ExpertsAdvanced, SyncNote
+from planetary.moe.sketch_window import WaitingSketches
 from planetary.moe.work_queue import Lease, Work
 from planetary.wire import messages as m
 
@@ -77,13 +79,20 @@ class Judged(msgspec.Struct, frozen=True):
 class Offload:
     """See the module."""
 
-    def __init__(self, desk: MixtureDesk, updates: dict[str, int], refused_sketches: dict[str, int]) -> None:
+    def __init__(
+        self,
+        desk: MixtureDesk,
+        updates: dict[str, int],
+        refused_sketches: dict[str, int],
+        waiting: Sequence[Work],
+    ) -> None:
         """Nobody works yet; the queue may hold work of an earlier life.
 
         Args:
             desk: of the mixture.
             updates: counts experts, by what became of their updates.
             refused_sketches: counts sketches that were not used, by reason.
+            waiting: what is in the queue to be done.
         """
         self._desk = desk
         self._updates = updates
@@ -101,14 +110,23 @@ class Offload:
         ] = {}  # lock step: by step and layer, then shard
         self._newest: dict[int, dict[int, tuple[int, str]]] = {}  # by layer and shard: progress and payload
         self._sent: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the version that is there
+        self._waiting = WaitingSketches((work.owner, work.layer, work.step) for work in waiting)
 
-    def offered(self, message: m.OfferSketches, payload: str) -> bool:
+    def unusable(self, session: int, message: m.OfferSketches) -> None:
+        """What a composer has sent is no sketch; it is answered all the same."""
+        if (message.shard, message.layer) in self._desk.state.experts:
+            self._waiting.arrived(session, message.shard, message.layer, message.step)
+            self.send_experts(session, message.shard, message.layer)
+
+    def offered(self, session: int, message: m.OfferSketches, payload: str) -> bool:
         """A composer has made a sketch; return False where it came too late to be used."""
         plan = self._desk.policy.plan
+        self._waiting.arrived(session, message.shard, message.layer, message.step)
         late = self._late(message.shard, message.layer, message.version)
         if late:
             self._refused_sketches[late] = self._refused_sketches.get(late, 0) + 1
             return False
+        self._waiting.waits(message.shard, message.layer, message.step)
         recent = self._seen.setdefault(message.layer, deque(maxlen=2 * plan.training.composers))
         recent.append(payload)
         if plan.training.sketches == "owner":
@@ -165,15 +183,19 @@ class Offload:
         if late:
             self._desk.out.append(EndWork(lease, "", again=False))
             self._count(late, self._experts(*place))
+            self._waiting.over(*place, lease.work.step)
             return place
         twice = self._drawn("redundant", lease.work, self._policy.redundant)
         held = self._desk.state.experts[place]
         self._give(Improving(0, lease, held.payload, held.version, twice, self._fit_due(lease.work)), worker)
         return None
 
-    def failed(self, work: Work) -> None:
-        """Nobody could do a piece of work."""
-        self._count("failed", self._experts(work.owner, work.layer))
+    def over(self, event: WorkOver) -> bool:
+        """Nobody does a piece of work any more; return whether its composer waits to hear of it."""
+        work = event.work
+        if event.failed:
+            self._count("failed", self._experts(work.owner, work.layer))
+        return self._waiting.over(work.owner, work.layer, work.step)
 
     def improved(self, worker: WorkerSession, message: m.ExpertsImproved, attachment: int) -> None:
         """A result has arrived."""
@@ -207,6 +229,8 @@ class Offload:
         self._desk.out.append(EndWork(one.lease, event.payload))
         if self._run_is_over:
             return None
+        if event.payload:  # otherwise somebody may try again
+            self._waiting.over(work.owner, work.layer, work.step)
         doubts = dict(event.doubts)
         for reason, why in doubts.items():
             self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))
@@ -237,6 +261,7 @@ class Offload:
     def lost(self, session: int) -> None:
         """A worker is gone; a result that it has sent is judged all the same."""
         self._sent = {key: version for key, version in self._sent.items() if key[0] != session}
+        self._waiting.lost(session)
         self._asked.discard(session)
         one = self.improving.pop(session, None)
         if one is not None and one.first and one.task not in self._judging:
@@ -252,8 +277,16 @@ class Offload:
             held = self._desk.state.experts[shard, layer]
             there = self._sent.get((session, shard, layer), -1)
             self._sent[session, shard, layer] = held.version
+            arrived, waiting = self._waiting.said(session, shard, layer)
             message = m.UseExperts(
-                shard=shard, layer=layer, version=held.version, step=held.step, base=there, payload=held.change
+                shard=shard,
+                layer=layer,
+                version=held.version,
+                base=there,
+                step=held.step,
+                arrived=arrived,
+                waiting=waiting,
+                payload=held.change,
             )
             if there == held.version:  # an update was refused, or a sketch
                 return replace(message, payload=""), NothingNew()

@@ -220,10 +220,42 @@ class WorkQueue:
             ).fetchall()
         return [(_work(row), result) for result, *row in rows]
 
-    def forget_before(self, progress: int) -> int:
-        """Remove all work from before `progress`, in whatever state: old output gradients mislead (12.10)."""
+    def add(self, work: Work, *, keep: int) -> list[Work]:
+        """Offer work and remove what is old beside it; return what is over with that though its owners wait for it.
+
+        `keep`: Steps, of the run and of its owner, that older work may lie back; old output gradients mislead (12.10).
+        """
+        over = [] if self.offer([work]) or not self.is_over(work) else [work]
+        return over + self.forget(work, keep)
+
+    def forget(self, work: Work, keep: int) -> list[Work]:
+        """Remove work that is `keep` steps older than `work` or more by its owner's count where that and the layer are
+        the same, and more than that by the run's, in whatever state; return what was neither done nor had failed.
+        """
+        old = "progress < ? OR (owner = ? AND layer = ? AND step <= ?)"
+        bounds = (work.progress - keep, work.owner, work.layer, work.step - keep)
         with self._writing("forget old work"):
-            return self._db.execute("DELETE FROM work WHERE progress < ?", (progress,)).rowcount
+            rows = self._db.execute(
+                f"SELECT {_WORK} FROM work WHERE state IN ('ready', 'leased') AND ({old})", bounds
+            ).fetchall()
+            self._db.execute(f"DELETE FROM work WHERE {old}", bounds)
+        return [_work(row) for row in rows]
+
+    def begin(self) -> list[Work]:
+        """Take all leases back, for nobody takes results of an earlier life; return the work that waits."""
+        with self._writing("begin"):
+            self._db.execute(
+                "UPDATE work SET state = 'ready', holder = '', attempts = attempts - 1 WHERE state = 'leased'"
+            )
+        return self.waiting()
+
+    def waiting(self) -> list[Work]:
+        """Return work that is neither done nor has failed, oldest first."""
+        with self._reading():
+            rows = self._db.execute(
+                f"SELECT {_WORK} FROM work WHERE state IN ('ready', 'leased') ORDER BY progress, step, owner, layer"
+            ).fetchall()
+        return [_work(row) for row in rows]
 
     def counts(self, now: float) -> QueueCounts:
         """Return how much work is in each state at time `now`."""

@@ -37,7 +37,7 @@ from planetary.wire.mixture_messages import (
     WantTokens,
 )
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 

@@ -229,4 +229,6 @@ class UseExperts(MixtureMessage, frozen=True, kw_only=True):
     version: int
     base: int = -1  # -1: the weights whole
     step: int  # index of the step whose sketches were last used; -1: none yet
+    arrived: int  # index of the step whose sketch of that layer came last on this connection; -1: none yet
+    waiting: tuple[int, ...]  # steps of the shard's sketches of that layer that are not answered, whoever made them
     payload: str

@@ -1,0 +1,294 @@
+"""No composer has more sketches of a layer out than the window, and none waits for an answer that will not come."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mixture_checks import check_steps, check_streams, check_window, of_kind, spoil, stale, unanswered
+from mixture_cluster import MixtureCluster, Worker, make_plan
+from msgspec.structs import replace
+
+from planetary.moe.acceptance import Policy
+from planetary.moe.records import ExpertsAdvanced
+from planetary.moe.sketch_window import FORGET_STEPS, SketchWindow, WaitingSketches
+from planetary.wire import messages as m
+
+WINDOW = 2
+
+
+def told(window: SketchWindow, gateway: WaitingSketches, session: int = 1) -> None:
+    window.told(0, *gateway.said(session, 0, 0))
+
+
+def connected() -> tuple[SketchWindow, WaitingSketches]:
+    """A composer with two sketches out, of steps 4 and 6, which have come."""
+    window, gateway = SketchWindow(1, WINDOW), WaitingSketches()
+    assert not window.may_offer(0, 4)  # the gateway's word has not come
+    told(window, gateway)
+    for step in (4, 6):
+        assert window.may_offer(0, step)
+        window.offered(0, step)
+        gateway.arrived(1, 0, 0, step)
+        gateway.waits(0, 0, step)
+    assert not window.may_offer(0, 7)
+    return window, gateway
+
+
+def test_what_answers_no_sketch_makes_no_room() -> None:
+    window, gateway = connected()
+    for _ in range(3):
+        told(window, gateway)
+        assert not window.may_offer(0, 7)
+    assert gateway.over(0, 0, 4)
+    assert not gateway.over(0, 0, 4)
+    told(window, gateway)
+    told(window, gateway)
+    assert window.may_offer(0, 7)
+    window.offered(0, 7)
+    told(window, gateway)  # what was said before it came
+    assert not window.may_offer(0, 8)
+
+
+def test_one_message_answers_as_many_sketches_as_have_an_answer() -> None:
+    window, gateway = connected()
+    gateway.over(0, 0, 4)
+    gateway.over(0, 0, 6)
+    gateway.arrived(1, 0, 0, 8)  # one that is refused at once
+    told(window, gateway)
+    for step in (9, 10):
+        assert window.may_offer(0, step)
+        window.offered(0, step)
+    assert not window.may_offer(0, 11)
+
+
+def test_after_a_connection_was_lost_what_had_come_counts_and_what_was_on_its_way_does_not() -> None:
+    window, gateway = connected()
+    gateway.over(0, 0, 4)
+    told(window, gateway)
+    window.offered(0, 8)  # does not come
+    window.forget()
+    gateway.lost(1)
+    assert not window.may_offer(0, 9)
+    told(window, gateway, session=2)
+    assert window.may_offer(0, 9)
+    window.offered(0, 9)
+    assert not window.may_offer(0, 10)
+    again = WaitingSketches([(0, 0, 6)])  # as a gateway begins that finds one in its queue
+    window.forget()
+    told(window, again, session=1)
+    assert window.may_offer(0, 10)
+    window.offered(0, 10)
+    assert not window.may_offer(0, 11)
+
+
+def test_what_is_never_answered_is_forgotten_on_both_sides_at_the_same_step() -> None:
+    window, gateway = connected()
+    assert not window.may_offer(0, 4 + FORGET_STEPS - 1)
+    assert window.may_offer(0, 4 + FORGET_STEPS)
+    window.offered(0, 4 + FORGET_STEPS)
+    gateway.arrived(1, 0, 0, 4 + FORGET_STEPS)
+    gateway.waits(0, 0, 4 + FORGET_STEPS)
+    assert gateway.said(1, 0, 0) == (4 + FORGET_STEPS, (6, 4 + FORGET_STEPS))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_late_or_lost_or_left_out_a_composer_knows_of_all_that_is_unanswered(seed: int) -> None:
+    """Sketches and answers take their time, only the newest answer is sent, connections and owners change."""
+    rng = random.Random(seed)
+    window, gateway, session, step = SketchWindow(1, WINDOW), WaitingSketches(), 1, 0
+    up: list[int] = []
+    down: list[tuple[int, tuple[int, ...]]] = [gateway.said(session, 0, 0)]
+    queue: set[int] = set()
+    offered = 0
+    for _ in range(400):
+        match rng.choice("sssuuuddooc"):
+            case "s":
+                if window.may_offer(0, step) and not up:
+                    window.offered(0, step)
+                    up.append(step)
+                    offered += 1
+                step += 1
+            case "u" if up:
+                came = up.pop(0)
+                gateway.arrived(session, 0, 0, came)
+                if rng.random() < 0.2:  # refused at once
+                    down.append(gateway.said(session, 0, 0))
+                else:
+                    gateway.waits(0, 0, came)
+                    queue = {s for s in queue if s > came - FORGET_STEPS} | {came}
+            case "d" if down:
+                window.told(0, *down.pop())
+                down.clear()
+            case "o" if queue:
+                done = rng.choice(sorted(queue))
+                queue.discard(done)
+                gateway.over(0, 0, done)
+                if rng.random() < 0.8:  # otherwise it is not told until it is told something else
+                    down.append(gateway.said(session, 0, 0))
+            case "c" if rng.random() < 0.3:
+                up.clear()
+                window.forget()
+                gateway.lost(session)
+                session += 1
+                step = max(0, step - rng.randrange(6)) if rng.random() < 0.5 else step  # a new owner goes back
+                down = [gateway.said(session, 0, 0)]
+            case _:
+                pass
+        out = {s for s in {*queue, *up} if s > step - FORGET_STEPS}
+        assert len(out) <= WINDOW
+    assert offered > 20
+
+
+def offloaded(
+    folder: Path, steps: int, seed: int, *, source: str = "owner", window: int = WINDOW
+) -> tuple[MixtureCluster, Worker, Worker]:
+    """Two composers and no expert worker."""
+    plan = make_plan(folder, steps=steps, sketches=source, acceptance=Policy(norm_ratio=10, window=window))
+    plan = replace(plan, window=window)
+    cluster = MixtureCluster(folder, plan, seed=seed, grace_s=2.0)
+    return cluster, cluster.start("a"), cluster.start("b")
+
+
+def watched(cluster: MixtureCluster, reached: Callable[[], bool]) -> None:
+    """As `cluster.until`, and never more sketches are out than the window."""
+
+    def looked() -> bool:
+        check_window(cluster)
+        return reached()
+
+    cluster.until(looked)
+
+
+def test_a_composer_that_comes_back_again_and_again_still_has_one_window_of_sketches_out(tmp_path: Path) -> None:
+    cluster, a, b = offloaded(tmp_path, 60, 3)
+    for times in range(5):
+        done = a.driver.machine.done
+        watched(cluster, lambda done=done: min(a.driver.machine.done, b.driver.machine.done) >= done + 3)
+        for worker in (a, b):
+            assert len(unanswered(cluster, worker, 0)) == WINDOW
+            cluster.cut(worker)
+            cluster.connect(worker)
+        if times == 3:
+            cluster.restart_gateway()
+    assert len(cluster.queue.waiting()) == 2 * WINDOW
+    cluster.start("w")
+    watched(cluster, lambda: cluster.finished is not None)
+    assert stale(cluster) == 0
+    assert sum(record.accepted for record in of_kind(cluster, ExpertsAdvanced)) > 40
+    check_steps(cluster)
+    check_streams(cluster)
+
+
+def test_a_shards_next_owner_counts_what_its_predecessor_has_left(tmp_path: Path) -> None:
+    cluster, a, b = offloaded(tmp_path, 60, 5)
+    watched(cluster, lambda: min(a.driver.machine.done, b.driver.machine.done) >= 5)
+    shard, left = a.driver.machine.shard, unanswered(cluster, a, 0)
+    assert len(left) == WINDOW
+    cluster.kill(a)
+    watched(cluster, lambda: cluster.controller.syncing.machine.owners()[shard] is None)  # the grace time is over
+    heir = cluster.start("d")
+    watched(cluster, lambda: heir.driver.machine.composes and heir.driver.machine.done >= 7)
+    assert heir.driver.machine.shard == shard
+    assert unanswered(cluster, heir, 0) == left
+    cluster.start("w")
+    watched(cluster, lambda: cluster.controller.state.experts[shard, 0].step > max(left))  # of its own
+    watched(cluster, lambda: cluster.finished is not None)
+    assert stale(cluster) == 0
+    check_streams(cluster)
+
+
+def test_experts_that_nobody_asked_for_make_no_room_for_more_sketches(tmp_path: Path) -> None:
+    cluster, a, b = offloaded(tmp_path, 40, 7)
+    for _ in range(30):
+        cluster.turn()
+        check_window(cluster)
+        for one in list(cluster.controller.composing.values()):
+            cluster.controller.offload.send_experts(one.session, one.shard, 0)
+        for instruction in cluster.controller.desk.out:
+            cluster._carry_out(instruction)
+        cluster.controller.desk.out = []
+    assert min(a.driver.machine.done, b.driver.machine.done) >= 8
+    assert [len(unanswered(cluster, worker, 0)) for worker in (a, b)] == [WINDOW, WINDOW]
+
+
+def test_a_result_that_cannot_be_used_is_no_answer_while_others_may_try(tmp_path: Path) -> None:
+    cluster, a, b = offloaded(tmp_path, 40, 8)
+    watched(cluster, lambda: min(a.driver.machine.done, b.driver.machine.done) >= 4)
+    shard, waiting = a.driver.machine.shard, unanswered(cluster, a, 0)
+    spoil(cluster.start("w"), lambda made: replace(made, proxy_before=made.proxy_before[:1]))
+    watched(cluster, lambda: sum(cluster.controller.rounds.updates.values()) > 0)
+    assert set(cluster.controller.rounds.updates) == {"unusable"}
+    watched(cluster, lambda: not waiting & {s.step for s in cluster.queue.waiting() if s.owner == shard})
+    watched(cluster, lambda: len(unanswered(cluster, a, 0)) == WINDOW)  # it was told that nobody tries any more
+    assert cluster.finish().ok
+
+
+def test_a_sketch_that_cannot_be_kept_or_read_is_answered(tmp_path: Path) -> None:
+    cluster, a, _ = offloaded(tmp_path, 60, 9)
+    watched(cluster, lambda: a.driver.machine.done >= 4)
+    for work in cluster.queue.waiting():
+        cluster.queue.forget(replace(work, progress=1000), 0)
+    cluster.restart_gateway()  # which finds none
+    cluster.store_away = True
+    watched(cluster, lambda: cluster.controller.rounds.refused.get("unusable", 0) > 10)
+    offers = [s.step for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard]
+    watched(cluster, lambda: a.driver.machine.done >= 12)
+    found = [s.step for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard]
+    assert len(found) > len(offers) + WINDOW
+    wrong = replace(next(s for s in cluster.sent if isinstance(s, m.OfferSketches)), epoch=a.driver.machine.epoch)
+    cluster._arrive(a.session, replace(wrong, shard=a.driver.machine.shard, layer=7), b"nonsense")
+    cluster.store_away = False
+    watched(cluster, lambda: len(unanswered(cluster, a, 0)) == WINDOW)
+    cluster.start("w")
+    assert cluster.finish().ok
+    check_streams(cluster)
+
+
+def test_what_the_queue_forgets_since_others_are_far_ahead_makes_room(tmp_path: Path) -> None:
+    cluster, a, b = offloaded(tmp_path, 100, 10)
+    watched(cluster, lambda: min(a.driver.machine.done, b.driver.machine.done) >= 4)
+    take_step, a.driver._step = a.driver._step, lambda: None  # it is overtaken
+    shard, left = a.driver.machine.shard, unanswered(cluster, a, 0)
+    assert len(left) == WINDOW
+    watched(cluster, lambda: not [work for work in cluster.queue.waiting() if work.owner == shard])
+    a.driver._step, done = take_step, a.driver.machine.done
+    assert done < FORGET_STEPS
+    watched(cluster, lambda: len(unanswered(cluster, a, 0)) == WINDOW)
+    assert a.driver.machine.done <= done + WINDOW
+    assert cluster.finish().ok
+
+
+def test_work_that_was_given_away_before_the_gateway_was_restarted_is_given_again_at_once(tmp_path: Path) -> None:
+    cluster, a, b = offloaded(tmp_path, 60, 11, window=1)
+    w = cluster.start("w")
+    w.driver.turn = lambda: False  # as one that hangs
+    watched(cluster, lambda: min(a.driver.machine.done, b.driver.machine.done) >= 4)
+    assert cluster.queue.counts(cluster.now).leased == 1
+    leased = {(work.owner, work.step) for work in cluster.queue.waiting()}
+    cluster.kill(w)
+    cluster.restart_gateway()  # which does not hear of it
+    cluster.start("x")
+    began = cluster.now
+    watched(cluster, lambda: leased <= {(r.shard, r.step) for r in of_kind(cluster, ExpertsAdvanced)})
+    assert cluster.now - began < 20  # a lease takes 50 s
+    assert cluster.finish().ok
+    assert stale(cluster) == 0
+
+
+@pytest.mark.parametrize("source", ["owner", "all"])
+def test_on_a_slow_line_where_one_message_answers_several_sketches_none_waits_to_be_forgotten(
+    tmp_path: Path, source: str
+) -> None:
+    cluster, a, _ = offloaded(tmp_path, 60, 12, source=source)
+    cluster.start("w")
+    a.down.share = 0.3
+    watched(cluster, lambda: cluster.finished is not None)
+    assert stale(cluster) == 0
+    steps = [s.step for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard]
+    assert len(steps) >= 4
+    assert np.diff(steps).max() < FORGET_STEPS
+    check_streams(cluster, all_moved=False)

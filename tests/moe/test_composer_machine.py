@@ -207,8 +207,7 @@ def test_a_composer_whose_experts_are_improved_elsewhere_waits_for_the_first_of_
 def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> None:
     made = machine(tmp_path, sketches="owner")
     assert made.plan.window == 2
-    assert not made.may_offer(0)  # the experts have not come
-    assert made.improved(0, 0, -1)
+    assert not made.may_offer(0)  # the gateway has not said what waits
     made.answered(0, -1, ())
     for _ in range(2):
         assert made.may_offer(0)

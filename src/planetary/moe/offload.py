@@ -227,10 +227,10 @@ class Offload:
         work = one.lease.work
         held = self._desk.state.experts[work.owner, work.layer]
         self._desk.out.append(EndWork(one.lease, event.payload))
-        if self._run_is_over:
-            return None
         if event.payload:  # otherwise somebody may try again
             self._waiting.over(work.owner, work.layer, work.step)
+        if self._run_is_over:
+            return None
         doubts = dict(event.doubts)
         for reason, why in doubts.items():
             self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))

@@ -26,6 +26,26 @@ def test_the_rotation_is_orthonormal(width: int) -> None:
     np.testing.assert_allclose(np.linalg.norm(rotate(rows), axis=1), np.linalg.norm(rows, axis=1), rtol=1e-5)
 
 
+@pytest.mark.parametrize(("count", "width"), [(0, 32), (1, 32), (7, 32), (7, 48)])
+def test_a_rotation_adds_and_subtracts_one_by_one_so_that_all_machines_have_the_same_bits(
+    count: int, width: int
+) -> None:
+    rows = normal(count, width)
+    given = rows.copy()
+    expected = rows.reshape(-1, block_width(width)[1]).copy()
+    half = 1
+    while half < expected.shape[1]:
+        before = expected.copy()
+        for place in range(expected.shape[1]):
+            other = before[:, place ^ half]
+            expected[:, place] = other - before[:, place] if place & half else before[:, place] + other
+        half *= 2
+    expected *= np.float32(expected.shape[1] ** -0.5)
+    found = rotate_back(rows)
+    assert (np.abs(found) == np.abs(expected.reshape(count, width))).all()  # signs are drawn
+    assert (rows == given).all()
+
+
 def test_the_grid_is_symmetric_and_a_fixed_point_of_lloyds_iteration() -> None:
     assert (-GRID[::-1] == GRID).all()
     sample = np.random.default_rng(1).standard_normal(2_000_000)

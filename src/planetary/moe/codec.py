@@ -115,15 +115,21 @@ def decode_rows(stored: FourBitRows, seed: int = 0) -> np.ndarray:
 
 
 def _hadamard(rows: np.ndarray, block: int) -> np.ndarray:
-    """Multiply each block of each row by the orthonormal Hadamard matrix (its own inverse), in log₂ steps."""
-    count, width = rows.shape
-    values = rows.reshape(count * (width // block), block).astype(np.float32)
+    """Multiply each block of each row by the orthonormal Hadamard matrix (its own inverse), in log₂ steps.
+
+    Numbers at one place of all blocks lie beside each other meanwhile: the first steps would otherwise add runs of one
+    or two numbers, which takes five times as long. Every number is added to the same one either way.
+    """
+    values = np.array(rows.reshape(-1, block).T, np.float32, order="C")
+    spare = np.empty_like(values)
     half = 1
     while half < block:
-        pairs = values.reshape(-1, block // (2 * half), 2, half)
-        values = np.concatenate([pairs[:, :, :1] + pairs[:, :, 1:], pairs[:, :, :1] - pairs[:, :, 1:]], axis=2)
+        pairs, sums = (array.reshape(block // (2 * half), 2, half, -1) for array in (values, spare))
+        np.add(pairs[:, 0], pairs[:, 1], out=sums[:, 0])
+        np.subtract(pairs[:, 0], pairs[:, 1], out=sums[:, 1])
+        values, spare = spare, values
         half *= 2
-    return values.reshape(count, width) * np.float32(block**-0.5)
+    return np.ascontiguousarray(values.T).reshape(rows.shape) * np.float32(block**-0.5)
 
 
 @functools.lru_cache(maxsize=64)

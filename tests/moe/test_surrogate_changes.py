@@ -17,12 +17,14 @@ from planetary.core.errors import ProtocolError, RemoteProtocolError, TrustError
 from planetary.moe.composer import install as fitted_into
 from planetary.moe.delta import Delta, expand
 from planetary.moe.records import SurrogatesRefreshed
+from planetary.moe.surrogate import surrogate_message
 from planetary.moe.surrogate_payloads import (
     change_bytes,
     changed_surrogates,
     empty_bank,
     install,
     messages_of,
+    surrogates_bytes,
     surrogates_from,
 )
 from planetary.moe.tiers import Cadence
@@ -97,19 +99,19 @@ def test_a_change_gives_the_owners_bits_to_who_has_what_was_changed_and_an_error
     assert [fit.nbytes for fit in trainer.steps.fit(state, before, whole=True)] == [
         experts * 2 * ROWS[0] * ROWS[1] * 4
     ] * TINY.n_layer
-    for found, sent in zip(changed_surrogates(data, before, plan.training), messages, strict=True):
+    for found, sent in zip(changed_surrogates(data, before.of, plan.training), messages, strict=True):
         assert (found.a == sent.a).all()
         assert (found.b == sent.b).all()
         assert found.checksum == sent.checksum
     with pytest.raises(TrustError, match="damaged"):
-        install(empty_bank(plan), changed_surrogates(data, empty_bank(plan), plan.training), plan)
+        install(empty_bank(plan), changed_surrogates(data, empty_bank(plan).of, plan.training), plan)
     fields = {"layer": 0, "expert": 0, "owner": 0, "version": 1, "checksum": ""}
     for wrong in (fields, fields | {"layer": 9}):
         with pytest.raises(RemoteProtocolError, match=r"lack '0\.a\.0'|another model"):
-            changed_surrogates(pack_arrays("refresh", [wrong], {}), before, plan.training)
+            changed_surrogates(pack_arrays("refresh", [wrong], {}), before.of, plan.training)
     other = {f"0.{name}.{part}": np.zeros(5, np.float32) for name in "ab" for part in "01"}
     with pytest.raises(ProtocolError, match=r"not fit|need codes"):
-        changed_surrogates(pack_arrays("refresh", [fields], other), before, plan.training)
+        changed_surrogates(pack_arrays("refresh", [fields], other), before.of, plan.training)
     whole = trainer.steps.fit(state, before, whole=True)
     assert not any(fit.changes for fit in whole)
     assert whole[0].nbytes > fits[0].nbytes
@@ -176,6 +178,32 @@ def test_a_change_that_is_damaged_or_makes_something_else_does_not_count(tmp_pat
         assert why in defect, defect
         assert not name or why == "its payload is damaged"
     assert a.driver.machine.done >= 8
+
+
+@pytest.mark.parametrize("wrong", ["shape", "type", "twice", "missing", "another's", "NaN"])
+def test_surrogates_that_are_not_those_of_all_experts_of_a_shard_are_refused(tmp_path: Path, wrong: str) -> None:
+    cluster, *_ = started(tmp_path, COPIES)
+    said = next(s for s in reversed(cluster.sent) if isinstance(s, m.PublishSurrogates) and s.of == 0)
+    ones = [
+        {"owner": 0, "version": 9, "a": one.a, "b": one.b, "layer": one.layer, "expert": one.expert}
+        for one in surrogates_from(cluster.store.get(said.payload))
+    ]
+    assert cluster.checks.defect(said, surrogates_bytes([surrogate_message(**one) for one in ones])) == ""
+    expected = "not the surrogates of all experts of shard 0"
+    if wrong == "shape":
+        ones[0]["a"], expected = ones[0]["a"][:1], "its A of layer 0 expert 0 is float32[1, 12]"
+    elif wrong == "type":
+        ones[0]["b"], expected = ones[0]["b"].astype(np.int32), "its B of layer 0 expert 0 is int32[12, 8]"
+    elif wrong == "twice":
+        ones.append(ones[0])
+    elif wrong == "missing":
+        del ones[0]
+    elif wrong == "another's":
+        ones[0]["layer"] = -1  # as numpy counts, it would be the last one
+    else:
+        ones[0]["a"], expected = ones[0]["a"] * np.nan, "A of layer 0 expert 0 contains NaN"
+    found = cluster.checks.defect(said, surrogates_bytes([surrogate_message(**one) for one in ones]))
+    assert expected in found, found
 
 
 def test_who_spoke_for_others_experts_is_sent_these_whole_when_it_does_no_more(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class ComposerSurrogates:
         if not message.change:
             messages = surrogates_from(data)
         elif message.base == self._known.get(message.shard):
-            messages = changed_surrogates(data, self.bank, self._plan.training)
+            messages = changed_surrogates(data, self.bank.of, self._plan.training)
         else:
             raise RemoteProtocolError(
                 f"the gateway changes surrogates of shard {message.shard} that are not those which it sent before"

@@ -15,7 +15,8 @@ from planetary.moe.payloads import fragment_from, sketch_from
 from planetary.moe.plan import MixturePlan
 from planetary.moe.shard_payload import shard_from
 from planetary.moe.sketch import Sketch, decode
-from planetary.moe.surrogate_payloads import changed_surrogates, empty_bank, install, surrogates_bytes, surrogates_from
+from planetary.moe.surrogate import newer_surrogate
+from planetary.moe.surrogate_payloads import changed_surrogates, surrogates_bytes, surrogates_from
 from planetary.moe.tiers import Tier
 from planetary.wire import messages as m
 
@@ -73,10 +74,7 @@ class PayloadChecks:
                 case m.PublishFragment():
                     return self._fragment(message, fragment_from(data))
                 case m.PublishSurrogates():
-                    bank = install(empty_bank(self._plan), surrogates_from(data), self._plan)
-                    if not ((bank.versions >= 0) == (self._plan.owner_map == message.of)).all():
-                        return f"it has not the surrogates of all experts of shard {message.of} and of no others"
-                    return _not_finite({str(i): x for i, x in enumerate((*bank.a, *bank.b))})
+                    return self._surrogates(message.of, data)
                 case m.KeepShard():
                     return self._shard(message, data)
                 case m.OfferSketches():
@@ -93,10 +91,28 @@ class PayloadChecks:
             return str(error) if isinstance(error, PlanetaryError) else f"its payload cannot be read: {error!r}"
 
     def _changed(self, base: Packed, change: Packed) -> memoryview:
-        bank = install(empty_bank(self._plan), surrogates_from(base), self._plan)
-        messages = changed_surrogates(change, bank, self._plan.training)
-        install(bank, messages, self._plan)  # which checks them
+        before = {(one.layer, one.expert): (one.a, one.b) for one in surrogates_from(base)}
+        messages = changed_surrogates(change, lambda *place: before[place], self._plan.training)
         return surrogates_bytes(messages)
+
+    def _surrogates(self, shard: int, data: Packed) -> str:
+        """Of all experts of a shard, one by one: a bank to put them into would be as large as the model's."""
+        model, rank = self._plan.model, self._plan.training.rank
+        shapes = (model.n_latent, rank), (rank, model.n_latent)
+        left = {(int(layer), int(expert)) for layer, expert in np.argwhere(self._plan.owner_map == shard)}
+        others = f"it has not the surrogates of all experts of shard {shard} and of no others"
+        for one in surrogates_from(data):
+            place = one.layer, one.expert
+            if place not in left or not newer_surrogate(-1, one, shard):
+                return others
+            left.remove(place)
+            for which, array, shape in zip("AB", (one.a, one.b), shapes, strict=True):
+                name = f"{which} of layer {one.layer} expert {one.expert}"
+                if array.dtype != np.float32 or array.shape != shape:
+                    return f"its {name} is {array.dtype}{list(array.shape)}"
+                if defect := _not_finite({name: array}):
+                    return defect
+        return others if left else ""
 
     def _fragment(self, message: m.PublishFragment, tensors: Tensors) -> str:
         names = self._fragments.get((Tier(message.tier), message.fragment))

@@ -91,6 +91,10 @@ class Surrogates(msgspec.Struct, frozen=True):
     b: tuple[np.ndarray, ...]
     versions: np.ndarray  # i64 [layers, experts]: steps done when each was fitted
 
+    def of(self, layer: int, expert: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return one expert's, A [L, R] and B [R, L]."""
+        return self.a[layer][expert], self.b[layer][expert]
+
 
 class SyncerState(msgspec.Struct, frozen=True):
     """The syncer: what each tier's tensors, and experts with several owners, were at their last merge; and the outer

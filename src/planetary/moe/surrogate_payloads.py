@@ -6,7 +6,7 @@ what it changes together has the owner's bits or an error.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -31,6 +31,9 @@ class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _MANY = tuple[_Fields, ...]
+
+Held = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+"""Surrogates that are there: A and B by layer and expert, or `KeyError` or `IndexError` where there is none."""
 
 
 def messages_of(fits: Sequence[LayerFit], shard: int, step: int) -> list[SurrogateMessage]:
@@ -73,10 +76,10 @@ def change_bytes(messages: Sequence[SurrogateMessage], fits: Sequence[LayerFit])
     return pack_arrays("refresh", _fields_of(messages), arrays)
 
 
-def changed_surrogates(data: Packed, held: Surrogates, training: MoeTraining) -> list[SurrogateMessage]:
-    """Return the surrogates that a payload of kind `refresh` makes of those in a bank.
+def changed_surrogates(data: Packed, held: Held, training: MoeTraining) -> list[SurrogateMessage]:
+    """Return the surrogates that a payload of kind `refresh` makes of those that are held.
 
-    Their checksums are checked where they are used; they fail where the bank has not what was changed.
+    Their checksums are checked where they are used; they fail where what is held is not what was changed.
 
     Raises:
         ProtocolError: it is no such payload, or of another model or form.
@@ -86,23 +89,17 @@ def changed_surrogates(data: Packed, held: Surrogates, training: MoeTraining) ->
     raw, arrays = unpack_arrays(data, "refresh")
     fields = payload_fields(raw, _MANY, "changes of surrogates")
 
-    def changed(i: int, name: str, before: np.ndarray) -> np.ndarray:
-        found = tuple(arrays[f"{i}.{name}.{number}"] for number in range(parts))
+    def after(name: str, before: np.ndarray) -> np.ndarray:
+        found = tuple(arrays[f"{name}.{number}"] for number in range(parts))
         return before + expand(Delta(form, before.shape, found))
 
+    def changed(i: int, f: _Fields) -> SurrogateMessage:
+        a, b = held(f.layer, f.expert)
+        a, b = after(f"{i}.a", a), after(f"{i}.b", b)
+        return SurrogateMessage(f.layer, f.expert, f.owner, f.version, a, b, f.checksum)
+
     try:
-        return [
-            SurrogateMessage(
-                f.layer,
-                f.expert,
-                f.owner,
-                f.version,
-                changed(i, "a", held.a[f.layer][f.expert]),
-                changed(i, "b", held.b[f.layer][f.expert]),
-                f.checksum,
-            )
-            for i, f in enumerate(fields)
-        ]
+        return [changed(i, f) for i, f in enumerate(fields)]
     except (KeyError, IndexError) as error:
         raise RemoteProtocolError(f"changes of surrogates lack {error}, or are of another model") from None
 
@@ -122,15 +119,22 @@ def empty_bank(plan: MixturePlan) -> Surrogates:
 def install(bank: Surrogates, messages: Sequence[SurrogateMessage], plan: MixturePlan) -> Surrogates:
     """Return the bank with the newer ones of these surrogates in it.
 
+    Nothing in the given bank changes, which steps may be computing with; layers without news are the same arrays in
+    both.
+
     Raises:
         TrustError: one is damaged, or from a composer that does not own the expert.
     """
-    a, b = [x.copy() for x in bank.a], [x.copy() for x in bank.b]
+    a, b = list(bank.a), list(bank.b)
+    copied: set[int] = set()
     versions, owners = bank.versions.copy(), plan.owner_map
     for message in messages:
-        place = message.layer, message.expert
+        layer, expert = place = message.layer, message.expert
         if newer_surrogate(int(versions[place]), message, int(owners[place])):
-            a[message.layer][message.expert], b[message.layer][message.expert] = message.a, message.b
+            if layer not in copied:
+                copied.add(layer)
+                a[layer], b[layer] = a[layer].copy(), b[layer].copy()
+            a[layer][expert], b[layer][expert] = message.a, message.b
             versions[place] = message.version
     return Surrogates(tuple(a), tuple(b), versions)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from moe_support import BASE, TINY
+from moe_support import BASE, TINY, Later
 from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import Packed
@@ -148,8 +148,8 @@ class Line:
 class Worker:
     """A worker process: its driver lives as long as it does; its connection may be shorter."""
 
-    def __init__(self, name: str, driver: ComposerDriver, rng: random.Random) -> None:
-        self.name, self.driver = name, driver
+    def __init__(self, name: str, driver: ComposerDriver, background: Later | None, rng: random.Random) -> None:
+        self.name, self.driver, self.background = name, driver, background
         self.session = 0
         self.up, self.down = Line(rng), Line(rng)
         self.alive = True
@@ -158,8 +158,11 @@ class Worker:
 class MixtureCluster:
     """See the module."""
 
-    def __init__(self, folder: Path, plan: MixturePlan, *, seed: int = 0, grace_s: float = 4.0) -> None:
+    def __init__(
+        self, folder: Path, plan: MixturePlan, *, seed: int = 0, grace_s: float = 4.0, beside: bool = False
+    ) -> None:
         self.plan, self.now, self.rng = plan, 0.0, random.Random(seed)
+        self.beside = beside  # composers take surrogates beside their steps, as fast as chance has it
         self.told_plan = plan  # to workers
         self.run = SharedProgram(plan)
         self.store = PayloadStore(f"memory://{folder}", dict.fromkeys(KEPT_KINDS, math.inf))
@@ -220,8 +223,9 @@ class MixtureCluster:
 
     def start(self, name: str) -> Worker:
         """Start a worker process and connect it."""
-        driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, clock=lambda: self.now)
-        worker = self.workers[name] = Worker(name, driver, self.rng)
+        background = Later() if self.beside else None
+        driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, fitting=background, clock=lambda: self.now)
+        worker = self.workers[name] = Worker(name, driver, background, self.rng)
         driver.post.send = worker.up.put
         self.connect(worker)
         return worker
@@ -299,6 +303,8 @@ class MixtureCluster:
             worker = self.workers[name]
             if self.plan.pace == "lockstep" or self.rng.random() < 0.8:
                 worker.driver.turn()
+            if worker.background is not None:
+                worker.background.run(self.rng.randrange(4))
             for message, payload in worker.up.arrived() if worker.session else ():
                 self._arrive(worker.session, message, payload)
                 if payload is not None:

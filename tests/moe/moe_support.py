@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,23 @@ from planetary.runtime.host_arrays import in_order
 # Three experts on two composers: one of these has an empty slot. All tests share this model's programs.
 TINY = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 3})
 OPTIONS = StepOptions(learning_rate=0.01, warmup_steps=0, total_steps=20)
+
+
+class Later(Executor):
+    """Does nothing before it is told to, and then one thing after the other."""
+
+    def __init__(self) -> None:
+        self.work: list[Callable[[], Any]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.work.append(lambda: fn(*args, **kwargs))
+        return Future()
+
+    def run(self, most: int = 10**9) -> None:
+        """Do so many of the things that wait, and of those that are added meanwhile."""
+        while self.work and most > 0:
+            self.work.pop(0)()
+            most -= 1
 
 
 class Interpreted:

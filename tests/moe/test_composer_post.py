@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import Any
+from concurrent.futures import Executor
 
 import pytest
+from moe_support import Later
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.moe.composer_post import ComposerPost
@@ -15,21 +14,6 @@ from planetary.wire import messages as m
 
 STATE = m.KeepShard(shard=0, epoch=1, step=2, progress=2, payload="")
 STEP = m.StepTaken(shard=0, epoch=1, step=2, loss=1.0, seconds=1.0)
-
-
-class Later(Executor):
-    """Does nothing before it is told to."""
-
-    def __init__(self) -> None:
-        self.work: list[Callable[[], Any]] = []
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        self.work.append(lambda: fn(*args, **kwargs))
-        return Future()
-
-    def run(self) -> None:
-        while self.work:
-            self.work.pop(0)()
 
 
 def post(packing: Executor | None) -> tuple[ComposerPost, list[tuple[m.Message, Packed | None]], list[Exception]]:

@@ -32,6 +32,7 @@ COPIES = {"rank": TINY.n_hidden, "refresh_form": "4bit"}
 
 
 SLOW = {"slow": 0.2}  # the share of turns in which a payload of one composer comes through
+BESIDE = {"beside": True}  # surrogates are taken beside the steps
 OFFLOADED = {"sketches": "all", "acceptance": Policy(norm_ratio=10, redundant=0.3, audited=0.3)}
 OUTER = {"merge": MergeRule(rate=0.9, momentum=0.4)}
 
@@ -463,6 +464,8 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
         (16, TWICE | CHANGES),
         (5, CHANGES | SLOW),
         (7, COPIES | SLOW),
+        (2, COPIES | BESIDE),
+        (16, TWICE | CHANGES | BESIDE),
         (3, OFFLOADED | SLOW),
         *(
             pytest.param(n, options, marks=pytest.mark.soak)
@@ -475,6 +478,9 @@ def test_a_mixture_starts_from_given_weights(tmp_path: Path) -> None:
                 TWICE | CHANGES,
                 SLOW,
                 TWICE | CHANGES | SLOW,
+                CHANGES | BESIDE,
+                COPIES | BESIDE | SLOW,
+                TWICE | CHANGES | BESIDE | SLOW,
                 OFFLOADED,
                 OFFLOADED | SLOW,
             )
@@ -486,8 +492,9 @@ def test_composers_and_syncer_lost_at_random_times_and_the_run_ends_all_the_same
 ) -> None:
     grace_s = 1.0 if "replicas" in options else 4.0  # so short that others speak for who is lost
     options = dict(options)
-    share = options.pop("slow", 1.0)
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, **options), seed=seed, grace_s=grace_s)
+    share, beside = options.pop("slow", 1.0), options.pop("beside", False)
+    plan = make_plan(tmp_path, steps=24, **options)
+    cluster = MixtureCluster(tmp_path, plan, seed=seed, grace_s=grace_s, beside=beside)
 
     def start(name: str) -> None:
         worker = cluster.start(name)

@@ -37,9 +37,9 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-def started(folder: Path, form: dict[str, Any]) -> tuple[MixtureCluster, Worker, Worker]:
+def started(folder: Path, form: dict[str, Any], *, beside: bool = False) -> tuple[MixtureCluster, Worker, Worker]:
     """Two composers whose surrogates have gone on by changes for a while."""
-    cluster = MixtureCluster(folder, make_plan(folder, steps=40, **form), seed=5)
+    cluster = MixtureCluster(folder, make_plan(folder, steps=40, **form), seed=5, beside=beside)
     workers = cluster.start("a"), cluster.start("b")
     cluster.until(lambda: min(w.driver.machine.done for w in workers) >= 8)
     return cluster, *workers
@@ -47,7 +47,7 @@ def started(folder: Path, form: dict[str, Any]) -> tuple[MixtureCluster, Worker,
 
 def check_banks(cluster: MixtureCluster) -> None:
     """Every composer has of the others exactly what the store has."""
-    while any(w.driver._inbox for w in cluster.workers.values()):
+    while any(w.driver._inbox or (w.background and w.background.work) for w in cluster.workers.values()):
         cluster.turn()
     for worker in cluster.workers.values():
         bank = worker.driver.bank
@@ -118,8 +118,11 @@ def test_a_change_gives_the_owners_bits_to_who_has_what_was_changed_and_an_error
 
 
 @FORMS
-def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(tmp_path: Path, form: dict[str, Any]) -> None:
-    cluster, *_ = started(tmp_path, form)
+@pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside"])
+def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(
+    tmp_path: Path, form: dict[str, Any], beside: bool
+) -> None:
+    cluster, *_ = started(tmp_path, form, beside=beside)
     assert cluster.finish().ok
     said = [s for s in cluster.sent if isinstance(s, m.PublishSurrogates)]
     told = [s for s in cluster.told if isinstance(s, m.SurrogatesReady)]

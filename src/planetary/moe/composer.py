@@ -188,37 +188,38 @@ class ComposerSteps:
         return replace(composer, rows=tuple(rows))
 
     def fit(self, composer: ComposerState, surrogates: Surrogates, *, whole: bool = False) -> list[LayerFit]:
-        """Return new surrogates of the experts that this composer owns, as everybody will hold them.
+        """Return `fit_layer` of every layer."""
+        return [self.fit_layer(composer, surrogates, layer, whole=whole) for layer in range(self.config.n_layer)]
+
+    def fit_layer(
+        self, composer: ComposerState, surrogates: Surrogates, layer: int, *, whole: bool = False
+    ) -> LayerFit:
+        """Return new surrogates of the experts that this composer owns in a layer, as everybody will hold them.
 
         Surrogates as wide as their relu² experts are copies of these and are not fitted. With `delta_rank` what is new
         about one travels as a matrix of that rank (4.2, 4.8), with a `refresh_form` in fewer bits. What either drops is
         in the next one's way to go, because that starts from what everybody holds. `whole`: not everybody holds these,
         so do without.
         """
-        exact = are_copies(self.training.rank, self.config)
-        made = []
-        for layer, slots in enumerate(composer.slots):
-            mine = np.flatnonzero(slots != ownership.EMPTY)
-            ids = slots[mine]
-            weights = {n: v[mine] for n, v in self._computed(composer.experts[layer]).items()}
-            old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
-            if exact:
-                fitted = Fitted(*initial_surrogates(weights["up"], weights["down"], self.training.rank), np.zeros(0))
-            elif self.workers_fit:
-                there = composer.fitted[layer]
-                fitted = Fitted(there["a"][mine], there["b"][mine], there["error"][mine])
-            else:
-                u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
-                wanted = expert_outputs(weights, u)
-                fitted = fit_surrogates(u, rows, wanted, a=old_a, b=old_b, options=self.training.fit)
-            a, sent_a = (fitted.a, []) if whole else self._as_sent(old_a, fitted.a)
-            b, sent_b = (fitted.b, []) if whole else self._as_sent(old_b, fitted.b)
-            if not sent_a:
-                made.append(LayerFit(layer, ids, a, b, fitted.error, a.nbytes + b.nbytes))
-                continue
-            size = sum(delta.nbytes for delta in (*sent_a, *sent_b))
-            made.append(LayerFit(layer, ids, a, b, fitted.error, size, tuple(zip(sent_a, sent_b, strict=True))))
-        return made
+        mine = np.flatnonzero(composer.slots[layer] != ownership.EMPTY)
+        ids = composer.slots[layer][mine]
+        weights = {n: v[mine] for n, v in self._computed(composer.experts[layer]).items()}
+        old_a, old_b = surrogates.a[layer][ids], surrogates.b[layer][ids]
+        if are_copies(self.training.rank, self.config):
+            fitted = Fitted(*initial_surrogates(weights["up"], weights["down"], self.training.rank), np.zeros(0))
+        elif self.workers_fit:
+            there = composer.fitted[layer]
+            fitted = Fitted(there["a"][mine], there["b"][mine], there["error"][mine])
+        else:
+            u, rows = calibration_rows(composer.rows[layer], ids, self.training.fit.rows)
+            wanted = expert_outputs(weights, u)
+            fitted = fit_surrogates(u, rows, wanted, a=old_a, b=old_b, options=self.training.fit)
+        a, sent_a = (fitted.a, []) if whole else self._as_sent(old_a, fitted.a)
+        b, sent_b = (fitted.b, []) if whole else self._as_sent(old_b, fitted.b)
+        if not sent_a:
+            return LayerFit(layer, ids, a, b, fitted.error, a.nbytes + b.nbytes)
+        size = sum(delta.nbytes for delta in (*sent_a, *sent_b))
+        return LayerFit(layer, ids, a, b, fitted.error, size, tuple(zip(sent_a, sent_b, strict=True)))
 
     def published(self, composer: ComposerState, names: Sequence[str], steps: int) -> Published:
         """Return what a composer publishes of some tensors, `steps` steps after their last merge."""

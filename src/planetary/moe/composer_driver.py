@@ -1,7 +1,8 @@
 """A composer that executes what its machine says, one boundary and one step at a time; it reads no socket.
 
 Messages are left in an inbox from any thread and looked at between two steps only, so that nothing that happens on the
-network can hold a step up. What takes long and is not the step itself (fitting, packing) goes to a background thread.
+network can hold a step up. What takes long and is not the step itself goes to a background thread: packing, and all
+that there is to do about surrogates (`moe.surrogate_traffic`).
 """
 
 from __future__ import annotations
@@ -20,22 +21,21 @@ from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import NumericsError, RemoteProtocolError
 from planetary.core.tensors import Tensors
 from planetary.moe import composer_machine as c
-from planetary.moe.composer import ComposerSteps, LayerFit, mean_loss, owned_by
+from planetary.moe.composer import ComposerSteps, mean_loss, owned_by
 from planetary.moe.composer_data import HELD_OUT, ComposerData
 from planetary.moe.composer_machine import ComposerMachine, Key
 from planetary.moe.composer_post import ComposerPost, Send
-from planetary.moe.composer_surrogates import ComposerSurrogates
 from planetary.moe.composer_view import composer_view, view_bytes
 from planetary.moe.expert_payloads import changed_from, improved_bytes, weights_from, work_from
 from planetary.moe.ownership import owned_slots
 from planetary.moe.part import Part
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
 from planetary.moe.plan import MixturePlan
-from planetary.moe.replicas import only_shards
 from planetary.moe.round_losses import RoundLosses
 from planetary.moe.shard_payload import model_from, shard_bytes, shard_from
 from planetary.moe.signature import Runner, parameter_specs
 from planetary.moe.states import ComposerState, Surrogates
+from planetary.moe.surrogate_traffic import Installed, Ready, Refreshed, SurrogateTraffic
 from planetary.moe.tiers import Tier
 from planetary.moe.uploads import Upload, upload_of
 from planetary.wire import messages as m
@@ -43,18 +43,11 @@ from planetary.wire import messages as m
 REPORT_EVERY_S = 0.2
 
 
-class _Fitted(msgspec.Struct, frozen=True):
-    step: int
-    progress: float
-    fits: dict[int, list[LayerFit]]  # by shard
-    bases: dict[int, str]  # by shard: the payload that changes are changes of
-
-
 class _Left(msgspec.Struct, frozen=True):
     upload: Upload
 
 
-_News = tuple[m.Message, Packed] | _Fitted | _Left | Exception | None  # None: the connection was lost
+_News = tuple[m.Message, Packed] | Ready | _Left | Exception | None  # None: the connection was lost
 
 
 class ComposerDriver:
@@ -64,7 +57,8 @@ class ComposerDriver:
         plan: of the mixture.
         run: the mixture's program.
         send: to the gateway.
-        fitting: for fitting surrogates, which need not end before the next step; None: do it at once.
+        fitting: of one thread, for surrogates: fitting those of its own and taking the others', which need not end
+            before the next step; None: do it at once.
         packing: for packing and sending, one message after the other; None: do it at once.
         clock: monotonic seconds.
     """
@@ -79,7 +73,7 @@ class ComposerDriver:
         packing: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.plan, self._fitting_thread, self._clock = plan, fitting, clock
+        self.plan, self._clock = plan, clock
         self.post = ComposerPost(send, packing, self._leave)
         composer = Part(run, "composer")
         self._whole = Part(run, "whole")
@@ -88,20 +82,22 @@ class ComposerDriver:
         self._names = plan.fragments(parameter_specs(composer.program), parameter_specs(self.steps.expert.program))
         self.machine = ComposerMachine(plan, list(self._names))
         self.state: ComposerState | None = None
-        self._surrogates = ComposerSurrogates(plan) if plan.has_surrogates else None
+        self._surrogates = (
+            SurrogateTraffic(plan, self.steps, self.machine, self._tell, background=fitting, leave=self._leave)
+            if plan.has_surrogates
+            else None
+        )
         self.on_news: Callable[[], None] = lambda: None  # called from whichever thread leaves something in the inbox
         self._data = ComposerData(plan)
         self._inbox: deque[_News] = deque()
-        self._early: list[tuple[m.SurrogatesReady, Packed]] = []
         self._arrived: dict[Key, Packed] = {}
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
-        self._fitting = False
         self._losses = RoundLosses()
         self._reported_at = -math.inf
 
     @property
     def bank(self) -> Surrogates | None:
-        """The surrogates that are here; None in a mixture without."""
+        """The surrogates that steps compute with; None in a mixture without."""
         return None if self._surrogates is None else self._surrogates.bank
 
     # --- from any thread --------------------------------------------------------------------------------------
@@ -140,9 +136,8 @@ class ComposerDriver:
             NumericsError: the loss, or what is fitted or merged, is not finite.
             TrustError: surrogates are damaged, or not their sender's.
         """
-        early, self._early = self._early, []
-        for message, payload in early:
-            self._install(message, payload)
+        if self._surrogates is not None:
+            self._surrogates.begin_boundary()
         while self._inbox:
             self._take(self._inbox.popleft())
         stepped = False
@@ -153,16 +148,20 @@ class ComposerDriver:
                 case c.Publish():
                     self._publish(action)
                 case c.Fit():
-                    self._fit()
+                    assert self.state is not None
+                    assert self._surrogates is not None
+                    self._surrogates.fit(self.state)
                 case c.Keep():
                     self._keep()
                 case c.View():
                     self._view()
                 case c.AskForTokens():
                     self._tell(m.WantTokens, first=action.first, count=action.count)
-                case c.Step():
+                case c.Step() if self._surrogates is None or not self._surrogates.behind:
                     self._step()
                     stepped = True
+                case c.Step():
+                    pass
         return stepped
 
     def _take(self, news: _News) -> None:
@@ -171,8 +170,9 @@ class ComposerDriver:
                 self.machine.disconnected()
                 if self._surrogates is not None:
                     self._surrogates.disconnected()
-            case _Fitted():
-                self._fitted(news)
+            case Installed() | Refreshed():
+                assert self._surrogates is not None
+                self._surrogates.ready(news)
             case _Left():
                 self.machine.sent(news.upload)
             case (message, payload):
@@ -196,7 +196,7 @@ class ComposerDriver:
             case m.SpeakFor():
                 self._speak_for(message.shards)
             case m.SurrogatesReady() if self._surrogates is not None:
-                self._install(message, payload)
+                self._surrogates.received(message, payload)
             case m.UseExperts():
                 self._use_experts(message, payload)
             case m.ImproveExperts():
@@ -222,17 +222,9 @@ class ComposerDriver:
         self._arrived.clear()
         self._losses.clear()
 
-    def _install(self, message: m.SurrogatesReady, payload: Packed) -> None:
-        assert self._surrogates is not None
-        if self.plan.pace == "lockstep" and message.step > self.machine.done:
-            self._early.append((message, payload))  # what is fitted after a step is for the next one
-            return
-        if self._surrogates.arrived(message, payload):
-            self.machine.surrogates(message.shard, message.step, message.progress)
-
     def _speak_for(self, shards: tuple[int, ...]) -> None:
         if self._surrogates is not None:
-            self._surrogates.speak_for(self.machine.speaks, shards)
+            self._surrogates.speak_for(shards)
         self.machine.speaks = shards
 
     def _step(self) -> None:
@@ -323,53 +315,6 @@ class ComposerDriver:
             tokens=one.tokens,
             steps=one.steps,
         )
-
-    def _fit(self) -> None:
-        assert self.state is not None
-        assert self._surrogates is not None
-        progress: float = self.machine.progress
-        if self.steps.workers_fit:
-            may = self.machine.connected and not self._fitting
-            if not may or not self._surrogates.take_fits(self.state.fitted):
-                return
-            progress = self._surrogates.progress_of_fits
-        state, bank, step, owners = self.state, self._surrogates.bank, self.machine.done, self.plan.owner_map
-        bases = self._surrogates.known()
-        speaking = {shard: only_shards(state, owners, [shard]) for shard in self.machine.speaks}
-
-        def fit() -> _Fitted:
-            fits = {s: self.steps.fit(experts, bank, whole=s not in bases) for s, experts in speaking.items()}
-            return _Fitted(step, progress, fits, bases)
-
-        def fit_and_leave() -> None:
-            try:
-                self._leave(fit())
-            except Exception as error:  # noqa: BLE001 - the compute thread raises it
-                self._leave(error)
-
-        if self._fitting_thread is None:
-            self._fitted(fit())
-        elif not self._fitting:  # one at a time: the next refresh comes
-            self._fitting = True
-            self._fitting_thread.submit(fit_and_leave)
-
-    def _fitted(self, found: _Fitted) -> None:
-        self._fitting = False
-        if self._surrogates is None or self.machine.shard < 0:
-            return
-        connected = self.machine.connected
-        for shard, fits in found.fits.items():
-            if shard not in self.machine.speaks:
-                continue  # another owner speaks for it by now
-            base = found.bases.get(shard)
-            # Versions are steps, but who speaks for others' experts may have taken more or fewer than they.
-            version = max(found.step, self.machine.versions[shard] + 1)
-            new = self._surrogates.fitted(shard, version, fits, base, publish=connected)
-            self.machine.surrogates(shard, version, found.progress)
-            if connected:
-                said = {"payload": new.payload, "change": new.change, "base": new.base, "error": new.error}
-                said |= {"of": shard, "step": version, "progress": found.progress}
-                self._tell(m.PublishSurrogates, "", lambda new=new: new.data, **said)
 
     def _keep(self) -> None:
         assert self.state is not None

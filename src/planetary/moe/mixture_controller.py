@@ -21,6 +21,7 @@ from planetary.fabric.records import (
 from planetary.fabric.sessions import WorkerSession
 from planetary.fabric.status import RoundMetrics
 from planetary.moe.composer_data import HELD_OUT
+from planetary.moe.composer_messages import ComposerMessages, FromComposer
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import (
     CollectPayloads,
@@ -36,8 +37,7 @@ from planetary.moe.mixture_rounds import Composing, Rounds
 from planetary.moe.mixture_syncing import Syncing
 from planetary.moe.offload import Offload
 from planetary.moe.patience import Patience
-from planetary.moe.payload_checks import impossible_steps
-from planetary.moe.records import MixtureState, ShardKept
+from planetary.moe.records import MixtureState
 from planetary.moe.stalls import Stalls, what_is_missing
 from planetary.moe.syncer_messages import (
     Joined,
@@ -45,14 +45,10 @@ from planetary.moe.syncer_messages import (
     Returning,
 )
 from planetary.moe.syncer_messages import Tick as SyncTick
-from planetary.moe.tiers import Tier
 from planetary.moe.work_queue import Work
 from planetary.wire import messages as m
 
 COLLECT_EVERY_S = 30.0
-FromComposer = (
-    m.PublishFragment | m.PublishSurrogates | m.KeepShard | m.StepTaken | m.OfferSketches | m.ViewModel | m.WantTokens
-)
 
 
 class MixtureController:
@@ -74,6 +70,7 @@ class MixtureController:
         self.rounds = Rounds(self.desk, self.composing, late)
         self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches, waiting)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
+        self.composers = ComposerMessages(self.syncing, self.membership)
         self._standby: list[int] = []  # sessions
         self.stalls = Stalls(self.desk, now)
         self.patience = Patience(policy.lease_s)
@@ -177,7 +174,7 @@ class MixtureController:
             case m.MixtureReady():
                 self._ready(worker, message, now)
             case _ if isinstance(message, FromComposer):
-                self._from_composer(worker, event, now)
+                self.composers.says(worker, event, now)
             case m.ExpertsImproved() if self.policy.plan.offloads:
                 self.offload.improved(worker, message, event.attachment)
             case m.EvalResult():
@@ -202,82 +199,6 @@ class MixtureController:
             told = m.TokensReady(shard=HELD_OUT, first=0, count=len(plan.held_out))
             self.desk.send(worker.session, told, TokensOf(plan.held_out))
         self._standby.append(worker.session)
-
-    def _from_composer(self, worker: WorkerSession, event: e.Received, now: float) -> None:
-        message = event.message
-        composing = self.composing.get(worker.session)
-        assert isinstance(message, FromComposer)
-        if composing is None or (message.shard, message.epoch) != (composing.shard, composing.epoch):
-            self.syncing.refuse(
-                "fenced", f"{worker.worker} speaks for shard {message.shard} under epoch {message.epoch}, which is over"
-            )
-            return
-        defect = event.defect or impossible_steps(message, self.policy.plan)
-        if defect:
-            self.syncing.refuse("unusable", f"{type(message).__name__} of {worker.worker}: {defect}")
-            if isinstance(message, m.PublishFragment) and self._knows(message):
-                self.syncing.send_fragment(worker.session, Tier(message.tier), message.fragment)  # it may try again
-            elif isinstance(message, m.PublishSurrogates):
-                self.syncing.unusable_surrogates(composing)
-            elif isinstance(message, m.OfferSketches):
-                self.offload.unusable(worker.session, message)
-            elif isinstance(message, m.KeepShard) and message.progress >= self.policy.plan.steps:
-                # No later state will come: it has to save this one again.
-                known = {"shard": message.shard, "epoch": message.epoch, "step": message.step}
-                speaks, steps = self.syncing.spoken_for(message.shard), self.syncing.steps()
-                again = m.OwnShard(**known, payload="", speaks=speaks, steps=steps)
-                self.desk.send(worker.session, again)
-            return
-        match message:
-            case m.StepTaken():
-                composing.step, composing.progress_at = message.step, now
-                composing.loss, composing.step_s = message.loss, message.seconds
-                composing.surrogate_age = message.surrogate_age
-                self.syncing.stepped(composing, now)
-                self.desk.send(worker.session, m.RunProgress(steps=self.syncing.steps()))
-                self.membership.succeeded(worker)
-            case m.ViewModel():
-                self.rounds.viewed(message, event.payload)
-            case m.WantTokens():
-                self._send_tokens(worker.session, message)
-            case m.PublishFragment():
-                self.syncing.published(worker.worker, message, event.payload, now)
-            case m.OfferSketches():
-                self.rounds.sketched(message.shard, event.payload_bytes)
-                plan, session = self.policy.plan, worker.session
-                if plan.offloads and not self.offload.offered(session, message, event.payload):
-                    self.offload.send_experts(session, message.shard, message.layer)
-            case m.PublishSurrogates():
-                self.syncing.refreshed(message, event.payload)
-            case m.KeepShard():
-                if message.step < self.state.shards[message.shard].step:
-                    self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")
-                    return
-                composing.step = max(message.step, composing.step)  # steps are told ahead of states
-                self.desk.append(
-                    ShardKept(
-                        shard=message.shard,
-                        epoch=message.epoch,
-                        step=message.step,
-                        progress=message.progress,
-                        payload=event.payload,
-                        loss=message.loss,
-                        compute_s=message.compute_s,
-                    )
-                )
-
-    def _send_tokens(self, session: int, wanted: m.WantTokens) -> None:
-        plan = self.policy.plan
-        last = wanted.first + wanted.count
-        if not (0 <= wanted.first < last <= plan.most_steps and wanted.count <= plan.steps_ahead):
-            self.syncing.refuse("unusable", f"shard {wanted.shard} wants tokens of steps {wanted.first} to {last}")
-            return
-        slices = tuple(plan.tokens_of(wanted.shard, step) for step in range(wanted.first, last))
-        message = m.TokensReady(shard=wanted.shard, first=wanted.first, count=wanted.count)
-        self.desk.send(session, message, TokensOf(slices))
-
-    def _knows(self, message: m.PublishFragment) -> bool:
-        return (Tier(message.tier), message.fragment) in self.state.fragments
 
     def _failed(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
         self.desk.append(

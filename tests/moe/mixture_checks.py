@@ -69,19 +69,20 @@ def check_steps(cluster: MixtureCluster) -> None:
 def unanswered(cluster: MixtureCluster, worker: Worker, layer: int) -> set[int]:
     """Steps of a composer's sketches of a layer that are on their way, or whose work nobody has done or given up.
 
-    Those that its predecessors left are among them; what is so old that it is forgotten is not.
+    Those that its predecessors left are among them.
     """
-    machine = worker.driver.machine
-    found = {work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (machine.shard, layer)}
-    found |= {offer.step for offer in worker.up.messages(m.OfferSketches) if offer.layer == layer}
-    return {step for step in found if step > machine.done - FORGET_STEPS}
+    found = set(cluster.controller.offload._waiting.said(0, worker.driver.machine.shard, layer)[1])
+    return found | {offer.step for offer in worker.up.messages(m.OfferSketches) if offer.layer == layer}
 
 
 def check_answers(cluster: MixtureCluster) -> None:
-    """The gateway says of all sketches that wait for work that they have no answer, and of no others."""
+    """The gateway says of no sketch that it has no answer unless it waits for work, and of all that are not too old."""
     for shard, layer in cluster.controller.state.experts if cluster.finished is None else ():
-        waiting = sorted(work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (shard, layer))
-        assert cluster.controller.offload._waiting.said(0, shard, layer)[1] == tuple(waiting)
+        queued = {work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (shard, layer)}
+        waiting = set(cluster.controller.offload._waiting.said(0, shard, layer)[1])
+        assert waiting <= queued
+        steps = [s.step for s in cluster.sent if isinstance(s, m.StepTaken) and s.shard == shard]
+        assert all(step <= max(steps, default=0) - FORGET_STEPS for step in queued - waiting)
 
 
 def check_window(cluster: MixtureCluster) -> None:
@@ -96,6 +97,9 @@ def check_window(cluster: MixtureCluster) -> None:
             for layer in range(plan.model.n_layer):
                 out = unanswered(cluster, worker, layer)
                 assert len(out) <= max(1, plan.window), (worker.name, layer, out)
+                window, waits = worker.driver.machine._sketches, [*worker.driver._inbox]
+                if not waits and not worker.down.messages(m.OwnShard) and not worker.down.messages(m.UseExperts):
+                    assert window._sent[layer] | (window._waiting[layer] or set()) == out, (worker.name, layer, out)
 
 
 def stale(cluster: MixtureCluster) -> int:

@@ -132,15 +132,17 @@ def test_a_queue_of_an_older_format_is_begun_anew(tmp_path: Path) -> None:
             assert queue.counts(0) == QueueCounts(ready=1)
 
 
-def test_old_work_is_forgotten_in_whatever_state(queue: WorkQueue) -> None:
+def test_old_work_is_forgotten_unless_somebody_has_it(queue: WorkQueue) -> None:
     for step in range(6):
         queue.offer(some(1, step))
     assert queue.finish(one(queue, "w", 0), "update")
     assert queue.give_up(one(queue, "w", 0), again=False)
     lease = one(queue, "w", 0)
     gone = queue.forget(Work(1, 1, 10, ("x",), 6, 0), 2)  # older than 4 by the run's count
-    assert [work.step for work in gone] == [2, 3]  # whoever has the rest knows what became of it
-    assert not queue.finish(lease, "for nobody")
+    assert [work.step for work in gone] == [3]
+    assert queue.counts(0) == QueueCounts(ready=2, leased=1)
+    assert queue.finish(lease, "update")
+    assert queue.forget(Work(1, 1, 10, ("x",), 6, 0), 2) == []  # its owner has the answer
     assert queue.counts(0) == QueueCounts(ready=2)
 
 

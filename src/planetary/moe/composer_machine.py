@@ -227,7 +227,7 @@ class ComposerMachine:
         """Whether to make a sketch of a layer in the step under way: not while too many are not answered."""
         if not self.connected or self._is_sending(sketch_upload(layer)):
             return False
-        return self.plan.pace == "lockstep" or self._sketches.may_offer(layer, self.done)
+        return self.plan.pace == "lockstep" or self._sketches.may_offer(layer)
 
     def offered(self, layer: int) -> None:
         """The sketch of a layer in the step under way is sent."""

@@ -94,6 +94,7 @@ class ComposerMessages:
         composing.loss, composing.step_s = message.loss, message.seconds
         composing.surrogate_age = message.surrogate_age
         self._syncing.stepped(composing, now)
+        self._offload.stepped(composing.session, message.shard, message.step)
         self._desk.send(composing.session, m.RunProgress(steps=self._syncing.steps()))
 
     def _kept(self, composing: Composing, message: m.KeepShard, payload: str) -> None:

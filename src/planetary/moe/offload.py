@@ -148,6 +148,14 @@ class Offload:
             self._queue(message, message.shard, message.version, tuple(used))
         return True
 
+    def stepped(self, session: int, shard: int, step: int) -> None:
+        """A composer has taken steps: it hears which of its sketches are too old by now."""
+        if self._desk.policy.plan.pace == "lockstep":
+            return
+        begun = {(one.lease.work.owner, one.lease.work.layer, one.lease.work.step) for one in self._begun()}
+        for layer in self._waiting.forget(shard, step, begun):
+            self.send_experts(session, shard, layer)
+
     def hand_out(self, present: Sequence[WorkerSession]) -> None:
         """Look for work for those of the expert workers who have none."""
         for one in list(self._half):
@@ -178,6 +186,9 @@ class Offload:
         place = lease.work.owner, lease.work.layer
         if worker is None or place in self._busy():
             self._desk.out.append(EndWork(lease, ""))
+            return None
+        if not self._waiting.is_waiting(*place, lease.work.step):  # too old, as its composer knows
+            self._desk.out.append(EndWork(lease, "", again=False))
             return None
         late = self._late(*place, lease.work.version)
         if late:
@@ -230,7 +241,7 @@ class Offload:
         if event.payload:  # otherwise somebody may try again
             self._waiting.over(work.owner, work.layer, work.step)
         if self._run_is_over:
-            return None
+            return Judged(work.owner, work.layer, one.by[0])
         doubts = dict(event.doubts)
         for reason, why in doubts.items():
             self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))
@@ -360,8 +371,10 @@ class Offload:
         return self._desk.policy.plan.owners[layer].count(shard)
 
     def _busy(self) -> frozenset[tuple[int, int]]:
-        every = [*self.improving.values(), *self._half, *self._judging.values()]
-        return frozenset((one.lease.work.owner, one.lease.work.layer) for one in every)
+        return frozenset((one.lease.work.owner, one.lease.work.layer) for one in self._begun())
+
+    def _begun(self) -> list[Improving]:
+        return [*self.improving.values(), *self._half, *self._judging.values()]
 
     def _count(self, what: str, number: int) -> None:
         if number:

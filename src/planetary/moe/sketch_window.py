@@ -7,15 +7,18 @@ the newest stands for those before it, which a slow line leaves out. A composer 
 sent since, no matter how often it was told. What was on its way when a connection was lost is not among either, and
 what its shard's last owner has left is.
 
+Only the gateway forgets: an answer may take longer to a composer than any number of its steps, and what it offers until
+then is made with old experts. It hears of a composer's steps ahead of all payloads, and says when sketches are too old.
+
 A step names its sketch. A composer that goes back takes steps again; what it offers then is the same work (`Work.key`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 FORGET_STEPS = 20
-"""Work on sketches that are older is not worth doing (12.10): neither side counts them, and the queue drops them."""
+"""Work on sketches that are older is not worth doing (12.10), unless somebody is at it."""
 
 
 class SketchWindow:
@@ -29,26 +32,28 @@ class SketchWindow:
     def __init__(self, layers: int, window: int) -> None:
         """Not connected."""
         self._window = window
-        self._out: list[set[int] | None] = [None] * layers  # by layer: steps; None: the gateway has not said them yet
+        # By layer: steps of what was sent on this connection and may not have come, and of what waits there.
+        self._sent: list[set[int]] = [set() for _ in range(layers)]
+        self._waiting: list[set[int] | None] = [None] * layers  # None: the gateway has not said it yet
 
-    def may_offer(self, layer: int, step: int) -> bool:
-        """Whether there is room for the sketch of a step."""
-        out = self._out[layer]
-        return out is not None and sum(s > step - FORGET_STEPS for s in out) < self._window
+    def may_offer(self, layer: int) -> bool:
+        """Whether there is room for a sketch."""
+        waiting = self._waiting[layer]
+        return waiting is not None and len(self._sent[layer] | waiting) < self._window
 
     def offered(self, layer: int, step: int) -> None:
         """The sketch of a step is on its way."""
-        out = self._out[layer]
-        if out is not None:
-            out.add(step)
+        self._sent[layer].add(step)
 
     def told(self, layer: int, arrived: int, waiting: Iterable[int]) -> None:
         """The gateway has had the sketch of step `arrived` and those before it; those of `waiting` are not answered."""
-        self._out[layer] = {step for step in self._out[layer] or () if step > arrived} | set(waiting)
+        self._sent[layer] = {step for step in self._sent[layer] if step > arrived}
+        self._waiting[layer] = set(waiting)
 
     def forget(self) -> None:
         """The connection is another, or the shard: wait for the gateway's word."""
-        self._out = [None] * len(self._out)
+        self._sent = [set() for _ in self._sent]
+        self._waiting = [None] * len(self._waiting)
 
 
 class WaitingSketches:
@@ -71,8 +76,24 @@ class WaitingSketches:
 
     def waits(self, shard: int, layer: int, step: int) -> None:
         """A sketch becomes work."""
-        kept = {s for s in self._waiting.get((shard, layer), ()) if s > step - FORGET_STEPS}
-        self._waiting[shard, layer] = kept | {step}
+        self._waiting.setdefault((shard, layer), set()).add(step)
+
+    def forget(self, shard: int, step: int, begun: Collection[tuple[int, int, int]]) -> list[int]:
+        """A shard's composer has taken `step` steps: forget what is too old; return the layers where something was.
+
+        `begun`: shard, layer and step of what somebody is at.
+        """
+        found = []
+        for (owner, layer), waiting in self._waiting.items():
+            old = {s for s in waiting if s <= step - FORGET_STEPS and (owner, layer, s) not in begun}
+            if owner == shard and old:
+                waiting.difference_update(old)
+                found.append(layer)
+        return found
+
+    def is_waiting(self, shard: int, layer: int, step: int) -> bool:
+        """Whether somebody is to improve experts with a sketch."""
+        return step in self._waiting.get((shard, layer), ())
 
     def over(self, shard: int, layer: int, step: int) -> bool:
         """Nobody improves experts with a sketch any more; return whether it has waited until now."""

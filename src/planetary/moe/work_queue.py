@@ -229,15 +229,13 @@ class WorkQueue:
         return over + self.forget(work, keep)
 
     def forget(self, work: Work, keep: int) -> list[Work]:
-        """Remove work that is `keep` steps older than `work` or more by its owner's count where that and the layer are
-        the same, and more than that by the run's, in whatever state; return what was neither done nor had failed.
+        """Remove work that nobody has and that is `keep` steps older than `work` or more by its owner's count, where
+        that and the layer are the same, or more than that by the run's; return what was neither done nor had failed.
         """
-        old = "progress < ? OR (owner = ? AND layer = ? AND step <= ?)"
+        old = "state != 'leased' AND (progress < ? OR (owner = ? AND layer = ? AND step <= ?))"
         bounds = (work.progress - keep, work.owner, work.layer, work.step - keep)
         with self._writing("forget old work"):
-            rows = self._db.execute(
-                f"SELECT {_WORK} FROM work WHERE state IN ('ready', 'leased') AND ({old})", bounds
-            ).fetchall()
+            rows = self._db.execute(f"SELECT {_WORK} FROM work WHERE state = 'ready' AND {old}", bounds).fetchall()
             self._db.execute(f"DELETE FROM work WHERE {old}", bounds)
         return [_work(row) for row in rows]
 

@@ -191,6 +191,7 @@ class MixtureCluster:
             ),
             expert_workers=0,
             secret="",
+            first_task=1,
             eval_every=1,
             checkpoint_every=1000,
             lease_s=50,
@@ -217,6 +218,7 @@ class MixtureCluster:
 
     def _begin(self, state: MixtureState, records: list[Record], late: Sequence[RoundMetrics] = ()) -> None:
         self.journal += [msgspec.json.encode(record) for record in records]
+        self.policy = replace(self.policy, first_task=self.policy.first_task + 1_000_000)
         self.controller = MixtureController(self.policy, state, self.now, late, self.queue.begin())
 
     # --- what a test does -------------------------------------------------------------------------------------
@@ -358,6 +360,8 @@ class MixtureCluster:
                 payload = self.store.put("model", model_bytes(instruction.round, model))
                 routing = routing_of(self.store, instruction.views, self.plan)
                 self.events.append(ModelAssembled(instruction.round, payload, routing=routing))
+            case e.DropAttachment():
+                self.results.pop(instruction.attachment, None)
             case CollectPayloads():
                 self._collect(instruction.keep)
             case QueueWork():

@@ -15,6 +15,7 @@ from moe_support import TINY
 from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import unpack_arrays
+from planetary.artifacts.store import digest_of
 from planetary.fabric import events as e
 from planetary.fabric.records import WorkerLost
 from planetary.moe.acceptance import Policy
@@ -27,6 +28,7 @@ from planetary.moe.payloads import sketch_bytes, sketch_from
 from planetary.moe.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
 from planetary.moe.sketch import decode, encode
 from planetary.moe.states import computed_weights, merged_model
+from planetary.moe.surrogate_payloads import surrogates_bytes
 from planetary.moe.syncer_work import assembled_model
 from planetary.wire import messages as m
 
@@ -381,6 +383,50 @@ def test_a_sketch_that_workers_would_fail_on_is_refused(tmp_path: Path, change: 
     data = sketch_bytes(encode(sound, "f32", TINY.n_expert))
     assert cluster.checks.defect(offer, data) == ""
     assert why in cluster.checks.defect(offer, sketch_bytes(encode(change(sound), "f32", TINY.n_expert + 99)))
+
+
+def test_what_is_of_a_layer_or_shard_that_does_not_exist_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
+    cluster.until(
+        lambda: any(isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard for s in cluster.sent)
+    )
+    shard, epoch = a.driver.machine.shard, a.driver.machine.epoch
+    offer = next(s for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == shard)
+    sound = decode(sketch_from(cluster.store.get(offer.payload)))
+    elsewhere = sketch_bytes(encode(replace(sound, layer=7), "f32", TINY.n_expert))
+    named = {"epoch": epoch, "layer": 7, "payload": f"sketch/{digest_of(elsewhere)}"}
+    cluster._arrive(a.session, replace(offer, **named), elsewhere)
+    nothing = surrogates_bytes([])
+    known = {"shard": shard, "epoch": epoch, "step": 3, "progress": 3.0, "error": None}
+    cluster._arrive(a.session, m.PublishSurrogates(**known, of=9, payload=f"surrogate/{digest_of(nothing)}"), nothing)
+    cluster._gateway()
+    assert [note.why.split(": ", 1)[1] for note in of_kind(cluster, SyncNote) if note.what == "unusable"] == [
+        "it is of layer 7 of 1",
+        "it has surrogates of shard 9 of 2",
+    ]
+    assert cluster.finish().ok
+
+
+def test_a_result_of_work_that_an_earlier_gateway_gave_out_is_nobodys(tmp_path: Path) -> None:
+    """A worker that was at it meanwhile sends it on its next connection, when it may have other work already."""
+    plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
+    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    w = [cluster.start(name) for name in ("a", "b", "w")][-1]
+    cluster.until(lambda: any(isinstance(s, m.ExpertsImproved) for s in cluster.sent))
+    old = next(s for s in cluster.sent if isinstance(s, m.ExpertsImproved))
+    cluster.restart_gateway()
+    cluster.until(lambda: w.session in cluster.controller.offload.improving)
+    under_way = cluster.controller.offload.improving[w.session].task
+    told = len(of_kind(cluster, ExpertsAdvanced))
+    cluster._arrive(w.session, old, b"whatever it was")
+    cluster._gateway()
+    assert cluster.controller.offload.improving[w.session].task == under_way
+    assert len(of_kind(cluster, ExpertsAdvanced)) == told
+    assert not cluster.results
+    assert cluster.finish().ok
+    assert "unusable" not in {why for line in cluster.metrics for why in line.mixture.updates}
 
 
 def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     sync: SyncPolicy
     expert_workers: int
     secret: str  # decides which work is checked; no worker knows it
+    first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
     eval_every: int
     checkpoint_every: int
     lease_s: float  # how long an expert worker may take before somebody else gets its work

@@ -134,6 +134,7 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
         ),
         expert_workers=moe.expert_workers,
         secret=secrets.token_hex(8),
+        first_task=secrets.randbelow(2**31) << 31,
         eval_every=config.eval.every,
         checkpoint_every=config.checkpoint.every,
         lease_s=STUCK_AFTER_S,

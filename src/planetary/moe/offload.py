@@ -104,7 +104,7 @@ class Offload:
         self._fitted: dict[tuple[int, int], int] = {}  # by shard and layer: progress of the run at the last fit
         self._asked: set[int] = set()
         self._may_have_work = desk.policy.plan.offloads
-        self._next_task = 1
+        self._next_task = desk.policy.first_task
         self._sketches: dict[
             tuple[int, int], dict[int, tuple[int, str]]
         ] = {}  # lock step: by step and layer, then shard

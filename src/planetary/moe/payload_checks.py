@@ -97,6 +97,8 @@ class PayloadChecks:
 
     def _surrogates(self, shard: int, data: Packed) -> str:
         """Of all experts of a shard, one by one: a bank to put them into would be as large as the model's."""
+        if not 0 <= shard < self._plan.training.composers:
+            return f"it has surrogates of shard {shard} of {self._plan.training.composers}"
         model, rank = self._plan.model, self._plan.training.rank
         shapes = (model.n_latent, rank), (rank, model.n_latent)
         left = {(int(layer), int(expert)) for layer, expert in np.argwhere(self._plan.owner_map == shard)}
@@ -134,6 +136,8 @@ class PayloadChecks:
         model, tokens = self._plan.model, len(sketch.ids)
         rows, chosen = (tokens, model.n_latent), (tokens, model.n_active)
         found = (sketch.inputs.shape, sketch.output_gradients.shape, sketch.ids.shape, sketch.gates.shape)
+        if not 0 <= sketch.layer < model.n_layer:
+            return f"it is of layer {sketch.layer} of {model.n_layer}"
         if found != (rows, rows, chosen, chosen) or tokens > self._plan.tokens_per_step:
             return f"it has arrays {[list(shape) for shape in found]} of at most {self._plan.tokens_per_step} tokens"
         if tokens and not (sketch.ids.min() >= 0 and sketch.ids.max() < model.n_expert):

@@ -85,9 +85,9 @@ def timed(journal: Journal, shard: int, first: Event, last: Event, told: Event) 
     kept = journal.of("shard_kept", shard=shard)
     mine = [e for e in kept if first["t"] <= e["t"] <= told["t"]]
     for before, after in itertools.pairwise(mine):
-        # After the state that ends a round a composer's sum begins anew.
-        ended = before["step"] // PER_ROUND > max(
-            (e["step"] // PER_ROUND for e in kept if e["t"] < before["t"]), default=0
+        # After the state that ends a round of the run a composer's sum begins anew.
+        ended = before["progress"] // PER_ROUND > max(
+            (e["progress"] // PER_ROUND for e in kept if e["t"] < before["t"]), default=0
         )
         inside += after["compute_s"] - (0.0 if ended else before["compute_s"])
     steps = last["step"] - first["step"]

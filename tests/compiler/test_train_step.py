@@ -108,24 +108,59 @@ def _schedule(options: StepOptions) -> Callable[[Any], Any]:
     return rate
 
 
+UNIT = 2.0**-24  # relative rounding of float32, to nearest
+GRADIENT_ERROR = 32 * UNIT  # of a gradient's largest element; the steps below stay under 8 units, whatever the CPU
+UPDATE_ERROR = 16 * UNIT  # relative, of what the optimizer computes from a gradient: schedule, bias, root, quotient
+NORM_ERROR = 32 * UNIT  # relative, of the global norm
+
+
 @pytest.mark.parametrize("clip_norm", [0.05, 1e6])
 def test_steps_are_those_of_optax_adamw_with_clipping_and_schedule(model: Model, case: tuple, clip_norm: float) -> None:
+    """Every step, from the parameters and the state that the step before left, against optax in float64.
+
+    A rounding of the gradient is no fixed part of Adam's update: where the gradient is small against its history, the
+    quotient magnifies it. So each element may be off by as much as a gradient that is off by `GRADIENT_ERROR` makes
+    it, and by the roundings of the update itself. Two executions in float32 would differ by the sum of both, which
+    depends on the vector instructions of the machine.
+    """
     loss_fn, params, batch = case
+    leaves, tree = jax.tree.flatten(params)
     options = StepOptions(learning_rate=0.01, warmup_steps=2, total_steps=5, weight_decay=0.2, clip_norm=clip_norm)
-    run = _Run(build_train_step(model, options), jax.tree.leaves(params))
+    run = _Run(build_train_step(model, options), leaves)
     adamw = optax.adamw(_schedule(options), options.beta1, options.beta2, options.epsilon, weight_decay=0.2)
     transform = optax.chain(optax.clip_by_global_norm(clip_norm), adamw)
-    state = transform.init(params)
-    value_and_grad = jax.jit(jax.value_and_grad(loss_fn))
-    for index in range(4):
-        loss, gradients = value_and_grad(params, *batch)
-        found_loss, found_norm = run(index, batch)
-        assert found_loss == pytest.approx(float(loss), rel=1e-5)
-        assert found_norm == pytest.approx(float(optax.tree.norm(gradients)), rel=1e-5)
-        updates, state = jax.jit(transform.update)(gradients, state, params)
-        params = optax.apply_updates(params, updates)
-        for have, want in zip(run.params, jax.tree.leaves(params), strict=True):
-            _close(have, np.asarray(want))
+    with jax.enable_x64(True):
+        value_and_grad = jax.jit(jax.value_and_grad(loss_fn))
+        update = jax.jit(transform.update)
+        for index in range(4):
+            before = jax.tree.unflatten(tree, [np.asarray(leaf, np.float64) for leaf in run.params])
+            means, squares = (
+                jax.tree.unflatten(tree, [np.asarray(leaf, np.float64) for leaf in part])
+                for part in (run.state[1 : 1 + len(leaves)], run.state[1 + len(leaves) :])
+            )
+            state = optax.tree.set(transform.init(before), count=int(run.state[0]), mu=means, nu=squares)
+            loss, gradients = value_and_grad(before, *batch)
+            norm = float(optax.tree.norm(gradients))
+
+            found_loss, found_norm = run(index, batch)
+
+            assert found_loss == pytest.approx(float(loss), rel=1e-6)
+            assert found_norm == pytest.approx(norm, rel=NORM_ERROR)
+            updates, after = update(gradients, state, before)
+            margins = [np.zeros(np.shape(leaf)) for leaf in leaves]
+            for sign in (-1.0, 1.0):
+                # Clipping divides by the norm, which hardly moves; each element is moved by itself.
+                moved = jax.tree.map(lambda g, s=sign: g + s * GRADIENT_ERROR * jnp.max(jnp.abs(g)), gradients)
+                shifted, _ = update(moved, state, before)
+                for margin, u, v in zip(margins, jax.tree.leaves(updates), jax.tree.leaves(shifted), strict=True):
+                    np.maximum(margin, np.abs(u - v), out=margin)
+            moments = [*jax.tree.leaves(optax.tree.get(after, "mu")), *jax.tree.leaves(optax.tree.get(after, "nu"))]
+            for have, want in zip(run.state[1:], moments, strict=True):
+                _close(have, np.asarray(want), 2 * GRADIENT_ERROR)
+            expected = jax.tree.leaves(optax.apply_updates(before, updates))
+            for have, want, step, margin in zip(run.params, expected, jax.tree.leaves(updates), margins, strict=True):
+                allowed = margin + UPDATE_ERROR * np.abs(step) + UNIT * np.abs(want)
+                np.testing.assert_array_less(np.abs(have - want), allowed * (1 + 1e-9))
 
 
 def test_a_late_joiner_has_a_fresh_count_and_the_runs_schedule(model: Model, case: tuple) -> None:

@@ -12,9 +12,9 @@ from planetary.compiler.manifest import (
     check_signature,
     initial_value,
     manifest_from_json,
-    to_host_dtype,
 )
 from planetary.core.errors import CompileError, UserError
+from planetary.core.tensors import to_host_dtype
 
 SIGNATURE = [("f32", (4, 8)), ("f32", (8,)), ("i32", (2, 4)), ("i32", (2, 4))]
 

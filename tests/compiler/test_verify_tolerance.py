@@ -7,10 +7,10 @@ import pytest
 from step_runs import mlp_model, mlp_params
 
 from planetary.compiler import build_train_step
-from planetary.compiler.deviations import ROUNDING
 from planetary.compiler.precision import coarsest_factor
 from planetary.compiler.step_options import StepOptions
 from planetary.compiler.verify import compare, make_trial, run_expected
+from planetary.core.deviations import ROUNDING
 
 
 def _results(options: StepOptions) -> tuple:

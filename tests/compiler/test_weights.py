@@ -9,10 +9,9 @@ from safetensors.numpy import save_file
 from planetary.artifacts.safetensors_file import read_safetensors
 from planetary.compiler import export_model
 from planetary.compiler.export import Model
-from planetary.compiler.manifest import to_host_dtype
 from planetary.compiler.weights import with_weights
 from planetary.core.errors import UserError
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import TensorSpec, to_host_dtype
 from planetary.models.zoo import ZOO
 
 

@@ -40,6 +40,12 @@ class Bench:
 
     def join(self, name: str) -> int:
         """A worker connects and loads its job; returns its session."""
+        session = self.connect(name)
+        self.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
+        return session
+
+    def connect(self, name: str) -> int:
+        """A worker connects and is given its job; returns its session."""
         self._sessions += 1
         hello = m.Hello(
             role="worker",
@@ -54,7 +60,6 @@ class Bench:
             iree_version=self.policy.iree_version,
         )
         self.tell(e.Received(self._sessions, hello))
-        self.tell(e.Received(self._sessions, m.Ready(artifact="a" * 64, opt_state_round=0)))
         return self._sessions
 
     def task_of(self, session: int) -> int:

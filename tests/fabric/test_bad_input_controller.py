@@ -10,9 +10,11 @@ from planetary.fabric.records import (
     CheckpointFailed,
     CheckpointWritten,
     RoundFinished,
+    RoundStarted,
     RunFinished,
     TaskAborted,
     WorkerLost,
+    WorkerRefused,
 )
 from planetary.testing.cluster import SimCluster, policy
 from planetary.wire import messages as m
@@ -65,6 +67,28 @@ def test_a_target_that_cannot_be_compiled_ends_the_run_as_that() -> None:
     assert bench.finish is not None
     assert bench.finish.kind == "compile"
     assert "unknown cpu target 'sm_80'" in bench.finish.reason
+
+
+def test_a_worker_whose_device_is_wrong_takes_no_part_and_the_others_go_on() -> None:
+    bench = Bench(workers=2)
+    wrong = bench.connect("wrong")
+    bench.join("right")
+    assert not bench.records(RoundStarted), "the first round waits for both"
+    bench.tell(e.Received(wrong, m.DeviceRefused(artifact="a" * 64, reason="'head' is off")))
+    assert [(r.worker, r.reason) for r in bench.records(WorkerRefused)] == [("wrong/0", "'head' is off")]
+    assert (wrong, m.Shutdown(reason="'head' is off", ok=False)) in bench.sent
+    assert bench.finish is None
+    assert len(bench.records(RoundStarted)) == 1
+    again = bench.connect("wrong")
+    assert any(to == again and isinstance(msg, m.Refused) and "'head' is off" in msg.reason for to, msg in bench.sent)
+
+
+def test_a_run_whose_only_device_is_wrong_fails_with_the_reason() -> None:
+    bench = Bench()
+    bench.tell(e.Received(bench.connect("wrong"), m.DeviceRefused(artifact="a" * 64, reason="'head' is off")))
+    assert bench.finish is not None
+    assert (bench.finish.ok, bench.finish.kind) == (False, "compile")
+    assert "'head' is off" in bench.finish.reason
 
 
 def test_a_disk_that_stays_full_costs_no_round_but_is_no_success() -> None:

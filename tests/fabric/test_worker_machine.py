@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planetary.core.errors import TrustError
+from planetary.core.errors import CompileError, TrustError
 from planetary.fabric import events as e
 from planetary.fabric import worker_events as w
 from planetary.fabric.worker_machine import WorkerMachine
@@ -48,6 +48,26 @@ def test_a_wrong_blob_ends_the_worker() -> None:
     worker.handle(e.Received(1, JOB), 0.2)
     out = worker.handle(e.Received(1, m.BlobData(digest="a" * 64), "the digest is wrong"), 0.4)
     assert out == [e.Send(1, m.Goodbye(reason="the digest is wrong")), e.Exit(False, "the digest is wrong", TrustError)]
+
+
+def test_a_wrong_device_is_told_to_the_gateway_and_ends_the_worker() -> None:
+    worker = machine()
+    worker.handle(e.Tick(), 0.0)
+    worker.handle(e.Opened(1), 0.1)
+    worker.handle(e.Received(1, JOB), 0.2)
+    out = worker.handle(w.DeviceIsWrong("'head' is off"), 0.4)
+    refused = m.DeviceRefused(artifact=JOB.artifact, reason="'head' is off")
+    assert out == [e.Send(1, refused), e.Exit(False, "'head' is off", CompileError)]
+
+
+def test_the_check_on_the_device_is_reported() -> None:
+    worker = machine()
+    worker.handle(e.Tick(), 0.0)
+    worker.handle(e.Opened(1), 0.1)
+    worker.handle(e.Received(1, JOB), 0.2)
+    out = worker.handle(w.JobLoaded(JOB.artifact, 0, "a chip", "verified on a chip"), 0.4)
+    ready = m.Ready(artifact=JOB.artifact, opt_state_round=0, device="a chip", verified="verified on a chip")
+    assert out == [e.Send(1, ready)]
 
 
 def test_tasks_are_done_in_the_order_of_arrival() -> None:

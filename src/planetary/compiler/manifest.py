@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import CompileError, UserError
-from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.core.tensors import TensorSpec, host_dtype, to_host_dtype
 
 Role = Literal["param", "buffer", "input", "target"]
 ROLES: tuple[Role, ...] = ("param", "buffer", "input", "target")
@@ -227,13 +227,3 @@ def initial_value(argument: Argument, stored: Mapping[str, np.ndarray], seed: in
     else:
         raise UserError(f"argument {argument.name!r} is data and has no initial value")
     return to_host_dtype(drawn, spec.dtype)
-
-
-def to_host_dtype(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Return float32 `values` in the host representation of `dtype`; bfloat16 is rounded to nearest even."""
-    if dtype != "bf16":
-        return values.astype(host_dtype(dtype))
-    bits = np.asarray(values, np.float32).view(np.uint32)
-    # Adding just below half of the last kept bit, plus that bit, rounds ties to even (all values here are
-    # finite).
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from planetary.compiler.deviations import ROUNDING, as_float
-from planetary.compiler.manifest import to_host_dtype
-from planetary.compiler.verify import StepRunner
+from planetary.core.deviations import ROUNDING, as_float
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.step import StepSpec
-from planetary.core.tensors import TensorSpec
+from planetary.core.step_trial import StepRunner
+from planetary.core.tensors import TensorSpec, to_host_dtype
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import msgspec
 from planetary.compiler.artifact_manifest import ArtifactCache
 from planetary.core.errors import TrustError
 
-_KEY = "verified 1 "
+_KEY = "verified 2 "
 
 
 class VerifyReport(msgspec.Struct, frozen=True):

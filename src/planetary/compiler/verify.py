@@ -8,85 +8,48 @@ StableHLO interpreter says which of them is wrong.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-import msgspec
 import numpy as np
 
 from planetary.compiler import interpreter
 from planetary.compiler.artifact_manifest import ArtifactCache
-from planetary.compiler.deviations import (
-    CHANGE_TOLERANCE,
-    FACTOR_ROUNDINGS,
-    ROUNDING,
-    ROUNDINGS,
-    as_float,
-    errors_of,
-    worst_of,
-)
 from planetary.compiler.iree import Artifact, compile_artifact
-from planetary.compiler.manifest import to_host_dtype
 from planetary.compiler.offender import VALUE_TOLERANCE, Execute, Refused, name_offender
 from planetary.compiler.precision import coarsest_factor
 from planetary.compiler.reference import run_reference
 from planetary.compiler.targets import Target
 from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.compiler.verification_report import VerifyReport, read_report, write_report
-from planetary.core.errors import CompileError
+from planetary.core.deviations import (
+    CHANGE_TOLERANCE,
+    FACTOR_ROUNDINGS,
+    ROUNDING,
+    ROUNDINGS,
+    errors_of,
+    worst_of,
+)
+from planetary.core.errors import CompileError, TrustError
 from planetary.core.step import StepSpec
+from planetary.core.step_trial import (
+    TRIAL_STEP,
+    StepReference,
+    StepRunner,
+    Trial,
+    decode_reference,
+    draw_trial,
+    encode_reference,
+    make_reference,
+    run_trial,
+    values_of,
+)
 from planetary.core.tensors import TensorSpec
 
-_TRIAL_STEP = 7  # any index will do, but not 0: a schedule may start from a learning rate of 0
-
-
-class StepRunner(Protocol):
-    """What runs a compiled step here; `planetary.runtime.executor.Executor` is one."""
-
-    def load(
-        self,
-        params: Mapping[str, np.ndarray],
-        buffers: Mapping[str, np.ndarray],
-        opt_state: Mapping[str, np.ndarray] | None,
-    ) -> None:
-        """Put everything on the device."""
-        ...
-
-    def train_step(self, step: int, batch: Sequence[np.ndarray]) -> tuple[float, float]:
-        """Run one inner step; return loss and gradient norm."""
-        ...
-
-    def eval_step(self, batch: Sequence[np.ndarray]) -> float:
-        """Return the loss of one batch."""
-        ...
-
-    def read_params(self) -> dict[str, np.ndarray]:
-        """Return the parameters."""
-        ...
-
-    def read_opt_state(self) -> dict[str, np.ndarray]:
-        """Return the optimizer state."""
-        ...
-
-    def close(self) -> None:
-        """Release the device."""
-        ...
-
-
-class Trial(msgspec.Struct, frozen=True):
-    """Random inputs of one comparison."""
-
-    params: dict[str, np.ndarray]
-    buffers: dict[str, np.ndarray]
-    opt_state: dict[str, np.ndarray]
-    batch: list[np.ndarray]
-
-    @property
-    def before(self) -> dict[str, np.ndarray]:
-        """What a training step changes."""
-        return self.params | self.opt_state
+_REFERENCE = "reference 1 "  # before the digest of a step: the key of what its artifacts are compared with
 
 
 def verify_artifact(
@@ -121,44 +84,37 @@ def verify_artifact(
         CompileError: a result differs by more than the tolerance; the text names the worst tensor, and the first
             wrong operation if it can be found.
     """
-    if cache is not None and (known := read_report(cache, artifact.digest)) is not None:
-        return known
+    if cache is not None and reference_digest(cache, train_step.spec) is not None:
+        known = read_report(cache, artifact.digest)
+        if known is not None:
+            return known
     started = time.perf_counter()
+    spec = train_step.spec
     stand_in = not runs_here(artifact.target, local)
     local = Target("pjrt:cpu", artifact.target.name) if artifact.target.is_pjrt else local
     subject = compile_artifact(train_step, local, cache) if stand_in else artifact
-    trial = make_trial(train_step.spec, params, buffers)
-    expected = run_expected(train_step, trial)
-    found = run_found(train_step.spec, open_runner(subject, train_step.spec), trial)
-
-    rounding = ROUNDING[coarsest_factor(train_step.portable)]
-
-    def compared(reference: Mapping[str, np.ndarray]) -> dict[str, float]:
-        return errors_of(train_step.spec, trial.before, reference, found, rounding)
-
-    errors = compared(expected)
-    name, error = worst_of(errors)
     target = f"{subject.target.backend} {subject.target.name}"
-    against = "XLA"
-    if not error <= 1:  # also catches NaN
-        verdict, truth = _arbitrate(train_step, trial)
-        name_of_truth, error_of_truth = worst_of(compared(truth)) if truth is not None else (name, error)
-        if truth is not None and error_of_truth <= 1:
-            against = f"the StableHLO interpreter (XLA does not: {name!r} is {error:.3g} times the accepted error off)"
-            name, error = name_of_truth, error_of_truth
-        else:
-            refusal = (
-                f"the artifact for {target} is wrong: {name!r} differs from the reference execution by {error:.3g} "
-                f"times the accepted error; loss {found['loss']:.6g}, expected {expected['loss']:.6g}. {verdict} It "
-                "was not published; report the model and the IREE version, and try another target"
-            )
-            on_refusal(f"{refusal}. The search for the operation that is wrong did not end.")
-            run = run_reference
-            if truth is not None and not compare(train_step.spec, trial, truth, expected, rounding)[1] <= 1:
-                run, errors = interpreter.run_interpreter, compared(truth)
-            wrong = _suspect(subject.target, open_runner)
-            refused = _refused(train_step, trial, errors, rounding, wrong=wrong, run=run)
-            raise CompileError(f"{refusal}. {name_offender(refused)}")
+    kept = None if cache is None else read_reference(cache, spec)
+
+    def found_with(trial: Trial) -> dict[str, np.ndarray]:
+        return run_found(spec, open_runner(subject, spec), trial)
+
+    name, error, against = "", float("inf"), ""
+    found: Mapping[str, np.ndarray] = {}
+    if kept is not None:
+        trial, against = draw_trial(spec, kept.values, buffers), kept.against
+        found = found_with(trial)
+        name, error = worst_of(kept.errors(spec, trial.before, found))
+    if not error <= 1:  # also catches NaN. The reference is run here, for the first time or to search for the cause
+        values = values_of(spec, params)
+        trial = draw_trial(spec, values, buffers)
+        expected = run_expected(train_step, trial)
+        found = found_with(trial)
+        suspect = _Suspect(train_step, trial, expected, found, subject.target, open_runner)
+        name, error, against, right = suspect.judge(target, on_refusal)
+        if cache is not None:
+            made = make_reference(spec, values, trial.before, right, factor_rounding=suspect.rounding, against=against)
+            cache.link(_REFERENCE + spec.stablehlo_digest, cache.put(encode_reference(made)))
     report = VerifyReport(
         digest=artifact.digest,
         checked=subject.digest,
@@ -175,6 +131,72 @@ def verify_artifact(
     return report
 
 
+def read_reference(cache: ArtifactCache, spec: StepSpec) -> StepReference | None:
+    """Return what artifacts of a step are compared with; None if it is not there, or damaged."""
+    digest = reference_digest(cache, spec)
+    if digest is None:
+        return None
+    with contextlib.suppress(TrustError):
+        return decode_reference(cache.get(digest), spec)
+    return None
+
+
+def reference_digest(cache: ArtifactCache, spec: StepSpec) -> str | None:
+    """Return the digest of the blob that workers compare their own results with; None if there is none yet."""
+    return cache.resolve(_REFERENCE + spec.stablehlo_digest)
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """One execution beside its reference."""
+
+    train_step: TrainStep
+    trial: Trial
+    expected: Mapping[str, np.ndarray]
+    found: Mapping[str, np.ndarray]
+    target: Target
+    open_runner: Callable[[Artifact, StepSpec], StepRunner]
+
+    @property
+    def rounding(self) -> float:
+        """Relative spacing of the factors of the model's contractions."""
+        return ROUNDING[coarsest_factor(self.train_step.portable)]
+
+    def judge(self, target: str, on_refusal: Callable[[str], None]) -> tuple[str, float, str, Mapping[str, np.ndarray]]:
+        """Return the worst tensor, its error, the name of the execution that it agrees with, and that one's results.
+
+        Raises:
+            CompileError: it agrees with none; see `verify_artifact`.
+        """
+        train_step, trial, rounding = self.train_step, self.trial, self.rounding
+        expected, found = self.expected, self.found
+
+        def compared(reference: Mapping[str, np.ndarray]) -> dict[str, float]:
+            return errors_of(train_step.spec, trial.before, reference, found, rounding)
+
+        errors = compared(expected)
+        name, error = worst_of(errors)
+        if error <= 1:
+            return name, error, "XLA", expected
+        verdict, truth = _arbitrate(train_step, trial)
+        name_of_truth, error_of_truth = worst_of(compared(truth)) if truth is not None else (name, error)
+        if truth is not None and error_of_truth <= 1:
+            against = f"the StableHLO interpreter (XLA does not: {name!r} is {error:.3g} times the accepted error off)"
+            return name_of_truth, error_of_truth, against, truth
+        refusal = (
+            f"the artifact for {target} is wrong: {name!r} differs from the reference execution by {error:.3g} "
+            f"times the accepted error; loss {found['loss']:.6g}, expected {expected['loss']:.6g}. {verdict} It "
+            "was not published; report the model and the IREE version, and try another target"
+        )
+        on_refusal(f"{refusal}. The search for the operation that is wrong did not end.")
+        run = run_reference
+        if truth is not None and not compare(train_step.spec, trial, truth, expected, rounding)[1] <= 1:
+            run, errors = interpreter.run_interpreter, compared(truth)
+        wrong = _suspect(self.target, self.open_runner)
+        refused = _refused(train_step, trial, errors, rounding, wrong=wrong, run=run)
+        raise CompileError(f"{refusal}. {name_offender(refused)}")
+
+
 def runs_here(target: Target, local: Target) -> bool:
     """Whether an artifact for `target` runs on the machine whose own CPU target is `local`."""
     if target.backend == "pjrt:cpu":
@@ -187,38 +209,8 @@ def runs_here(target: Target, local: Target) -> bool:
 
 
 def make_trial(spec: StepSpec, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]) -> Trial:
-    """Return random inputs for a step, the same for the same spec.
-
-    Parameters are the initial ones plus noise, so that no gradient vanishes. The optimizer's state is
-    positive and away from zero: from a zero state, Adam's first update is the sign of the gradient, which
-    rounding decides where the gradient is nearly zero. Integers of a batch are small, so that they are
-    indices into most tables.
-    """
-    seed = int.from_bytes(hashlib.sha256(spec.stablehlo_digest.encode()).digest()[:8], "big")
-    rng = np.random.default_rng(seed)
-
-    def noisy(tensor: TensorSpec) -> np.ndarray:
-        noise = rng.standard_normal(tensor.shape, np.float32) * np.float32(0.02)
-        return to_host_dtype(as_float(params[tensor.name], tensor.dtype).astype(np.float32) + noise, tensor.dtype)
-
-    def state(tensor: TensorSpec) -> np.ndarray:
-        if tensor.dtype not in ROUNDING:
-            return np.full(tensor.shape, 3, tensor.zeros().dtype)
-        return to_host_dtype(rng.uniform(1e-3, 2e-3, tensor.shape).astype(np.float32), tensor.dtype)
-
-    def data(tensor: TensorSpec) -> np.ndarray:
-        if tensor.dtype in ROUNDING:
-            return to_host_dtype(rng.standard_normal(tensor.shape, np.float32), tensor.dtype)
-        if tensor.dtype == "i1":
-            return rng.integers(0, 2, tensor.shape).astype(np.bool_)
-        return rng.integers(0, 100, tensor.shape).astype(tensor.zeros().dtype)
-
-    return Trial(
-        params={tensor.name: noisy(tensor) for tensor in spec.params},
-        buffers={tensor.name: buffers[tensor.name] for tensor in spec.buffers},
-        opt_state={tensor.name: state(tensor) for tensor in spec.opt_state},
-        batch=[data(tensor) for tensor in spec.batch],
-    )
+    """Return random inputs for a step from its initial values; see `draw_trial`."""
+    return draw_trial(spec, values_of(spec, params), buffers)
 
 
 class Run(Protocol):
@@ -245,7 +237,7 @@ def _arguments(spec: StepSpec, trial: Trial, function: str) -> tuple[list[str], 
     tensors, arrays = [*spec.params, *spec.buffers], [*trial.params.values(), *trial.buffers.values()]
     if function == "train_step":
         tensors += [*spec.opt_state, TensorSpec("step", "i32", ())]
-        arrays += [*trial.opt_state.values(), np.array(_TRIAL_STEP, np.int32)]
+        arrays += [*trial.opt_state.values(), np.array(TRIAL_STEP, np.int32)]
     return [tensor.dtype for tensor in (*tensors, *spec.batch)], [*arrays, *trial.batch]
 
 
@@ -257,7 +249,7 @@ def _suspect(target: Target, open_runner: Callable[[Artifact, StepSpec], StepRun
         try:
             names = [tensor.name for tensor in piece.spec.buffers]
             runner.load(_zeros(piece.spec), dict(zip(names, inputs, strict=True)), {})
-            runner.train_step(_TRIAL_STEP, [])
+            runner.train_step(TRIAL_STEP, [])
             found = runner.read_params()
         finally:
             runner.close()
@@ -273,7 +265,7 @@ def _refused(
 
     def right(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         spec = piece.spec
-        arguments = [*_zeros(spec).values(), *inputs, np.array(_TRIAL_STEP, np.int32)]
+        arguments = [*_zeros(spec).values(), *inputs, np.array(TRIAL_STEP, np.int32)]
         dtypes = [*(tensor.dtype for tensor in spec.params), "f32", "f32"]
         return run(piece.portable, "train_step", arguments, dtypes)[:-2]
 
@@ -312,14 +304,9 @@ def _arbitrate(train_step: TrainStep, trial: Trial) -> tuple[str, dict[str, np.n
 def run_found(spec: StepSpec, runner: StepRunner, trial: Trial) -> dict[str, np.ndarray]:
     """Return the artifact's results, under the names of `run_expected`; closes the runner."""
     try:
-        runner.load(trial.params, trial.buffers, trial.opt_state)
-        evaluated = runner.eval_step(trial.batch)
-        loss, norm = runner.train_step(_TRIAL_STEP, trial.batch)
-        scalars = {"loss": loss, "grad_norm": norm, "eval_loss": evaluated}
-        found = runner.read_params() | runner.read_opt_state()
+        return run_trial(spec, runner, trial)
     finally:
         runner.close()
-    return found | {name: np.asarray(value, np.float32) for name, value in scalars.items()}
 
 
 def compare(

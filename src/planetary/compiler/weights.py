@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from planetary.compiler.manifest import Argument, Init, to_host_dtype
+from planetary.compiler.manifest import Argument, Init
 from planetary.core.errors import UserError
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import TensorSpec, to_host_dtype
 
 if TYPE_CHECKING:
     from planetary.compiler.export import Model

@@ -39,6 +39,16 @@ def host_dtype(dtype: str) -> np.dtype:
         raise UserError(f"unknown element type {dtype!r}; known: {', '.join(HOST_DTYPES)}") from None
 
 
+def to_host_dtype(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Return float32 `values` in the host representation of `dtype`; bfloat16 is rounded to nearest even."""
+    if dtype != "bf16":
+        return values.astype(host_dtype(dtype))
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    # Adding just below half of the last kept bit, plus that bit, rounds ties to even (all values here are
+    # finite).
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
 class TensorSpec(msgspec.Struct, frozen=True):
     """Name, element type (StableHLO spelling, e.g. `"f32"`) and shape of one tensor."""
 

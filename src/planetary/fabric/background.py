@@ -57,5 +57,14 @@ class Background:
             return
         seconds = time.monotonic() - began
         self.post(
-            e.Compiled(backend, target, features, published.digest, published.nbytes, seconds, published.verified)
+            e.Compiled(
+                backend,
+                target,
+                features,
+                published.digest,
+                published.nbytes,
+                seconds,
+                published.verified,
+                published.reference,
+            )
         )

@@ -55,6 +55,7 @@ class Published(msgspec.Struct, frozen=True):
     compile_s: float = 0.0
     verify_s: float = 0.0
     cached: bool = False  # whether it had been compiled before
+    reference: str = ""  # digest of what workers compare their own devices' results with
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -155,7 +156,7 @@ def compile_and_verify(
     from planetary.compiler.iree import compile_artifact
     from planetary.compiler.targets import Target
     from planetary.compiler.train_step import TrainStep
-    from planetary.compiler.verify import verify_artifact
+    from planetary.compiler.verify import reference_digest, verify_artifact
     from planetary.runtime.backends import open_executor
 
     step = TrainStep("", spec, portable)
@@ -184,6 +185,7 @@ def compile_and_verify(
         compile_s=compiled - began,
         verify_s=time.monotonic() - compiled,
         cached=artifact.cached,
+        reference=reference_digest(store, spec) or "",
     )
 
 

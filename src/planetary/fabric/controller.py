@@ -176,9 +176,12 @@ class Controller:
             case m.FetchBlob():
                 self.membership.fetch(worker, message)
             case m.Ready():
-                self.membership.ready(worker, now)
+                self.membership.ready(worker, now, message.device, message.verified)
                 if self.training.ring is not None:
                     self.training.ring.ready(worker, message)
+            case m.DeviceRefused():
+                self.membership.device_refused(worker, message.reason)
+                self._lose(worker, message.reason, now)
             case m.ReduceDone() if self.training.ring is not None:
                 self.training.ring.done(worker, message)
             case m.ReduceFailed() if self.training.ring is not None:
@@ -392,6 +395,7 @@ class Controller:
         since = self.membership.first_ready_at
         if since is None or self.training.first_round_open or not self.training.may_open:
             return None
-        if not 0 < len(self.desk.ready_workers()) < self.policy.workers:
+        expected = self.policy.workers - len(self.membership.banned)  # those do not come back
+        if not 0 < len(self.desk.ready_workers()) < expected:
             return None
         return since + self.policy.startup_grace_s

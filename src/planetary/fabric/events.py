@@ -76,6 +76,7 @@ class Compiled(Event, frozen=True):
     nbytes: int
     seconds: float
     verified: str
+    reference: str = ""  # digest of what workers compare their own devices' results with; "": of nothing
 
 
 class CompileFailed(Event, frozen=True):

@@ -152,6 +152,8 @@ def _worker(worker: WorkerSession, lost: int) -> WorkerStatus:
         state=state,
         backend=worker.backend,
         target=worker.target,
+        device=worker.device,
+        verified=worker.verified,
         round=train.round if train is not None else 0,
         step=train.step if train is not None else 0,
         loss=loss if loss is not None and math.isfinite(loss) else None,

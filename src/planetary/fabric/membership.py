@@ -5,7 +5,7 @@ from __future__ import annotations
 from planetary.fabric.admission import refuse
 from planetary.fabric.desk import Lobby
 from planetary.fabric.events import BlobOf, Close, Compile, Compiled, CompileFailed
-from planetary.fabric.records import ArtifactPublished, EndKind, WorkerJoined, WorkerLost
+from planetary.fabric.records import ArtifactPublished, EndKind, WorkerJoined, WorkerLost, WorkerRefused
 from planetary.fabric.sessions import Phase, SupervisorSession, WorkerSession
 from planetary.wire import messages as m
 
@@ -19,6 +19,7 @@ class Membership:
         """Start at monotonic time `now`, with nobody connected."""
         self._desk = desk
         self._artifacts: dict[Target, str] = {}  # digest; "" while it is being compiled
+        self._references: dict[str, str] = {}  # artifact -> what workers compare its results with
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
         self.banned: dict[str, str] = {}  # worker -> why it is not used any more
         self.first_ready_at: float | None = None
@@ -69,6 +70,7 @@ class Membership:
         """Offer a finished artifact to everyone who waits for it."""
         target = (event.backend, event.target, event.features)
         self._artifacts[target] = event.digest
+        self._references[event.digest] = event.reference
         self._desk.append(
             ArtifactPublished(
                 backend=event.backend,
@@ -93,14 +95,14 @@ class Membership:
 
     def fetch(self, worker: WorkerSession, message: m.FetchBlob) -> None:
         """Send a blob that the worker's job needs."""
-        if self._desk.policy.may_fetch(message.digest, worker.artifact):
+        if self._desk.policy.may_fetch(message.digest, worker.artifact, worker.reference):
             self._desk.send(worker.session, m.BlobData(digest=message.digest), BlobOf(message.digest))
 
-    def ready(self, worker: WorkerSession, now: float) -> None:
-        """The worker loaded its artifact."""
+    def ready(self, worker: WorkerSession, now: float, device: str = "", verified: str = "") -> None:
+        """The worker loaded its artifact; what it says of its device and of the check on it."""
         if worker.phase is not Phase.LOADING:
             return
-        worker.phase = Phase.READY
+        worker.phase, worker.device, worker.verified = Phase.READY, device, verified
         if self.first_ready_at is None:
             self.first_ready_at = now
         self._desk.append(
@@ -110,8 +112,24 @@ class Membership:
                 node=worker.node,
                 backend=worker.backend,
                 target=worker.target,
+                device=device,
+                verified=verified,
             )
         )
+
+    def device_refused(self, worker: WorkerSession, reason: str) -> None:
+        """The worker's device is of no use; the others go on."""
+        self._desk.append(
+            WorkerRefused(
+                worker=worker.worker,
+                pid=worker.pid,
+                node=worker.node,
+                backend=worker.backend,
+                target=worker.target,
+                reason=reason,
+            )
+        )
+        self.ban(worker, reason, "compile")
 
     def supervisor_says(self, supervisor: SupervisorSession, message: m.Message) -> WorkerSession | None:
         """Take a supervisor's message; return the worker session that ended with its process, if any."""
@@ -181,8 +199,8 @@ class Membership:
 
     def _offer_job(self, worker: WorkerSession, digest: str) -> None:
         worker.phase = Phase.LOADING
-        worker.artifact = digest
-        self._desk.send(worker.session, self._desk.policy.job(digest))
+        worker.artifact, worker.reference = digest, self._references.get(digest, "")
+        self._desk.send(worker.session, self._desk.policy.job(digest, worker.reference))
 
     def _nodes(self) -> dict[str, str]:
         return {s.worker: s.node for s in [*self._desk.workers.values(), *self._desk.supervisors.values()]}

@@ -12,7 +12,10 @@ def news_of(record: Record) -> str:
         case r.ArtifactPublished():
             return f"training step for {record.backend}:{record.target} published ({record.verified})"
         case r.WorkerJoined():
-            return f"worker {record.worker} joined (process {record.pid})"
+            how = f", {record.verified}" if record.verified else ""
+            return f"worker {record.worker} joined (process {record.pid}){how}"
+        case r.WorkerRefused():
+            return f"worker {record.worker} is refused: {record.reason}"
         case r.WorkerLost():
             return f"worker {record.worker} lost: {record.reason}"
         case r.LeaseReturned() if record.task:

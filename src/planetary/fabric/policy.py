@@ -37,13 +37,13 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
     silent_after_s: float
     iree_version: str  # of the compiler
 
-    def job(self, artifact: str) -> Message:
-        """Return what a worker is told to run once its artifact exists."""
+    def job(self, artifact: str, reference: str) -> Message:
+        """Return what a worker is told to run once its artifact exists, and what its results are compared with."""
         raise NotImplementedError
 
-    def may_fetch(self, digest: str, artifact: str) -> bool:
-        """Whether a worker with this artifact is sent a blob; other blobs are nobody's business."""
-        return digest == artifact
+    def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
+        """Whether a worker with this job is sent a blob; other blobs are nobody's business."""
+        return digest in (artifact, reference) and bool(digest)
 
 
 class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
@@ -78,20 +78,21 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         """Whether a round is trained while the one before it is reduced."""
         return self.ring is not None and self.ring.job.overlap
 
-    def job(self, artifact: str) -> Message:
+    def job(self, artifact: str, reference: str) -> Message:
         """See `FabricPolicy`."""
         return Job(
             run=self.run,
             artifact=artifact,
             buffers=self.buffers,
+            reference=reference,
             spec=self.spec,
             inner_state=self.inner_state,
             ring=None if self.ring is None else self.ring.job,
         )
 
-    def may_fetch(self, digest: str, artifact: str) -> bool:
+    def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
         """See `FabricPolicy`."""
-        return digest in (artifact, self.buffers)
+        return digest in (artifact, reference, self.buffers) and bool(digest)
 
     def eval_due(self, version: int) -> bool:
         """Whether the parameters of `version` are evaluated."""

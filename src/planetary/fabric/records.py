@@ -61,13 +61,26 @@ class ArtifactPublished(Record, frozen=True, kw_only=True, tag="artifact_publish
 
 
 class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
-    """A worker loaded its artifact and can take tasks."""
+    """A worker loaded its artifact, found it right on its own device, and can take tasks."""
 
     worker: str
     pid: int
     node: str
     backend: str
     target: str
+    device: str = ""  # as its driver names it
+    verified: str = ""  # what the comparison on it found, in words; "": there was nothing to compare with
+
+
+class WorkerRefused(Record, frozen=True, kw_only=True, tag="worker_refused"):
+    """A worker's device cannot run the training step, or computes something else; it takes no part."""
+
+    worker: str
+    pid: int
+    node: str
+    backend: str
+    target: str
+    reason: str
 
 
 class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
@@ -266,6 +279,7 @@ AnyRecord = (
     | RunResumed
     | ArtifactPublished
     | WorkerJoined
+    | WorkerRefused
     | WorkerLost
     | RoundStarted
     | LeaseAssigned

@@ -66,6 +66,9 @@ class WorkerSession(msgspec.Struct):
     features: str
     phase: Phase
     artifact: str = ""
+    reference: str = ""  # digest of what it compares its device's results with
+    device: str = ""  # as its driver names it
+    verified: str = ""  # what that comparison found, in words
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
     arriving: set[int] = msgspec.field(default_factory=set)  # ids of messages with tensors that are on their way here
     arrived_at: float = 0.0  # when the last of them was here

@@ -38,6 +38,7 @@ from planetary.fabric.records import (
     TaskAborted,
     WorkerJoined,
     WorkerLost,
+    WorkerRefused,
 )
 
 
@@ -201,6 +202,7 @@ def apply(state: ControllerState, record: Record) -> None:
             state.ended = record
         case (
             ArtifactPublished()
+            | WorkerRefused()
             | DeltaRejected()
             | ReduceRetried()
             | DigestsDiffered()

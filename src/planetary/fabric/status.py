@@ -34,6 +34,8 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: WorkerState
     backend: str = ""  # "cpu", "cuda", "hip", "vulkan", "metal"
     target: str = ""  # e.g. "host", "sm_80"
+    device: str = ""  # as its driver names it
+    verified: str = ""  # what the check of the training step on this device found, in words
     round: int = 0  # that it works on; 0: none yet
     step: int = 0  # inner steps finished in its task; of a composer: since the end of the round before, for its shard
     loss: float | None = None  # of that inner step

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,9 +18,9 @@ import numpy as np
 from planetary.core.errors import CompileError
 from planetary.core.step import StepSpec
 from planetary.fabric.child import Child, describe_exit, end_with_parent
+from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
 
 TIME_LIMIT_S = 600.0
-WARM_UP_STEPS = 1
 
 
 class TimingRequest(msgspec.Struct, frozen=True):
@@ -81,15 +80,8 @@ def _serve(folder: Path) -> None:
     params, buffers = (_load(folder / name) for name in ("params.npz", "buffers.npz"))
     executor = open_executor(request.artifact, request.spec, backend=request.backend, threads=request.threads or None)
     executor.load(params, buffers, None)
-    batches = random_batches(request.spec, WARM_UP_STEPS + request.steps, seed=0)
-    times = []
-    for index, batch in enumerate(batches):
-        began = time.perf_counter()
-        loss = executor.train_step(index, batch).loss
-        times.append(1e3 * (time.perf_counter() - began))
-        if not np.isfinite(loss):
-            raise CompileError(f"step {index + 1} gave loss {loss}")
-    (folder / "times.json").write_bytes(msgspec.json.encode(times[WARM_UP_STEPS:]))
+    times = step_milliseconds(executor, random_batches(request.spec, WARM_UP_STEPS + request.steps, seed=0))
+    (folder / "times.json").write_bytes(msgspec.json.encode(times))
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

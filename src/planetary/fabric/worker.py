@@ -19,7 +19,7 @@ import numpy as np
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore, digest_of
 from planetary.core.clock import SystemClock
-from planetary.core.errors import PlanetaryError, RemoteProtocolError, TrustError, UserError
+from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.diloco.ring import check_state, state_specs
@@ -33,6 +33,8 @@ from planetary.fabric.ring_peer import RingPeer
 from planetary.fabric.shell import Shell
 from planetary.fabric.worker_machine import WorkerMachine
 from planetary.runtime.backends import open_executor, runtime_version
+from planetary.runtime.device_check import check_once
+from planetary.runtime.executor import Executor
 from planetary.runtime.host import target_features
 from planetary.version import __version__
 from planetary.wire import messages as m
@@ -266,6 +268,8 @@ class WorkerShell:
         """In a thread. Whatever happens, the machine is told: the gateway waits for this worker."""
         try:
             self._shell.post(self._load_or_miss(job))
+        except CompileError as error:
+            self._shell.post(w.DeviceIsWrong(str(error)))
         except PlanetaryError as error:
             self._shell.post(w.JobBroke(str(error), type(error)))
         except Exception as error:
@@ -273,8 +277,8 @@ class WorkerShell:
             self._shell.post(w.JobBroke(f"loading the job failed: {type(error).__name__}: {error}", PlanetaryError))
 
     def _load_or_miss(self, job: m.Job | m.MixtureJob) -> e.Event:
-        buffers = job.buffers if isinstance(job, m.Job) else ""
-        for digest in filter(None, (job.artifact, buffers)):
+        others = (job.buffers, job.reference) if isinstance(job, m.Job) else ()
+        for digest in filter(None, (job.artifact, *others)):
             if not self._store.has(digest):
                 return w.BlobMissing(digest)
             try:
@@ -296,6 +300,7 @@ class WorkerShell:
             island=self._options.island,
         )
         buffers = unpack(job.spec, self._store.get(job.buffers) if job.buffers else b"")
+        verified = self._verified(executor, job, buffers)
         folder = self._options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
         self._compute = Compute(
@@ -311,7 +316,25 @@ class WorkerShell:
             address = self._options.address
             self._ring = RingPeer(self._options.name, address.host, address.token, job, self._shell.post)
         rounds = states.rounds()
-        return w.JobLoaded(job.artifact, rounds[0] if rounds else 0)
+        return w.JobLoaded(job.artifact, rounds[0] if rounds else 0, executor.device_name, verified)
+
+    def _verified(self, executor: Executor, job: m.Job, buffers: Mapping[str, np.ndarray]) -> str:
+        """Compare the device's results with the job's reference; return what was found, in words."""
+        if not job.reference:
+            return ""
+        try:
+            report = check_once(
+                executor,
+                self._store,
+                artifact=job.artifact,
+                reference=job.reference,
+                backend=self._options.backend,
+                buffers=buffers,
+            )
+        except PlanetaryError:
+            executor.close()
+            raise
+        return report.summary
 
     def _load_role(self, job: m.MixtureJob) -> e.Event:
         if self._make_role is None:

@@ -28,6 +28,14 @@ class JobLoaded(Event, frozen=True):
 
     artifact: str
     opt_state_round: int
+    device: str = ""  # as its driver names it
+    verified: str = ""  # what the comparison with the job's reference found on it, in words
+
+
+class DeviceIsWrong(Event, frozen=True):
+    """The device cannot run the artifact, or computes something else than the reference."""
+
+    reason: str
 
 
 class BlobMissing(Event, frozen=True):

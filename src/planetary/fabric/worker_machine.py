@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from planetary.core.errors import PeerError, PlanetaryError, TrustError
+from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError
 from planetary.fabric.backoff import pause_before
 from planetary.fabric.events import (
     Closed,
@@ -33,6 +33,7 @@ from planetary.fabric.events import (
 )
 from planetary.fabric.worker_events import (
     BlobMissing,
+    DeviceIsWrong,
     EvaluationDone,
     HoldEndParameters,
     JobBroke,
@@ -85,6 +86,7 @@ class WorkerMachine:
         self._job: m.Job | m.MixtureJob | None = None
         self._loaded = ""  # digest of the artifact on the device
         self._opt_state_round = 0
+        self._device = self._verified = ""  # what was found on the device
         self._queue: deque[m.Parameters | _Task] = deque()
         self._of_ring: deque[_OfRing] = deque()
         self._reducing: m.Reduce | None = None
@@ -120,9 +122,14 @@ class WorkerMachine:
                 self._received(event, now)
             case JobLoaded():
                 self._loaded, self._opt_state_round = event.artifact, event.opt_state_round
+                self._device, self._verified = event.device, event.verified
                 self._report_ready()
             case BlobMissing():
                 self._send(m.FetchBlob(digest=event.digest))
+            case DeviceIsWrong():
+                artifact = self._job.artifact if self._job is not None else ""
+                self._send(m.DeviceRefused(artifact=artifact, reason=event.reason))
+                self._exit(CompileError, event.reason)
             case JobBroke():
                 self._send(m.Goodbye(reason=event.reason))
                 self._exit(event.error, event.reason)
@@ -243,6 +250,8 @@ class WorkerMachine:
                 m.Ready(
                     artifact=self._loaded,
                     opt_state_round=self._opt_state_round,
+                    device=self._device,
+                    verified=self._verified,
                     outer_version=self._outer_version,
                     outer_digest=self._outer_digest,
                 )

@@ -32,8 +32,8 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
     grace_s: float  # a stall is told after this
 
-    def job(self, artifact: str) -> MixtureJob:
-        """See `FabricPolicy`."""
+    def job(self, artifact: str, reference: str) -> MixtureJob:
+        """See `FabricPolicy`; a mixture's program has no reference yet."""
         return MixtureJob(
             run=self.run,
             artifact=artifact,

@@ -97,6 +97,8 @@ def _news(event: Event) -> str:
     match event.get("event"):
         case "worker_lost":
             return f"{event['worker']} was lost: {reason}"
+        case "worker_refused":
+            return f"{event['worker']} is refused: {reason}"
         case "delta_rejected":
             return f"the contribution of {event['worker']} was rejected: {reason}"
         case "task_failed":
@@ -120,8 +122,16 @@ def _workers_after(workers: dict[str, WorkerStatus], event: Event) -> dict[str, 
     match kind:
         case "worker_joined":
             new = msgspec.structs.replace(
-                old, state="ready", pid=pid, backend=event.get("backend", ""), target=event.get("target", "")
+                old,
+                state="ready",
+                pid=pid,
+                backend=event.get("backend", ""),
+                target=event.get("target", ""),
+                device=event.get("device", ""),
+                verified=event.get("verified", ""),
             )
+        case "worker_refused":
+            new = msgspec.structs.replace(old, state="stopped", pid=pid)
         case "worker_lost":
             new = msgspec.structs.replace(old, state="lost", lost_count=old.lost_count + 1)
         case "lease_assigned" | "lease_started":

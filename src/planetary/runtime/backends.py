@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,6 +49,18 @@ def runtime_version(backend: str) -> str:
     from planetary.runtime.iree_executor import iree_version
 
     return iree_version()
+
+
+def runtime_identity(backend: str) -> str:
+    """Return what decides how an artifact is executed on a device: versions of the runtime and of GPU drivers."""
+    from importlib.metadata import version
+
+    parts = [version("jaxlib") if is_pjrt(backend) else runtime_version(backend)]
+    if backend not in {"cpu", "pjrt:cpu"}:
+        for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
+            with contextlib.suppress(OSError):
+                parts.append(" ".join(Path(path).read_text().split()))
+    return " ".join(parts)
 
 
 def open_executor(

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 
 
@@ -25,6 +26,16 @@ class Executor(Protocol):
     such as the one that sends heartbeats, go on. Arrays are host arrays as `planetary.core.tensors`
     describes them.
     """
+
+    @property
+    def spec(self) -> StepSpec:
+        """Signature of the step."""
+        ...
+
+    @property
+    def device_name(self) -> str:
+        """What steps run on, as its driver names it; a CPU by its model."""
+        ...
 
     def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
         """Put everything on the device; `opt_state` None starts from zeros."""

@@ -74,6 +74,20 @@ def _sysctl_description() -> str:
     return "\n".join(sorted(answer.stdout.splitlines()))
 
 
+@functools.cache
+def cpu_name() -> str:
+    """Return the name of this machine's CPU for people, e.g. `"AMD EPYC 9B14"`."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [line.replace("machdep.cpu.brand_string", "model name") for line in _sysctl_description().splitlines()]
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name" and value.strip():
+            return " ".join(value.split())
+    return platform.processor() or architecture()
+
+
 def target_features(backend: str, target: str) -> str:
     """Return what a worker on this machine reports with its target: part of the key of the artifact it needs.
 

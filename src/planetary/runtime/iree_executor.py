@@ -14,7 +14,7 @@ from planetary.core.errors import ClosedError, LocalProtocolError, ResourceError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.runtime.executor import StepResult
-from planetary.runtime.host import host_features, usable_cores
+from planetary.runtime.host import cpu_name, host_features, usable_cores
 from planetary.runtime.host_arrays import checked_batch, in_order
 from planetary.runtime.host_memory import keep_large_blocks
 
@@ -88,6 +88,7 @@ class _Threads:
 
 
 _devices: dict[tuple[str, int], Any] = {}
+_names: dict[tuple[str, int], str] = {}  # of the same devices, as their drivers say
 
 
 def open_device(backend: str, device_id: int, threads: int | None) -> Any:
@@ -124,6 +125,7 @@ def _make_device(backend: str, device_id: int, threads: int | None) -> Any:
     try:
         driver = iree.get_driver(driver_name)
         if backend == "cpu":
+            _names[backend, device_id] = cpu_name()
             return driver.create_default_device()
         devices = driver.query_available_devices()
         if device_id >= len(devices):
@@ -131,6 +133,7 @@ def _make_device(backend: str, device_id: int, threads: int | None) -> Any:
                 f"no {backend} device {device_id}: the driver lists {len(devices)} "
                 f"({', '.join(str(d.get('name', '?')) for d in devices) or 'none'})"
             )
+        _names[backend, device_id] = str(devices[device_id].get("name") or f"{backend} device {device_id}")
         return driver.create_device(devices[device_id], None)
     except (RuntimeError, ValueError) as error:
         raise ResourceError(f"cannot open the {backend} device {device_id}: {error}") from error
@@ -175,6 +178,7 @@ class IreeExecutor:
             )
         self._backend = backend
         self._device = open_device(backend, device_id, threads)
+        self.device_name = _names[backend, device_id]
         usage = iree.BufferUsage.DEFAULT
         self._usage = int(usage | iree.BufferUsage.MAPPING) if backend == "cpu" else int(usage)
         try:

@@ -19,6 +19,7 @@ from planetary.core.errors import ClosedError, LocalProtocolError, ResourceError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.runtime.executor import StepResult
+from planetary.runtime.host import cpu_name
 from planetary.runtime.host_arrays import checked_batch, in_order
 
 PLATFORMS = {"pjrt:cpu": "cpu", "pjrt:cuda": "cuda"}
@@ -111,6 +112,8 @@ class PjrtExecutor:
         self.spec = spec
         self._backend = backend
         devices = _open_devices(backend, device_id, island, threads)
+        kind = cpu_name() if devices[0].platform == "cpu" else devices[0].device_kind
+        self.device_name = kind if island == 1 else f"{island} × {kind}"
         import jax
 
         from planetary.compiler import xla

@@ -37,7 +37,7 @@ from planetary.wire.mixture_messages import (
     WantTokens,
 )
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 
@@ -139,6 +139,7 @@ class Job(Message, frozen=True, kw_only=True):
     run: str
     artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
     buffers: str  # sha256 of the packed model buffers, or "" when the model has none
+    reference: str = ""  # sha256 of what the worker compares its own device's results with before it is ready
     spec: StepSpec
     inner_state: Literal["persist", "reset"]  # what happens to the optimizer's state at the start of a round
     ring: RingJob | None = None  # None: results go to the gateway
@@ -161,8 +162,17 @@ class Ready(Message, frozen=True, kw_only=True):
 
     artifact: str
     opt_state_round: int  # the round after which its optimizer state was saved; 0: fresh
+    device: str = ""  # as its driver names it
+    verified: str = ""  # what the comparison with the job's reference found on it, in words
     outer_version: int = -1  # ring: of the outer state that it still has from an earlier connection; -1: none
     outer_digest: str = ""  # ring: of that state
+
+
+class DeviceRefused(Message, frozen=True, kw_only=True):
+    """The worker's device cannot run the artifact, or computes something else than the job's reference. It ends."""
+
+    artifact: str
+    reason: str  # which tensor, by how much; or what its compiler said
 
 
 class Parameters(Message, frozen=True, kw_only=True):
@@ -313,6 +323,7 @@ AnyMessage = (
     | FetchBlob
     | BlobData
     | Ready
+    | DeviceRefused
     | Parameters
     | OuterState
     | SendOuterState

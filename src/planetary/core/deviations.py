@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import numpy as np
 
 from planetary.core.step import StepSpec
@@ -27,9 +28,53 @@ change off by 0.7 roundings, for bf16).
 """
 
 
+SCALARS = ("loss", "eval_loss", "grad_norm")
+"""Results of a trial beside tensors, in the order in which a worst one is named."""
+
+
 def worst_of(errors: Mapping[str, float]) -> tuple[str, float]:
     """Return the largest error and its name."""
     return max(errors.items(), key=lambda item: item[1])
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """What is accepted of one result: largest error of an element, and how many elements may exceed it."""
+
+    error: float
+    spared: int = 0
+
+
+def accepted_of(
+    spec: StepSpec,
+    before: Mapping[str, np.ndarray],
+    expected: Mapping[str, np.ndarray],
+    factor_rounding: float = ROUNDING["f32"],
+) -> dict[str, Accepted]:
+    """Return, by name, the accepted error of all results.
+
+    Where an update is a sign (Lion), an argument near zero has either sign: as large a share of a tensor's elements as
+    is accepted for changes is spared there. Its momentum, from which the next sign is taken, is compared in full.
+
+    Args:
+        spec: signature of the step.
+        before: parameters and optimizer state that the step was given.
+        expected: results of the reference.
+        factor_rounding: relative spacing of the factors of the model's contractions.
+    """
+    change_tolerance = max(CHANGE_TOLERANCE, FACTOR_ROUNDINGS * factor_rounding)
+    loss_tolerance = max(LOSS_TOLERANCE, factor_rounding / 8)
+    accepted: dict[str, Accepted] = {}
+    for name in SCALARS:
+        tolerance = loss_tolerance if name != "grad_norm" else change_tolerance
+        accepted[name] = Accepted(tolerance * float(np.abs(expected[name])))
+    moved_by_sign = {t.name.removeprefix("lion.mean.") for t in spec.opt_state if t.name.startswith("lion.mean.")}
+    for tensor in (*spec.params, *spec.opt_state):
+        want = as_float(expected[tensor.name], tensor.dtype)
+        change = np.max(np.abs(want - as_float(before[tensor.name], tensor.dtype)), initial=0.0)
+        rounding = ROUNDINGS * ROUNDING.get(tensor.dtype, 0.0) * np.max(np.abs(want), initial=0.0)
+        spared = int(change_tolerance * want.size) if tensor.name.removeprefix("average.") in moved_by_sign else 0
+        accepted[tensor.name] = Accepted(float(change_tolerance * change + rounding), spared)
+    return accepted
 
 
 def errors_of(
@@ -39,46 +84,32 @@ def errors_of(
     found: Mapping[str, np.ndarray],
     factor_rounding: float = ROUNDING["f32"],
 ) -> dict[str, float]:
-    """Return, by name, the errors of all results as fractions of what is accepted.
+    """Return, by name, the errors of all results as fractions of what `accepted_of` accepts; see `error_of`.
 
-    A non-finite result counts as infinitely wrong unless the reference has the same one in the same place. Where
-    an update is a sign (Lion), an argument near zero has either; as large a share of a tensor's elements as is
-    accepted for changes is left out there. Its momentum, from which the next sign is taken, is compared in full.
-
-    Args:
-        spec: signature of the step.
-        before: parameters and optimizer state that both were given.
-        expected: results of the reference.
-        found: results of the artifact.
-        factor_rounding: relative spacing of the factors of the model's contractions.
+    `found` are the results of the artifact; the other arguments are those of `accepted_of`.
     """
-    errors: dict[str, float] = {}
-    change_tolerance = max(CHANGE_TOLERANCE, FACTOR_ROUNDINGS * factor_rounding)
-    loss_tolerance = max(LOSS_TOLERANCE, factor_rounding / 8)
-    for name in ("loss", "eval_loss", "grad_norm"):
-        tolerance = loss_tolerance if name != "grad_norm" else change_tolerance
-        errors[name] = _error(expected[name], found[name], tolerance * float(np.abs(expected[name])))
-    moved_by_sign = {t.name.removeprefix("lion.mean.") for t in spec.opt_state if t.name.startswith("lion.mean.")}
+    accepted = accepted_of(spec, before, expected, factor_rounding)
+    errors = {name: error_of(expected[name], found[name], accepted[name]) for name in SCALARS}
     for tensor in (*spec.params, *spec.opt_state):
         want = as_float(expected[tensor.name], tensor.dtype)
         have = as_float(found[tensor.name], tensor.dtype)
-        change = np.max(np.abs(want - as_float(before[tensor.name], tensor.dtype)), initial=0.0)
-        rounding = ROUNDINGS * ROUNDING.get(tensor.dtype, 0.0) * np.max(np.abs(want), initial=0.0)
-        spared = int(change_tolerance * want.size) if tensor.name.removeprefix("average.") in moved_by_sign else 0
-        errors[tensor.name] = _error(want, have, float(change_tolerance * change + rounding), spared)
+        errors[tensor.name] = error_of(want, have, accepted[tensor.name])
     return errors
 
 
-def _error(want: np.ndarray, have: np.ndarray, accepted: float, spared: int = 0) -> float:
-    """Largest difference, but for so many elements, as a fraction of `accepted`; infinite where only one side is
-    finite.
+def error_of(want: np.ndarray, have: np.ndarray, accepted: Accepted) -> float:
+    """Return the largest difference, except for `accepted.spared` elements, as a fraction of `accepted.error`.
+
+    A non-finite result counts as infinitely wrong unless the reference has the same one in the same place.
     """
     if np.array_equal(want, have, equal_nan=True):
         return 0.0
     differences = np.abs(np.asarray(want, np.float64) - np.asarray(have, np.float64)).reshape(-1)
-    if not np.all(np.isfinite(differences)) or accepted <= 0 or not np.isfinite(accepted):
+    if not np.all(np.isfinite(differences)) or accepted.error <= 0 or not np.isfinite(accepted.error):
         return float("inf")
-    return float(np.sort(differences)[-1 - spared]) / accepted
+    spared = min(accepted.spared, differences.size - 1)
+    largest = np.max(differences) if spared == 0 else np.partition(differences, -1 - spared)[-1 - spared]
+    return float(largest) / accepted.error
 
 
 def as_float(array: np.ndarray, dtype: str) -> np.ndarray:

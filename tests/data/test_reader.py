@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import ResourceError, UserError
+from planetary.core.tensors import host_dtype
 from planetary.data.reader import batches, read_slice
 from planetary.wire.messages import Slice
 
@@ -83,6 +84,27 @@ def test_large_token_ids_survive() -> None:
     tokens = np.array([0, 2**31 - 1], np.uint32)
     ((inputs, targets),) = batches(tokens, 1, 1)
     assert (inputs.item(), targets.item()) == (0, 2**31 - 1)
+
+
+@pytest.mark.parametrize("dtypes", [("i64", "i64"), ("ui16", "i64"), ("ui32", "i32")])
+@pytest.mark.parametrize("stored", [np.uint8, np.uint16, np.uint32])
+def test_batches_have_the_element_types_of_the_model(dtypes: tuple[str, str], stored: type) -> None:
+    tokens = np.arange(2 * 5, dtype=stored)
+    ((inputs, targets),) = batches(tokens, 2, 4, dtypes)
+    assert (inputs.dtype, targets.dtype) == tuple(host_dtype(dtype) for dtype in dtypes)
+    assert inputs.flags.c_contiguous
+    assert targets.flags.c_contiguous
+    np.testing.assert_array_equal(inputs, [[0, 1, 2, 3], [5, 6, 7, 8]])
+    np.testing.assert_array_equal(targets, [[1, 2, 3, 4], [6, 7, 8, 9]])
+
+
+@pytest.mark.parametrize(("token", "dtypes"), [(65_536, ("i32", "ui16")), (2**31, ("i32", "i64"))])
+def test_a_token_that_the_model_cannot_hold_is_refused(token: int, dtypes: tuple[str, str]) -> None:
+    tokens = np.array([0, token], np.uint32)
+    with pytest.raises(UserError, match=f"the data has token {token}, and the model takes tokens as"):
+        next(batches(tokens, 1, 1, dtypes))
+    fits = np.array([0, token - 1], np.uint32)
+    assert next(batches(fits, 1, 1, dtypes))[1].item() == token - 1
 
 
 @pytest.mark.parametrize("count", [0, 14, 31])

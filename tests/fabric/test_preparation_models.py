@@ -95,6 +95,24 @@ def test_a_bare_files_buffer_gets_its_role_and_value_from_the_configuration(tmp_
     np.testing.assert_array_equal(prepared.buffer_values["arg0"], table)
 
 
+@pytest.mark.parametrize(("inputs", "targets"), [("i64", "i64"), ("ui16", "i64"), ("ui32", "ui32")])
+def test_a_model_may_take_its_tokens_in_any_integer_type(inputs: str, targets: str, tmp_path: Path) -> None:
+    prepared = prepare_run(bare(tmp_path, inputs, targets), tmp_path / "cache", lambda _: None)
+    assert [spec.dtype for spec in prepared.step.spec.batch] == [inputs, targets]
+
+
+@pytest.mark.parametrize("dtype", ["i8", "f32"])
+def test_other_types_of_tokens_are_refused_with_those_that_are_known(dtype: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=rf"of type i32, i64, ui16 or ui32; it takes .*: {dtype}\[2, 16\]"):
+        prepare_run(bare(tmp_path, dtype, "i32"), tmp_path / "cache", lambda _: None)
+
+
+def bare(tmp_path: Path, inputs: str, targets: str) -> Config:
+    text = BARE.replace("%x: tensor<2x16xi32>", f"%x: tensor<2x16x{inputs}>")
+    (tmp_path / "model.mlir").write_text(text.replace("%y: tensor<2x16xi32>", f"%y: tensor<2x16x{targets}>"))
+    return config(tmp_path, f"model.source={tmp_path / 'model.mlir'}")
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_a_zoo_model_generates_from_its_run_folder(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

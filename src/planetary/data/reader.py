@@ -14,6 +14,9 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
 from planetary.wire.messages import Slice
 
+TOKEN_DTYPES = ("i32", "i64", "ui16", "ui32")
+"""Element types, in StableHLO's spelling, in which a model may take its tokens."""
+
 
 def read_slice(piece: Slice) -> np.ndarray:
     """Return the tokens of `piece`, as an array [count] of its own token type.
@@ -68,14 +71,22 @@ def _read_url(url: str, start: int, length: int) -> bytes:
     return raw
 
 
-def batches(tokens: np.ndarray, batch_size: int, sequence_length: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Cut tokens into batches and yield `(inputs, targets)`, both int32 [batch_size, sequence_length],
-    C-contiguous.
+def batches(
+    tokens: np.ndarray, batch_size: int, sequence_length: int, dtypes: tuple[str, str] = ("i32", "i32")
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cut tokens into batches and yield `(inputs, targets)`, both [batch_size, sequence_length], C-contiguous.
 
     Each sequence is a block of `sequence_length + 1` tokens; its targets are its inputs shifted by one.
 
+    Args:
+        tokens: ids, any integer type.
+        batch_size: sequences in a batch.
+        sequence_length: target tokens in a sequence.
+        dtypes: element types that the model takes for inputs and for targets, two of `TOKEN_DTYPES`. The one copy
+            that makes a batch contiguous also converts it.
+
     Raises:
-        UserError: `tokens` are no whole number of batches.
+        UserError: `tokens` are no whole number of batches, or one of them does not fit into the model's type.
     """
     batch_tokens = batch_size * (sequence_length + 1)
     count, rest = divmod(tokens.size, batch_tokens)
@@ -84,6 +95,18 @@ def batches(tokens: np.ndarray, batch_size: int, sequence_length: int) -> Iterat
             f"{tokens.size} tokens are no whole number of batches of {batch_size} × ({sequence_length} + 1) "
             f"= {batch_tokens} tokens"
         )
+    kinds = [host_dtype(dtype) for dtype in dtypes]
+    _check_range(tokens, dtypes, kinds)
     for batch in tokens.reshape(count, batch_size, sequence_length + 1):
-        wide = batch.astype(np.int32)
-        yield np.ascontiguousarray(wide[:, :-1]), np.ascontiguousarray(wide[:, 1:])
+        yield batch[:, :-1].astype(kinds[0], order="C"), batch[:, 1:].astype(kinds[1], order="C")
+
+
+def _check_range(tokens: np.ndarray, dtypes: tuple[str, str], kinds: list[np.dtype]) -> None:
+    """Raise `UserError` if a conversion would change an id; costs nothing where the type says that it cannot."""
+    for dtype, kind in zip(dtypes, kinds, strict=True):
+        largest = int(np.iinfo(kind).max)
+        if int(np.iinfo(tokens.dtype).max) > largest and (found := int(tokens.max())) > largest:
+            raise UserError(
+                f"the data has token {found}, and the model takes tokens as {dtype}, of at most {largest}; use a "
+                "tokenizer with fewer tokens, or a model with wider ones"
+            )

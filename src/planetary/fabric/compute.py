@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -125,7 +125,7 @@ class Compute:
         began = time.monotonic()
         total, last, steps = 0.0, None, 0
         self._on_device, self._state_round = False, None  # from here on the device holds neither
-        for steps, (inputs, targets) in enumerate(batches(tokens, batch, length), start=1):
+        for steps, (inputs, targets) in enumerate(self._batches(tokens), start=1):
             last = self._executor.train_step(task.first_step + steps - 1, (inputs, targets))
             if not (math.isfinite(last.loss) and math.isfinite(last.grad_norm)):
                 what = "loss" if not math.isfinite(last.loss) else "gradient norm"
@@ -158,7 +158,7 @@ class Compute:
         self._ensure_loaded()
         self._put_parameters()
         total = 0.0
-        for inputs, targets in batches(tokens, *self._batch_shape):
+        for inputs, targets in self._batches(tokens):
             total += self._executor.eval_step((inputs, targets))
             self._check_wanted(task.task)
         if not math.isfinite(total):
@@ -169,6 +169,10 @@ class Compute:
     def _batch_shape(self) -> tuple[int, int]:
         batch, length = self._spec.batch[0].shape[:2]
         return batch, length
+
+    def _batches(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        inputs, targets = self._spec.batch
+        return batches(tokens, *self._batch_shape, (inputs.dtype, targets.dtype))
 
     def _check_wanted(self, task: int) -> None:
         if task in self._stop:

@@ -13,7 +13,9 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, ModelConfig
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step_options import StepOptions
+from planetary.core.tensors import host_dtype
 from planetary.data.prepare import PreparedData, prepare
+from planetary.data.reader import TOKEN_DTYPES
 from planetary.fabric.worker import pack
 
 if TYPE_CHECKING:
@@ -163,11 +165,17 @@ def _check_batch(config: Config, step: TrainStep, vocab_size: int) -> None:
     """Raise `UserError` unless the model takes batches as the data gives them."""
     expected = (config.train.batch_size, config.train.sequence_length)
     batch = step.spec.batch
-    if len(batch) != 2 or any(b.shape != expected or b.dtype != "i32" for b in batch):
+    if len(batch) != 2 or any(b.shape != expected or b.dtype not in TOKEN_DTYPES for b in batch):
         found = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in batch)
         raise UserError(
-            f"the model's batch must be inputs and targets, each i32{list(expected)} (train.batch_size × "
-            f"train.sequence_length); it takes {found}"
+            f"the model's batch must be inputs and targets, each of shape {list(expected)} (train.batch_size × "
+            f"train.sequence_length) and of type {', '.join(TOKEN_DTYPES[:-1])} or {TOKEN_DTYPES[-1]}; it takes {found}"
+        )
+    narrowest = min((b.dtype for b in batch), key=lambda dtype: np.iinfo(host_dtype(dtype)).max)
+    if vocab_size - 1 > np.iinfo(host_dtype(narrowest)).max:
+        raise UserError(
+            f"the tokenizer has {vocab_size} tokens but the model takes tokens as {narrowest}, of at most "
+            f"{np.iinfo(host_dtype(narrowest)).max}"
         )
     declared = config.model.options.get("vocab_size")
     if isinstance(declared, int) and declared < vocab_size:

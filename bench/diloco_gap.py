@@ -27,7 +27,7 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler import Target, compile_artifact
-from planetary.core.config import Config, apply_overrides, load_config
+from planetary.core.config import Config, load_config
 from planetary.core.tensors import Tensors
 from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
@@ -166,7 +166,7 @@ def main() -> None:
     factors = [1.0, *(float(f) for f in given.baseline_factors.split(",") if f)]
     curves: list[Curve] = []
     gaps: list[str] = []
-    config = apply_overrides(load_config(given.config), given.set)
+    config = load_config(given.config, given.set)
     for seed in (int(s) for s in given.seeds.split(",")):
         config = replace(config, run=replace(config.run, seed=seed))
         here: list[Curve] = []

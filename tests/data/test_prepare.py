@@ -259,7 +259,7 @@ def test_tokens_beyond_the_given_vocabulary_are_refused(tmp_path: Path, tokenize
 
 
 def test_wrong_tokenizers_are_user_errors(tmp_path: Path, tokenizer_json: Path) -> None:
-    with pytest.raises(UserError, match=r'cannot read the tokenizer .*expected "byte" or the path'):
+    with pytest.raises(UserError, match=r'cannot read the tokenizer .*expected "byte", "char" or the path'):
         load_tokenizer(str(tmp_path / "absent.json"))
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(UserError, match=r"bad\.json is not a tokenizer\.json"):
@@ -274,25 +274,53 @@ def test_bytes_are_their_own_tokens() -> None:
     assert tokenizer.decode([0, 255, 97]) == b"\x00\xffa"
 
 
+def test_raw_tokens_of_any_name(tmp_path: Path) -> None:
+    tokens = (np.arange(900) % 251).astype("<u2")
+    tokens.tofile(tmp_path / "t.bin")
+    data = prepare(config_for(tmp_path / "t.bin", "data.tokenizer=u16"), tmp_path / "cache")
+    assert (data.tokenizer, data.vocab_size, data.train.count + data.held_out.count) == (None, 251, 896)
+    for name in ("t.u32", "t.jsonl"):
+        (tmp_path / name).write_bytes(b"")
+        with pytest.raises(UserError, match=r"is for a file of 16-bit tokens, but data\.source is"):
+            prepare(config_for(tmp_path / name, "data.tokenizer=u16"), tmp_path / "cache")
+
+
+def test_the_tokenizer_of_qwen_has_to_be_given(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(text_of(100))
+    with pytest.raises(UserError, match=r"published beside the model's weights .* --set data\.tokenizer="):
+        prepare(config_for(tmp_path / "t.txt", "data.tokenizer=qwen"), tmp_path / "cache")
+    with pytest.raises(UserError, match=r"name its path in data\.tokenizer"):
+        load_tokenizer("u16")
+
+
+# --- the order of the data ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", ["fifo", "sequence"])
+def test_sampling_in_order_keeps_the_sources_order(tmp_path: Path, sampling: str) -> None:
+    text = text_of(1000)
+    (tmp_path / "t.txt").write_bytes(text)
+    config = config_for(tmp_path / "t.txt", f"data.sampling={sampling}")
+    data = prepare(config, tmp_path / "cache")
+    expected = [text[i : i + 8] for i in range(0, len(text) - 7, 8)]
+    assert blocks(data) == expected[: len(blocks(data))]
+    order = data.order(config)
+    offsets = [order.locate(lease).offset for lease in range(order.per_epoch)]
+    assert (offsets == sorted(offsets)) is (sampling == "fifo")
+    assert prepare(config_for(tmp_path / "t.txt"), tmp_path / "cache").key != data.key
+
+
 # --- too little, missing, full ------------------------------------------------------------------------------
 
 
-def test_less_than_a_slice_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_bytes(b"x" * 36)  # 4 blocks, of which 1 is held out; a slice takes 4
-    with pytest.raises(UserError, match=r"has 24 tokens, but one slice .* takes 32"):
-        prepare(config_for(tmp_path / "t.txt"), tmp_path / "cache")
+def test_less_than_a_sequence_is_refused_with_the_numbers(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_bytes(b"x" * 9)
     with pytest.raises(UserError, match=r"the train part of .* has fewer than 8 tokens"):
         prepare(config_for(tmp_path / "t.txt"), tmp_path / "cache")
     (tmp_path / "t.txt").write_bytes(b"")
-    with pytest.raises(UserError, match=r"part of .* has fewer than 8 tokens"):
-        prepare(config_for(tmp_path / "t.txt"), tmp_path / "cache")
-
-
-def test_too_few_held_out_batches_are_refused_with_the_numbers(tmp_path: Path) -> None:
-    (tmp_path / "t.txt").write_bytes(text_of(1000))
-    with pytest.raises(UserError, match=r"is 22 whole batches of 16 tokens, but eval\.batches asks for 23"):
-        prepare(config_for(tmp_path / "t.txt", "eval.batches=23"), tmp_path / "cache")
+    for tokenizer in ("byte", "char"):
+        with pytest.raises(UserError, match=r"part of .* has fewer than 8 tokens .*of 0 in all"):
+            prepare(config_for(tmp_path / "t.txt", f"data.tokenizer={tokenizer}"), tmp_path / "cache")
 
 
 @pytest.mark.parametrize("source", ["absent.txt", "absent.u16", "absent.jsonl", "."])

@@ -55,6 +55,20 @@ def test_epochs_and_seeds_differ_and_repeat() -> None:
     assert len({tuple(offsets(seed, epoch)) for seed in (1, 2) for epoch in (0, 1)}) == 4
 
 
+def test_fifo_goes_from_the_start_to_the_end_in_every_epoch() -> None:
+    order = SliceOrder(file_of(106), 10, 5, 3, "fifo")
+    once = [10 * n for n in range(10)]
+    assert [order.locate(lease).offset for lease in range(30)] == once * 3
+
+
+def test_fifo_may_draw_the_order_from_the_second_epoch_on() -> None:
+    order = SliceOrder(file_of(106), 10, 5, 3, "fifo", True)
+    epochs = [[order.locate(10 * epoch + n).offset for n in range(10)] for epoch in range(3)]
+    assert epochs[0] == sorted(epochs[0])
+    assert epochs[1] != epochs[2]
+    assert sorted(epochs[1]) == sorted(epochs[2]) == epochs[0]
+
+
 def test_the_rest_that_sits_out_is_not_always_the_same() -> None:
     order = SliceOrder(file_of(10 + 6), 10, 1, 0)
     assert len({order.locate(epoch).offset for epoch in range(60)}) == 7

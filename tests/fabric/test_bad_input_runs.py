@@ -114,7 +114,8 @@ def test_pcps_experiment_runs(tmp_path: Path, shared_cache: Path) -> None:
         "tau": 3,
         "outer_loop_steps": 2,
         "nesterov_momentum": 0.9,
-        "wandb_project": "pcp",
+        "wandb_project": "planets",
+        "wandb_run_name": "pcp",
     }
     (tmp_path / "experiment.json").write_text(json.dumps(experiment))
     size = ["--set=model.options.n_layer=1", "--set=model.options.n_head=2", "--set=model.options.n_embd=32"]

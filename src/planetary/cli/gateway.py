@@ -226,9 +226,12 @@ def with_report(folder: Path) -> None:
 def _write_facts(gateway: Gateway | MixtureGateway, prepared: Prepared | PreparedMixture) -> None:
     from planetary.core.config import config_hash
     from planetary.data.bigram import bigram_baseline
+    from planetary.data.tokenizer import CharTokenizer
     from planetary.monitor.run_folder import collect_facts, write_facts
 
     config = gateway.config
+    if isinstance(prepared.data.tokenizer, CharTokenizer):
+        prepared.data.tokenizer.save(gateway.options.folder)
     bigram = bigram_baseline(prepared.data, prepared.data.eval_chunks(config))
     facts = collect_facts(
         run=config.run.name,

@@ -103,6 +103,7 @@ def _export(args: argparse.Namespace) -> int:
         raise UserError(f"cannot export to {args.output}: it already holds a model; use --force to replace it")
 
     from planetary.core.config import DataConfig, load_config
+    from planetary.data.tokenizer import CHAR_TOKENIZER, CharTokenizer
     from planetary.fabric.run_files import CONFIG
     from planetary.moe.merged_export import export_merged
     from planetary.moe.run_state import is_run, read_mixture
@@ -117,6 +118,8 @@ def _export(args: argparse.Namespace) -> int:
     else:
         raise UserError(f"--tokenizer is for saved trainings; the run in {args.training} has its own: leave it out")
     written = export_merged(saved, args.output, data=data, packed=args.packed)
+    if data.tokenizer == CHAR_TOKENIZER:
+        CharTokenizer.load(args.training).save(args.output)
     print(
         f"{args.output / WEIGHTS}: {count(written.parameters)} parameters in {size(written.nbytes)}, of "
         f"{len(saved.state.composers)} composers after {saved.state.steps} steps, sha256 {written.sha256[:12]}"

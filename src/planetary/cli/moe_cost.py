@@ -93,7 +93,7 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
     """Return what the flags and the configuration ask for, or raise `UserError` where that does not fit together."""
     from msgspec.structs import replace
 
-    from planetary.core.config import apply_overrides, load_config
+    from planetary.core.config import load_config
     from planetary.core.config_schema import MoeConfig
     from planetary.core.errors import UserError
     from planetary.moe.cost_shapes import configured, named_shape
@@ -106,7 +106,7 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
             raise UserError(f"--{flag.replace('_', '-')} must be at least 1, found {value}")
     defaults = _COMPOSERS
     if args.config is not None:
-        config = apply_overrides(load_config(args.config), args.set)
+        config = load_config(args.config, args.set)
         shape, model, work = configured(config)
         if config.moe.composers:
             defaults = (config.moe.composers,)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from planetary.core.config import Config, apply_overrides, load_config
+from planetary.core.config import Config, load_config
 from planetary.core.errors import UserError
+from planetary.fabric.model_shapes import with_model_shapes
 from planetary.fabric.run_files import CONFIG, EVENTS, STARTING, gateway_of
 
 
@@ -17,7 +18,7 @@ def new_run(config_file: Path, overrides: Sequence[str], folder: Path | None) ->
 
     Without a folder it is `<run.dir>/<run.name>`, with a number behind it when that is taken.
     """
-    config = apply_overrides(load_config(config_file), overrides)
+    config = with_model_shapes(load_config(config_file, overrides))
     if folder is not None:
         if (folder / EVENTS).exists():
             raise UserError(
@@ -44,7 +45,7 @@ def resumed_run(folder: Path, overrides: Sequence[str]) -> tuple[Config, Path]:
     path = folder / CONFIG
     if not path.exists():
         raise UserError(f"cannot resume {folder}: it is no run folder, {CONFIG} is missing")
-    return apply_overrides(load_config(path), overrides), folder.absolute()
+    return load_config(path, overrides), folder.absolute()
 
 
 def _named(config: Config, folder: Path) -> Config:

@@ -52,7 +52,9 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.local_run import LocalRun, LocalRunOptions
     from planetary.cli.node_flags import cache_folder
     from planetary.cli.run_choice import new_run, resumed_run
+    from planetary.core.config import load_config
     from planetary.core.errors import UserError
+    from planetary.fabric.run_files import CONFIG
     from planetary.monitor.report import build_report
     from planetary.monitor.run_folder import load_history
 
@@ -92,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     )
     asyncio.run(LocalRun(config, options).run())
     if args.baseline:
-        _train_baseline(config, options)
+        _train_baseline(load_config(folder / CONFIG), options)  # fitted to the data by the gateway
     history = load_history(folder)
     report = build_report(history)
     if args.json:

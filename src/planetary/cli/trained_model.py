@@ -17,8 +17,9 @@ import numpy as np
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.export import find_builder
-from planetary.core.config import Config, ModelConfig, load_config
+from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, load_config
 from planetary.core.errors import UserError
+from planetary.data.sources import token_dtype
 from planetary.data.tokenizer import Tokenizer, load_tokenizer
 from planetary.fabric.preparation import builder_options, refuse_ternary_twice
 from planetary.fabric.run_files import CONFIG
@@ -71,10 +72,25 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
     return TrainedModel(
         logits=logits,
         params=fill_tree(template, values, config.model.source, whole=whole),
-        tokenizer=load_tokenizer(config.data.tokenizer),
+        tokenizer=tokenizer_of_run(run, config),
         window=config.train.sequence_length,
         round=round_,
     )
+
+
+def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
+    """Return the tokenizer that a run's data was made with.
+
+    Raises:
+        UserError: it cannot be read, or the data was tokens from the start and nothing says which text they stand for.
+    """
+    data = config.data
+    if token_dtype(data.source) is not None and data.tokenizer in BUILT_IN_TOKENIZERS:
+        raise UserError(
+            f"{run} was trained on tokens ({data.source}), and which text they stand for is not known: name the path "
+            f"of their tokenizer.json as data.tokenizer in {run / CONFIG}"
+        )
+    return load_tokenizer(data.tokenizer, run)
 
 
 def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, whole: bool = False) -> Any:
@@ -138,7 +154,7 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted:
             )
         weights, stand_ins = (_weights_in(path, config.model) for path in (checkpoint, beside))
         model = with_surrogates(weights, stand_ins, model_of(config))
-    tokenizer = load_tokenizer(config.data.tokenizer)
+    tokenizer = tokenizer_of_run(run, config)
     return TrainedModel(model.logits, model.params, tokenizer, config.train.sequence_length, round_)
 
 

@@ -93,16 +93,17 @@ def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared 
     """Return the step to tune and the threads that it runs on."""
     from planetary.cli.compile import load_given_model, step_options
     from planetary.compiler.train_step import build_train_step
-    from planetary.core.config import apply_overrides, load_config
+    from planetary.core.config import load_config
     from planetary.core.errors import UserError
     from planetary.fabric.compiling import ModelToCompile
+    from planetary.fabric.model_shapes import with_model_shapes
     from planetary.fabric.preparation import prepare_run
     from planetary.runtime.host import usable_cores
 
     if Path(args.model).suffix in {".toml", ".json"}:
         if args.step or args.role or args.preset:
             raise UserError("tune: a configuration says step, roles and preset itself; override a key with --set")
-        config = apply_overrides(load_config(Path(args.model)), args.set)
+        config = with_model_shapes(load_config(Path(args.model), args.set))
         fabric = config.fabric
         threads = args.threads or fabric.threads or max(1, usable_cores() // fabric.workers)
         return prepare_run(config, cache, stage), threads

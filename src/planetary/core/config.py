@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from planetary.core.config_experiment import experiment_tables
 from planetary.core.config_schema import (
     CheckpointConfig,
     Config,
@@ -32,13 +32,19 @@ from planetary.core.config_schema import (
     Timings,
     TrainConfig,
 )
-from planetary.core.config_strict import build_config, check_known, check_value, expects_text, nearest
+from planetary.core.config_strict import (
+    build_config,
+    check_known,
+    check_value,
+    expects_text,
+    show_found,
+    takes_table,
+)
 from planetary.core.config_toml import toml_document
 from planetary.core.errors import UserError
 
-log = logging.getLogger(__name__)
-
 __all__ = [
+    "BUILT_IN_TOKENIZERS",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -54,30 +60,24 @@ __all__ = [
     "TrainConfig",
     "apply_overrides",
     "config_hash",
+    "is_function",
     "load_config",
     "to_toml",
 ]
 
-EXPERIMENT_KEYS: Mapping[str, str] = {
-    "model_path": "model.source",
-    "data_path": "data.source",
-    "learning_rate": "optimizer.learning_rate",
-    "batch_size": "train.batch_size",
-    "block_size": "train.sequence_length",
-    "tau": "train.inner_steps",
-    "outer_loop_steps": "train.rounds",
-    "nesterov_momentum": "outer.momentum",
-    "wandb_project": "run.name",
-}
-"""Key of PCP's `experiment.json` -> the key here that means the same."""
+BUILT_IN_TOKENIZERS = ("byte", "char", "u16", "qwen")
+"""Values of `data.tokenizer` that are no path."""
 
 
-def load_config(path: str | Path) -> Config:
-    """Read a TOML configuration, or PCP's `experiment.json`.
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """Read a TOML configuration, or PCP's `experiment.json`, with `overrides` in place of its values.
+
+    What is checked is the result, so that an override can repair a file. See `apply_overrides` for their form. With a
+    compiled model the shape of the batch is the model's own (0) unless the file says one.
 
     Raises:
-        UserError: the file cannot be read or parsed, or a key in it is unknown, of the wrong type or out of
-            range.
+        UserError: the file cannot be read or parsed, an override is malformed, or a key is unknown, of the wrong type
+            or out of range.
     """
     path = Path(path)
     try:
@@ -88,12 +88,21 @@ def load_config(path: str | Path) -> Config:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"the configuration {path} is not UTF-8 text: {error}") from None
-    origin = str(path)
-    tables = _experiment_tables(text, origin) if path.suffix == ".json" else _toml_tables(text, origin)
+    origin, folder = str(path), path.resolve().parent
+    is_experiment = path.suffix == ".json"
+    tables = experiment_tables(text, origin, folder) if is_experiment else _toml_tables(text, origin)
+    _make_paths_absolute(tables, folder)
+    _override(tables, overrides, origin)
+    model, train = tables.get("model"), tables.setdefault("train", {})
+    if isinstance(model, dict) and isinstance(train, dict):
+        source = model.get("source")
+        if isinstance(source, str) and not is_function(source):
+            train.setdefault("batch_size", 0)
+            train.setdefault("sequence_length", 0)
     config = build_config(tables, origin)
     if not config.run.name:
         config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=path.stem))
-    return _with_absolute_paths(config, path.resolve().parent)
+    return config
 
 
 def _toml_tables(text: str, origin: str) -> dict[str, Any]:
@@ -103,46 +112,24 @@ def _toml_tables(text: str, origin: str) -> dict[str, Any]:
         raise UserError(f"{origin} is not valid TOML: {error}") from None
 
 
-def _experiment_tables(text: str, origin: str) -> dict[str, dict[str, Any]]:
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{origin} is not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{origin}: expected one JSON object with PCP's experiment keys, found {type(values).__name__}")
-    tables: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        if key not in EXPERIMENT_KEYS:
-            raise UserError(
-                f"{origin}: unknown key {key}; did you mean {nearest(key, list(EXPERIMENT_KEYS))}? "
-                f"Keys of experiment.json: {', '.join(EXPERIMENT_KEYS)}. Anything else needs TOML"
-            )
-        section, name = EXPERIMENT_KEYS[key].split(".")
-        tables.setdefault(section, {})[name] = value
-    # That format has no key for the warm-up, and its runs may be shorter than the default one.
-    lengths = {"train": tables.get("train", {}), "optimizer": {"warmup_steps": 0}}
-    total = build_config(lengths, origin).total_inner_steps
-    tables.setdefault("optimizer", {})["warmup_steps"] = min(Config().optimizer.warmup_steps, total - 1)
-    return tables
+def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
+    """Complete every relative path among the values; what is no path, or not even text, stays as it is."""
+
+    def complete(section: str, key: str, names: Callable[[str], bool]) -> None:
+        table = tables.get(section)
+        value = table.get(key) if isinstance(table, dict) else None
+        if isinstance(table, dict) and isinstance(value, str) and value and "://" not in value and names(value):
+            table[key] = str(folder / Path(value).expanduser())
+
+    complete("model", "source", _names_a_path)
+    complete("model", "weights", lambda value: True)
+    complete("data", "source", lambda value: value != "stdlib")
+    complete("data", "tokenizer", lambda value: value not in BUILT_IN_TOKENIZERS)
 
 
-def _absolute(source: str, folder: Path) -> str:
-    if "://" in source:
-        return source
-    return str(folder / Path(source).expanduser())
-
-
-def _with_absolute_paths(config: Config, folder: Path) -> Config:
-    model, data = config.model, config.data
-    if _names_a_path(model.source):
-        model = msgspec.structs.replace(model, source=_absolute(model.source, folder))
-    if model.weights:
-        model = msgspec.structs.replace(model, weights=_absolute(model.weights, folder))
-    if data.source != "stdlib":
-        data = msgspec.structs.replace(data, source=_absolute(data.source, folder))
-    if data.tokenizer != "byte":
-        data = msgspec.structs.replace(data, tokenizer=_absolute(data.tokenizer, folder))
-    return msgspec.structs.replace(config, model=model, data=data)
+def is_function(source: str) -> bool:
+    """Whether a model source names a function that builds the model, and not a compiled model."""
+    return ":" in source and "://" not in source
 
 
 def _names_a_path(source: str) -> bool:
@@ -156,14 +143,16 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
     A value is written as in TOML. Where a key takes a string its quotes may be left out, and so they may in
     the free table `model.options` for a value that looks like a word or a path.
 
-    Where the overrides make the run so short that its warm-up does not fit, and do not name the warm-up, it
-    stays the same part of the run; a warning says so.
-
     Raises:
         UserError: an override is malformed, or its key or value is wrong.
     """
     tables = msgspec.to_builtins(config)
-    overrides = list(overrides)
+    _override(tables, overrides, "--set")
+    return build_config(tables, "--set")
+
+
+def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> None:
+    """Put `section.key=value` settings into tables of `place`; each is checked, but not whether they fit together."""
     for override in overrides:
         dotted, equals, text = override.partition("=")
         parts = dotted.strip().split(".")
@@ -172,32 +161,18 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
         section, key, *inner = parts
         origin = f"--set {override}"
         check_known(section, key, origin)
-        if inner and not isinstance(tables[section][key], dict):
+        table = tables.setdefault(section, {})
+        if not isinstance(table, dict):
+            raise UserError(f"{place}: {section}: expected a section [{section}], found {show_found(table)}")
+        if inner and not takes_table(section, key):
             raise UserError(f"{origin}: {section}.{key} is a single value, not a table")
-        table = tables[section]
         for step in parts[1:-1]:
             table = table.setdefault(step, {})
             if not isinstance(table, dict):
                 raise UserError(f"{origin}: {step} is a single value, not a table")
         table[parts[-1]] = _override_value(text.strip(), expects_text(section, key), bool(inner), origin)
         check_value(section, key, tables[section][key], origin)
-    if not any(override.split("=")[0].strip() == "optimizer.warmup_steps" for override in overrides):
-        _fit_warmup(config, tables)
-    return _with_absolute_paths(build_config(tables, "--set"), Path.cwd())
-
-
-def _fit_warmup(before: Config, tables: dict[str, Any]) -> None:
-    """Shorten the warm-up with a run that became shorter than it."""
-    train, optimizer = tables["train"], tables["optimizer"]
-    total, warmup = train["rounds"] * train["inner_steps"], before.optimizer.warmup_steps
-    if total < before.total_inner_steps and warmup >= total:
-        optimizer["warmup_steps"] = warmup * total // before.total_inner_steps
-        log.warning(
-            "the run has only %d inner steps now, so optimizer.warmup_steps is %d instead of %d: the same part of it",
-            total,
-            optimizer["warmup_steps"],
-            warmup,
-        )
+        _make_paths_absolute(tables, Path.cwd())  # those of the file are complete already
 
 
 def _override_value(text: str, wants_text: bool, free: bool, origin: str) -> object:
@@ -235,7 +210,17 @@ def config_hash(config: Config) -> str:
         "optimizer": values["optimizer"],
         "outer": values["outer"],
     }
-    del kept["data"]["delivery"], kept["train"]["rounds"], kept["train"]["micro_batches"], kept["train"]["remat"]
+    del (
+        kept["data"]["delivery"],
+        kept["data"]["max_epochs"],
+        kept["train"]["rounds"],
+        kept["train"]["micro_batches"],
+        kept["train"]["remat"],
+    )
+    if config.data.sampling == "random":  # the keys' meaning before there were others
+        del kept["data"]["sampling"]
+    if config.data.sampling != "fifo" or not config.data.shuffle_leases:
+        del kept["data"]["shuffle_leases"]
     model, data = kept["model"], kept["data"]
     for table, key in ((model, "source"), (model, "weights"), (data, "source"), (data, "tokenizer")):
         if "://" not in table[key]:

@@ -59,12 +59,19 @@ class DataConfig(msgspec.Struct, frozen=True):
     """`[data]`: what it is trained on."""
 
     source: Text = "stdlib"  # "stdlib", or a path or URL of text, .jsonl, .u16 or .u32 tokens
-    tokenizer: Text = "byte"  # "byte", or the path of a `tokenizer.json`
+    # "byte"; "char": the sorted characters of the data; "u16": the source is raw 16-bit tokens, whatever its name; or
+    # the path of a `tokenizer.json`
+    tokenizer: Text = "byte"
     text_key: Text = "text"  # the key that holds the text in a .jsonl line
     held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
     # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
     # task
     delivery: Literal["path", "gateway"] = "path"
+    # "random": sequences drawn from everywhere; "fifo": in the order of the source, from its start to its end;
+    # "sequence": in the order of the source within a lease, and leases from everywhere
+    sampling: Literal["random", "fifo", "sequence"] = "random"
+    shuffle_leases: bool = False  # "fifo": draw the order of leases from the second epoch on
+    max_epochs: Index = 0  # passes over the training data; a run that needs more is shortened. 0: no limit
 
 
 class TrainConfig(msgspec.Struct, frozen=True):
@@ -72,8 +79,10 @@ class TrainConfig(msgspec.Struct, frozen=True):
 
     rounds: Count = 12  # outer steps
     inner_steps: Count = 30  # H: inner steps of each worker in one round
-    batch_size: Count = 8  # sequences in a batch
-    sequence_length: Count = 128  # target tokens in a sequence
+    # Sequences in a batch of one worker, and target tokens in a sequence. 0, and with a compiled model the default: as
+    # that model takes them
+    batch_size: Index = 8
+    sequence_length: Index = 128
     inner_state: Literal["persist", "reset"] = "persist"  # the optimizer's state at the start of a round
     micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
     precision: Literal["f32", "bf16", "f16"] = "f32"  # of the factors in matrix products; parameters stay float32
@@ -99,7 +108,7 @@ class OptimizerConfig(msgspec.Struct, frozen=True):
     decay_min_rank: Index = 2  # parameters of fewer dimensions do not decay
     no_decay: tuple[str, ...] = ()  # nor do those whose name matches one of these patterns
     clip_norm: NotNegative = 1.0  # the gradient's global norm is cut to this; 0: never
-    warmup_steps: Index = 20  # inner steps of linear rise from 0
+    warmup_steps: Index = 20  # inner steps of linear rise from 0; a run that is shorter warms up for a fifth of it
     schedule: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"] = "cosine"  # what follows the warm-up
     final_fraction: Fraction = 0.1  # of the peak, at the end of "cosine", "linear" and "wsd"
     cooldown_fraction: ProperFraction = 0.2  # of the run, at its end, in which "wsd" falls

@@ -5,6 +5,7 @@ The rules come from the types in `config_schema`; this file only finds the words
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from difflib import SequenceMatcher
@@ -15,6 +16,8 @@ from msgspec import inspect
 
 from planetary.core.config_schema import Config
 from planetary.core.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 def _struct_fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
@@ -27,6 +30,9 @@ def _section_type(section: inspect.Field) -> type[msgspec.Struct]:
     assert isinstance(section.type, inspect.StructType)
     return section.type.cls
 
+
+WARMUP_SHARE = 5
+"""A warm-up that does not fit into its run becomes one part in so many of the run."""
 
 SECTIONS: Mapping[str, type[msgspec.Struct]] = {
     name: _section_type(field) for name, field in _struct_fields(Config).items()
@@ -71,6 +77,11 @@ def expects_text(section: str, key: str) -> bool:
     """Whether the value of a known key is a string."""
     kind = FIELDS[section][key].type
     return isinstance(kind.type if isinstance(kind, inspect.Metadata) else kind, inspect.StrType | inspect.LiteralType)
+
+
+def takes_table(section: str, key: str) -> bool:
+    """Whether the value of a known key is a table."""
+    return isinstance(FIELDS[section][key].type, inspect.DictType)
 
 
 def describe(kind: inspect.Type) -> str:
@@ -129,7 +140,7 @@ def check_value(section: str, key: str, value: object, origin: str) -> Any:
 
 
 def build_config(tables: Mapping[str, object], origin: str) -> Config:
-    """Turn plain tables into a `Config`; absent keys get their defaults.
+    """Turn plain tables into a `Config`; absent keys get their defaults, and the warm-up is fitted to the run.
 
     Args:
         tables: section -> key -> value, as `tomllib` returns it.
@@ -151,7 +162,7 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
         sections[section] = SECTIONS[section](**values)
     config = Config(**sections)
     _check_together(config, origin)
-    return config
+    return with_fitting_warmup(config)
 
 
 def _check_together(config: Config, origin: str) -> None:
@@ -183,10 +194,20 @@ def _check_together(config: Config, origin: str) -> None:
             f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "
             f"{config.train.micro_batches}: the parts of a batch must be equal"
         )
-    total = config.total_inner_steps
-    if config.optimizer.warmup_steps >= total:
-        raise UserError(
-            f"{origin}: optimizer.warmup_steps: expected fewer than the {total} inner steps of the run "
-            f"(train.rounds × train.inner_steps), found {config.optimizer.warmup_steps}: the learning rate "
-            "would never reach its peak. Train longer or lower the warm-up"
-        )
+
+
+def with_fitting_warmup(config: Config) -> Config:
+    """Return `config` with a shorter warm-up where the run would end within it; a warning names both numbers."""
+    total, warmup = config.total_inner_steps, config.optimizer.warmup_steps
+    if warmup < total:
+        return config
+    fitting = total // WARMUP_SHARE
+    log.warning(
+        "optimizer.warmup_steps: %d instead of %d, because the run has only %d inner steps (train.rounds × "
+        "train.inner_steps) and the learning rate would never reach its peak",
+        fitting,
+        warmup,
+        total,
+    )
+    replace = msgspec.structs.replace
+    return replace(config, optimizer=replace(config.optimizer, warmup_steps=fitting))

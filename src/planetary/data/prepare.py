@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -25,21 +26,31 @@ from planetary.data.flat_writer import FlatWriter
 from planetary.data.shuffle import permutation
 from planetary.data.slices import SliceOrder, eval_chunks
 from planetary.data.sources import (
+    SourceContents,
     documents,
     has_many_documents,
     is_held_out,
-    is_token_file,
-    source_digest,
+    source_contents,
     token_chunks,
     token_dtype,
 )
 from planetary.data.token_file import TokenFile, smallest_dtype
-from planetary.data.tokenizer import BYTE_TOKENIZER, Tokenizer, load_tokenizer
+from planetary.data.tokenizer import (
+    BYTE_TOKENIZER,
+    CHAR_TOKENIZER,
+    U16_TOKENS,
+    CharTokenizer,
+    Tokenizer,
+    load_tokenizer,
+)
 from planetary.wire.messages import Slice
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1  # raised whenever the same source would be prepared differently
 HELD_OUT_SEED = 0x6865_6C64  # not the run's seed: runs with different seeds are measured on the same batches
 SHUFFLE_BYTES = 32 << 20  # copied at a time
+SMALL_BATCHES = 8  # a source whose held-out bytes are fewer than so many batches has tokens is a small one
 
 
 class Preparation(msgspec.Struct, frozen=True):
@@ -72,9 +83,19 @@ class PreparedData(msgspec.Struct, frozen=True):
     folder: Path
     documents: int
 
-    def order(self, config: Config) -> SliceOrder:
-        """Return which lease stands for which tokens; raises `UserError` for less than one slice."""
-        return SliceOrder(self.train, config.tokens_per_slice, self.block_tokens, config.run.seed)
+    def order(self, config: Config, slice_tokens: int | None = None) -> SliceOrder:
+        """Return which lease stands for which tokens; raises `UserError` for less than one slice.
+
+        `slice_tokens`: of a lease; None: what one worker trains in a round.
+        """
+        return SliceOrder(
+            self.train,
+            config.tokens_per_slice if slice_tokens is None else slice_tokens,
+            self.block_tokens,
+            config.run.seed,
+            config.data.sampling,
+            config.data.shuffle_leases,
+        )
 
     def eval_chunks(self, config: Config, batches_per_chunk: int | None = None) -> list[tuple[Slice, int]]:
         """Return the held-out batches that `config.eval.batches` asks for; see `slices.eval_chunks`."""
@@ -85,60 +106,86 @@ def prepare(config: Config, cache_dir: str | Path) -> PreparedData:
     """Tokenise, split, shuffle and cache the data that `config` names; the second call only checks digests.
 
     Documents (standard library files, JSON lines) are held out whole, by a hash of their name or text; of one
-    long text or token file the end is held out.
+    long text or token file, and of documents too few for that, the end is held out. Whether there is enough for the
+    run is judged by `data.fitting`.
 
     Args:
-        config: reads `data`, `train.batch_size`, `train.sequence_length`, `train.inner_steps`,
-            `eval.batches`, seed.
+        config: reads `data`, `train.batch_size`, `train.sequence_length` and the seed.
         cache_dir: the prepared folders are kept here under their key; made when missing.
 
     Raises:
-        UserError: the source, the tokenizer or a token is not usable, or there is less than one slice of
-            training data or fewer than `eval.batches` held-out batches.
+        UserError: the source, the tokenizer or a token is not usable, or there is no whole sequence to train on or to
+            hold out.
         ResourceError: the disk is full or fails.
     """
-    tokenizer = _tokenizer(config)
-    block_tokens = config.train.sequence_length + 1
-    digest = source_digest(config.data.source)
-    key = _key(config, digest, tokenizer)
-    folder = Path(cache_dir).absolute() / key[:32]
-    preparation = _load(folder, key)
+    recipe = _recipe(config)
+    folder = Path(cache_dir).absolute() / recipe.key[:32]
+    preparation = _load(folder, recipe.key)
     if preparation is None:
         with _building(folder) as temporary:
-            preparation = _build(config, tokenizer, digest, key, temporary)
-    prepared = PreparedData(
+            preparation = _build(config, recipe, temporary)
+    return PreparedData(
         train=_token_file(folder, "train", preparation),
         held_out=_token_file(folder, "held_out", preparation),
         vocab_size=preparation.vocab_size,
-        tokenizer=tokenizer,
-        block_tokens=block_tokens,
-        key=key,
+        tokenizer=CharTokenizer.load(folder) if recipe.characters else recipe.tokenizer,
+        block_tokens=config.train.sequence_length + 1,
+        key=recipe.key,
         folder=folder,
         documents=preparation.documents,
     )
-    prepared.order(config)
-    prepared.eval_chunks(config)
-    return prepared
 
 
-def _tokenizer(config: Config) -> Tokenizer | None:
-    if is_token_file(config.data.source) and config.data.tokenizer == BYTE_TOKENIZER:
-        return None
-    return load_tokenizer(config.data.tokenizer)
+class _Recipe(msgspec.Struct, frozen=True):
+    """What decides about the prepared files before the source is tokenised."""
+
+    key: str
+    source: SourceContents
+    dtype: str | None  # of the tokens in the source; None: it is text
+    tokenizer: Tokenizer | None  # None: tokens need none, or it is made of the data's characters
+    characters: bool
+    least_held_out: int  # blocks; 0: whatever `data.held_out_fraction` gives
 
 
-def _key(config: Config, digest: str, tokenizer: Tokenizer | None) -> str:
+def _recipe(config: Config) -> _Recipe:
+    data, source = config.data, source_contents(config.data.source)
+    dtype = _dtype_of_tokens(config)
+    characters = dtype is None and data.tokenizer == CHAR_TOKENIZER
+    needs_none = dtype is not None and data.tokenizer in {BYTE_TOKENIZER, CHAR_TOKENIZER, U16_TOKENS}
+    tokenizer = None if characters or needs_none else load_tokenizer(data.tokenizer)
+    # A small source must give a whole batch to measure on. The bound is generous, as a token may take many bytes; above
+    # it the files do not depend on the batch.
+    is_small = source.nbytes * data.held_out_fraction < SMALL_BATCHES * config.tokens_per_batch
+    least = config.train.batch_size if is_small else 0
     parts = {
         "format": FORMAT,
-        "source": digest,
-        "kind": token_dtype(config.data.source) or ("documents" if _many(config) else "text"),
-        "text_key": config.data.text_key,
-        "tokenizer": tokenizer.digest if tokenizer else "",
-        "held_out_fraction": config.data.held_out_fraction,
+        "source": source.digest,
+        "kind": dtype or ("documents" if _many(config) else "text"),
+        "text_key": data.text_key,
+        "tokenizer": CHAR_TOKENIZER if characters else tokenizer.digest if tokenizer else "",
+        "held_out_fraction": data.held_out_fraction,
         "block_tokens": config.train.sequence_length + 1,
         "seed": config.run.seed,
     }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    if data.sampling != "random":
+        parts["in_order"] = True
+    if least:
+        parts["least_held_out"] = least
+    key = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return _Recipe(key, source, dtype, tokenizer, characters, least)
+
+
+def _dtype_of_tokens(config: Config) -> str | None:
+    """Return the element type of a source that is a token file, and None for text."""
+    dtype = token_dtype(config.data.source)
+    if config.data.tokenizer != U16_TOKENS:
+        return dtype
+    if dtype not in (None, "ui16") or _many(config):
+        raise UserError(
+            f'data.tokenizer = "u16" is for a file of 16-bit tokens, but data.source is {config.data.source}: leave '
+            "data.tokenizer out, or give the token file"
+        )
+    return "ui16"
 
 
 def _many(config: Config) -> bool:
@@ -200,21 +247,18 @@ def _building(folder: Path) -> Iterator[Path]:
 # --- building -----------------------------------------------------------------------------------------------
 
 
-def _build(config: Config, tokenizer: Tokenizer | None, digest: str, key: str, folder: Path) -> Preparation:
+def _build(config: Config, recipe: _Recipe, folder: Path) -> Preparation:
     block_tokens = config.train.sequence_length + 1
-    flat, vocab_size, count = _write_flat(config, tokenizer, folder)
-    blocks = {name: writer.count // block_tokens for name, writer in flat.items()}
-    if not _many(config):
-        # One long text: its last blocks are held out, at least one.
-        held = max(1, round(blocks["train"] * config.data.held_out_fraction))
-        sources = {"train": (0, blocks["train"] - held), "held_out": (blocks["train"] - held, held)}
-        sources_of = dict.fromkeys(sources, flat["train"])
-    else:
-        sources = {name: (0, number) for name, number in blocks.items()}
-        sources_of = flat
+    tokenizer = recipe.tokenizer
+    if recipe.characters:
+        texts = (document.text for document in documents(config.data.source, config.data.text_key))
+        tokenizer = CharTokenizer.of_texts(texts, config.data.source)
+        tokenizer.save(folder)
+    flat, vocab_size, count = _write_flat(config, recipe.dtype, tokenizer, folder)
+    parts = _split(config, recipe, {name: writer.count // block_tokens for name, writer in flat.items()})
     dtype = smallest_dtype(vocab_size)
     digests, counts = {}, {}
-    for name, (first, number) in sources.items():
+    for name, (origin, first, number) in parts.items():
         seed = config.run.seed if name == "train" else HELD_OUT_SEED
         if number < 1:
             raise UserError(
@@ -222,18 +266,19 @@ def _build(config: Config, tokenizer: Tokenizer | None, digest: str, key: str, f
                 f"tokens (sequence_length + 1), of {sum(writer.count for writer in flat.values())} in all: "
                 "give more data, change data.held_out_fraction, or lower train.sequence_length"
             )
-        order = permutation(number, seed) + first
+        in_order = name == "train" and config.data.sampling != "random"
+        order = (np.arange(number) if in_order else permutation(number, seed)) + first
         digests[name] = _write_shuffled(
-            sources_of[name].tokens(), order, block_tokens, folder / f"{name}.{dtype}", host_dtype(dtype)
+            flat[origin].tokens(), order, block_tokens, folder / f"{name}.{dtype}", host_dtype(dtype)
         )
         counts[name] = number * block_tokens
     for writer in flat.values():
         writer.path.unlink()
     preparation = Preparation(
         format=FORMAT,
-        key=key,
+        key=recipe.key,
         source=config.data.source,
-        source_digest=digest,
+        source_digest=recipe.source.digest,
         tokenizer_digest=tokenizer.digest if tokenizer else "",
         vocab_size=vocab_size,
         block_tokens=block_tokens,
@@ -251,12 +296,31 @@ def _build(config: Config, tokenizer: Tokenizer | None, digest: str, key: str, f
     return preparation
 
 
-def _write_flat(config: Config, tokenizer: Tokenizer | None, folder: Path) -> tuple[dict[str, FlatWriter], int, int]:
+def _split(config: Config, recipe: _Recipe, blocks: Mapping[str, int]) -> dict[str, tuple[str, int, int]]:
+    """Return for either part which file its blocks come from, the first of them and their number."""
+    train, held = blocks["train"], blocks["held_out"]
+    if _many(config):
+        if held >= max(1, recipe.least_held_out):
+            return {"train": ("train", 0, train), "held_out": ("held_out", 0, held)}
+        if train:
+            log.warning(
+                "%s: its documents are too few to hold %g of them out whole; the end of the last ones is held out",
+                config.data.source,
+                config.data.held_out_fraction,
+            )
+    # One long text: its last blocks are held out, at least one, and never more than half for the sake of a whole batch.
+    share = round(train * config.data.held_out_fraction)
+    held = max(1, share, min(recipe.least_held_out, train // 2))
+    return {"train": ("train", 0, train - held), "held_out": ("train", train - held, held)}
+
+
+def _write_flat(
+    config: Config, raw_dtype: str | None, tokenizer: Tokenizer | None, folder: Path
+) -> tuple[dict[str, FlatWriter], int, int]:
     """Write all tokens in source order; return the two files, the vocabulary's size and the number of
     documents.
     """
     source = config.data.source
-    raw_dtype = token_dtype(source)
     if raw_dtype is None:
         assert tokenizer is not None
         dtype = smallest_dtype(tokenizer.vocab_size)
@@ -268,7 +332,7 @@ def _write_flat(config: Config, tokenizer: Tokenizer | None, folder: Path) -> tu
         FlatWriter(folder / "held_out.flat", dtype) as held,
     ):
         if raw_dtype is not None:
-            for tokens in token_chunks(source):
+            for tokens in token_chunks(source, raw_dtype):
                 train.write(tokens)
             count = 1
         else:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from functools import lru_cache
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -21,21 +22,26 @@ from planetary.wire.messages import Slice
 class SliceOrder(msgspec.Struct, frozen=True):
     """Maps leases to slices of a token file.
 
-    The file is cut into whole slices, and each epoch hands each of them out exactly once, in an order drawn
-    from the seed. What is left over at the ends (less than one slice) sits out the epoch; the cut starts at
-    another block in each epoch, so that over time no token is left out.
+    The file is cut into whole slices, and each epoch hands each of them out exactly once: in an order drawn from the
+    seed, or, with `sampling` "fifo", from the file's start to its end. What is left over at the ends (less than one
+    slice) sits out the epoch; the cut starts at another block in each epoch, so that over time no token is left out.
+    "fifo" always begins at the file's start.
 
     Attributes:
-        file: the tokens, already shuffled in blocks.
+        file: the tokens; already shuffled in blocks where `sampling` is "random", else in the order of the source.
         slice_tokens: tokens of one lease; a whole number of blocks.
         block_tokens: tokens of one sequence with its shifted target, so no block is ever cut in two.
         seed: of the order.
+        sampling: as `data.sampling`.
+        reorder: "fifo": draw the order of slices from the second epoch on.
     """
 
     file: TokenFile
     slice_tokens: int
     block_tokens: int
     seed: int
+    sampling: Literal["random", "fifo", "sequence"] = "random"
+    reorder: bool = False
 
     def __post_init__(self) -> None:
         """Raise `UserError` for a file that is shorter than one slice."""
@@ -64,6 +70,11 @@ class SliceOrder(msgspec.Struct, frozen=True):
         if lease < 0:
             raise LocalProtocolError(f"lease {lease} does not exist; leases count from 0")
         epoch, position = divmod(lease, self.per_epoch)
+        if self.sampling == "fifo":
+            index = (
+                int(_epoch_order(self.per_epoch, self.seed, epoch)[position]) if self.reorder and epoch else position
+            )
+            return self.file.slice(index * self.slice_tokens, self.slice_tokens)
         spare_blocks = (self.file.count - self.per_epoch * self.slice_tokens) // self.block_tokens
         start = _start_block(spare_blocks, self.seed, epoch) * self.block_tokens
         index = int(_epoch_order(self.per_epoch, self.seed, epoch)[position])

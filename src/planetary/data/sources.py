@@ -77,19 +77,26 @@ def open_source(source: str) -> Iterator[IO[bytes]]:
         raise ResourceError(f"reading the training data {source} failed: {error}") from error
 
 
-def source_digest(source: str) -> str:
-    """Return the sha256 (hex) of a source's contents; of the standard library, that of all names and
-    contents.
-    """
-    digest = hashlib.sha256()
+class SourceContents(msgspec.Struct, frozen=True):
+    """What identifies the contents of a source."""
+
+    digest: str  # sha256 (hex); of the standard library, that of all names and contents
+    nbytes: int
+
+
+def source_contents(source: str) -> SourceContents:
+    """Read a source to its end and return what identifies its contents."""
+    digest, nbytes = hashlib.sha256(), 0
     if source == STDLIB:
         for document in stdlib_documents():
             digest.update(f"{document.name}\0{len(document.text)}\0".encode())
             digest.update(document.text)
+            nbytes += len(document.text)
     else:
         for chunk in _chunks(source):
             digest.update(chunk)
-    return digest.hexdigest()
+            nbytes += len(chunk)
+    return SourceContents(digest.hexdigest(), nbytes)
 
 
 def documents(source: str, text_key: str) -> Iterator[Document]:
@@ -191,14 +198,12 @@ def _json_lines(source: str, text_key: str) -> Iterator[Document]:
             yield Document(hashlib.sha256(text).hexdigest(), text)
 
 
-def token_chunks(source: str) -> Iterator[np.ndarray]:
-    """Yield the tokens of a flat token file in pieces, each an array [n] of the file's element type.
+def token_chunks(source: str, dtype: str) -> Iterator[np.ndarray]:
+    """Yield the tokens of a flat token file of element type `dtype` in pieces, each an array [n].
 
     Raises:
         UserError: the file ends within a token.
     """
-    dtype = token_dtype(source)
-    assert dtype is not None
     width = host_dtype(dtype).itemsize
     rest = b""
     total = 0

@@ -1,17 +1,25 @@
-"""Text to tokens and back: bytes as they are, or any `tokenizer.json` of the `tokenizers` library."""
+"""Text to tokens and back: bytes, the characters of the data, or any `tokenizer.json` of the `tokenizers` library."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
+from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
 
 BYTE_TOKENIZER = "byte"
+CHAR_TOKENIZER = "char"
+U16_TOKENS = "u16"
+QWEN_TOKENIZER = "qwen"
+CHARACTERS = "characters.json"
+"""File of a `CharTokenizer`, beside prepared data and in the folder of a run."""
+_REPLACEMENT = "\ufffd"  # stands for an id that has no text
 END_OF_DOCUMENT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "[SEP]")
 """Names under which tokenizers keep the token that separates documents, most specific first."""
 
@@ -56,7 +64,86 @@ class ByteTokenizer:
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """See `Tokenizer.decode`."""
-        return bytes(ids)
+        return b"".join(bytes([i]) if i < self.vocab_size else _REPLACEMENT.encode() for i in ids)
+
+
+class CharTokenizer:
+    """A token is one of the characters that the data has, in the order of their code points."""
+
+    end_of_document = None
+
+    def __init__(self, characters: str) -> None:
+        """Take the vocabulary: distinct characters, in any order."""
+        self._points = np.unique(_code_points(characters))
+
+    @property
+    def characters(self) -> str:
+        """The vocabulary, in the order of the ids."""
+        return "".join(map(chr, self._points))
+
+    @property
+    def vocab_size(self) -> int:
+        """See `Tokenizer.vocab_size`."""
+        return len(self._points)
+
+    @property
+    def digest(self) -> str:
+        """See `Tokenizer.digest`."""
+        return hashlib.sha256(f"characters\0{self.characters}".encode()).hexdigest()
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """See `Tokenizer.encode`; raises `UserError` for characters that the training data did not have."""
+        points = _code_points(_decoded(text, "a character tokenizer"))
+        ids = np.searchsorted(self._points, points)
+        known = np.zeros(ids.shape, bool)
+        inside = ids < len(self._points)
+        known[inside] = self._points[ids[inside]] == points[inside]
+        if not known.all():
+            strangers = "".join(map(chr, np.unique(points[~known])[:8]))
+            raise UserError(
+                f"the characters {strangers!r} are not among the {self.vocab_size} that the training data has, so they "
+                f"have no token. It has {self.characters!r}"
+            )
+        return ids.astype(np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """See `Tokenizer.decode`."""
+        return "".join(chr(self._points[i]) if i < self.vocab_size else _REPLACEMENT for i in ids).encode()
+
+    def save(self, folder: Path) -> None:
+        """Write the vocabulary into `folder`."""
+        write_atomically(folder / CHARACTERS, json.dumps({"characters": self.characters}).encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Return the tokenizer that was saved in `folder`. Raises `UserError` when it is missing or damaged."""
+        path = folder / CHARACTERS
+        try:
+            return cls(json.loads(path.read_bytes())["characters"])
+        except OSError as error:
+            raise UserError(f"cannot read the character tokenizer {path}: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged, it is no list of characters: {error!r}") from None
+
+    @classmethod
+    def of_texts(cls, texts: Iterable[bytes], source: str) -> Self:
+        """Return the tokenizer of all characters in `texts` of `source`. Raises `UserError` where one is not UTF-8."""
+        found = np.empty(0, np.uint32)
+        for text in texts:
+            points = np.unique(_code_points(_decoded(text, f'data.tokenizer = "char" on {source}')))
+            found = np.union1d(found, points)
+        return cls("".join(map(chr, found)))
+
+
+def _code_points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le"), "<u4")
+
+
+def _decoded(text: bytes, reader: str) -> str:
+    try:
+        return text.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f'{reader} needs UTF-8 text: {error}. data.tokenizer = "byte" takes any bytes') from None
 
 
 class JsonTokenizer:
@@ -106,18 +193,38 @@ class JsonTokenizer:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False).encode("utf-8")
 
 
-def load_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer that `data.tokenizer` names: `"byte"`, or the path of a `tokenizer.json`.
+def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
+    """Return the tokenizer that `data.tokenizer` names.
+
+    Args:
+        name: `"byte"`, `"char"`, or the path of a `tokenizer.json`.
+        folder: of the prepared data or the run, where the characters of `"char"` are.
 
     Raises:
-        UserError: the file cannot be read or is no such file.
+        UserError: the file cannot be read or is no such file, or the name stands for tokens without text.
     """
     if name == BYTE_TOKENIZER:
         return ByteTokenizer()
+    if name == CHAR_TOKENIZER:
+        if folder is None:
+            raise UserError('data.tokenizer = "char" is made of the training data, and there is none here')
+        return CharTokenizer.load(folder)
+    if name == U16_TOKENS:
+        raise UserError(
+            'data.tokenizer = "u16" says that the data is tokens; which text they stand for is in the tokenizer.json '
+            "that they were made with: name its path in data.tokenizer"
+        )
+    if name == QWEN_TOKENIZER:
+        raise UserError(
+            'data.tokenizer = "qwen" names a tokenizer that is not part of this package: give the path of the '
+            "tokenizer.json that is published beside the model's weights (PCP keeps it in "
+            "tokenizers/qwen2.5-0.5b-instruct/), for example with --set data.tokenizer=tokenizer.json"
+        )
     try:
         raw = Path(name).read_bytes()
     except OSError as error:
         raise UserError(
-            f'cannot read the tokenizer {name}: {error.strerror}; expected "byte" or the path of a tokenizer.json'
+            f'cannot read the tokenizer {name}: {error.strerror}; expected "byte", "char" or the path of a '
+            "tokenizer.json"
         ) from None
     return JsonTokenizer(raw, name)

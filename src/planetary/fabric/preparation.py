@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config, ModelConfig
+from planetary.core.config import Config, ModelConfig, is_function
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import host_dtype
+from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import TOKEN_DTYPES
 from planetary.fabric.worker import pack
@@ -28,6 +29,7 @@ class Prepared:
     """What a run is made of.
 
     Attributes:
+        config: the run's configuration, fitted to the data.
         data: the prepared token files.
         step: the training step in StableHLO.
         params: initial parameters by name, host arrays.
@@ -35,6 +37,7 @@ class Prepared:
         buffers: digest of these, packed, in the store; "" without any.
     """
 
+    config: Config
     data: PreparedData
     step: TrainStep
     params: Mapping[str, np.ndarray]
@@ -54,12 +57,13 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
     """
     stage("preparing the data")
     data = prepare(config, cache / "data")
+    config = fit_to_data(config, data)
     stage("exporting the model to StableHLO")
     from planetary.compiler.export import export_model, load_model
     from planetary.compiler.train_step import build_train_step
 
     source = config.model.source
-    if ":" in source and "://" not in source:
+    if is_function(source):
         options = builder_options(config, source)
         model = export_model(source, options, roles=config.model.roles)
     else:
@@ -72,7 +76,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
     buffers = model.initial("buffer")
     blob = pack(step.spec, buffers)
     store = BlobStore(cache / "blobs")
-    return Prepared(data, step, model.initial("param"), buffers, store.put(blob) if blob else "")
+    return Prepared(config, data, step, model.initial("param"), buffers, store.put(blob) if blob else "")
 
 
 def step_options(config: Config) -> StepOptions:

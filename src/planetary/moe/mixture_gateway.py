@@ -112,6 +112,7 @@ class MixtureGateway(RunHost):
             self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
+            self.config = self.prepared.config
             if prepared is not None:
                 await asyncio.to_thread(prepared, self.prepared)
             return await self._train(self.prepared)

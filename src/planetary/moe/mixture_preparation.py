@@ -11,6 +11,7 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
 from planetary.fabric.preparation import builder_options, given_weights, step_options
@@ -45,12 +46,14 @@ class PreparedMixture:
     """What a mixture's run is made of.
 
     Attributes:
+        config: the run's configuration, fitted to the data.
         data: the prepared token files.
         plan: what every participant is told.
         program: all their functions in StableHLO.
         given: reads the ordinary model's parameters to start from; None: they are drawn from the seed.
     """
 
+    config: Config
     data: PreparedData
     plan: MixturePlan
     program: Program
@@ -100,7 +103,7 @@ def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) 
             f"{model.vocab_size}"
         )
     per_step = config.moe.composers * config.tokens_per_batch
-    order = SliceOrder(data.train, per_step, data.block_tokens, config.run.seed)
+    order = data.order(config, per_step)
     held_out = tuple(piece for piece, _ in data.eval_chunks(config, 1))
     return plan_over(config, order, held_out, owners_of(config, model, order) if owners is None else owners)
 
@@ -148,12 +151,13 @@ def prepare_mixture(
         log.warning("%s", warning)
     stage("preparing the data")
     data = prepare(config, cache / "data")
+    config = fit_to_data(config, data)
     if owners is None and config.moe.ownership == "load-aware":
         stage("measuring how often each expert is chosen")
     plan = plan_of(config, data, owners)
     stage("exporting the mixture to StableHLO and differentiating it")
     given = (lambda: model_values(config)) if config.model.weights else None
-    return PreparedMixture(data, plan, mixture_program(plan), given)
+    return PreparedMixture(config, data, plan, mixture_program(plan), given)
 
 
 def model_values(config: Config) -> Tensors:

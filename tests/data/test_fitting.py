@@ -1,0 +1,89 @@
+"""A run on little data becomes a smaller run, and says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from planetary.core.config import Config, apply_overrides
+from planetary.core.errors import UserError
+from planetary.data.fitting import fit_to_data
+from planetary.data.prepare import PreparedData, prepare
+
+SMALL = ["train.inner_steps=2", "train.batch_size=2", "train.sequence_length=7", "eval.batches=1"]
+
+
+def given(folder: Path, nbytes: int, *overrides: str, name: str = "t.txt") -> tuple[Config, PreparedData]:
+    (folder / name).write_bytes((b"%06d," * (nbytes // 7 + 1) % tuple(range(nbytes // 7 + 1)))[:nbytes])
+    config = apply_overrides(Config(), [f"data.source={folder / name}", *SMALL, *overrides])
+    return config, prepare(config, folder / "cache")
+
+
+def test_a_run_that_fits_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, data = given(tmp_path, 7000, "optimizer.warmup_steps=3")
+    assert fit_to_data(config, data) == config
+    assert not caplog.text
+
+
+def test_eval_batches_shrink_to_what_is_held_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, data = given(tmp_path, 7000, "eval.batches=23")
+    assert fit_to_data(config, data).eval.batches == 22
+    assert "eval.batches: 22 instead of 23, because the held-out data has 352 tokens" in caplog.text
+
+
+def test_inner_steps_shrink_to_the_training_batches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, data = given(tmp_path, 200, "train.inner_steps=50", "train.rounds=4", "optimizer.warmup_steps=60")
+    fitting = fit_to_data(config, data)
+    assert fitting.train.inner_steps == data.train.count // 16 == 11
+    assert fitting.optimizer.warmup_steps == 44 // 5
+    assert "train.inner_steps: 11 instead of 50, because the training data has 184 tokens" in caplog.text
+    assert "optimizer.warmup_steps: 8 instead of 60, because the run has only 44 inner steps" in caplog.text
+    data.order(fitting)
+    assert fitting.eval.batches == 1
+
+
+def test_a_tiny_text_holds_out_one_batch(tmp_path: Path) -> None:
+    """A share of 5 % of 25 blocks is one sequence, and a batch of four could not be measured on it."""
+    config, data = given(tmp_path, 200, "train.batch_size=4")
+    assert data.held_out.count == 4 * 8
+    assert fit_to_data(config, data).eval.batches == 1
+
+
+def test_documents_too_few_to_be_held_out_whole_lose_their_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "one.jsonl").write_text('{"text": "%s"}\n' % ("one long document, " * 40))
+    config = apply_overrides(Config(), [f"data.source={tmp_path / 'one.jsonl'}", *SMALL])
+    data = prepare(config, tmp_path / "cache")
+    assert data.held_out.count // 16 >= 1
+    assert "too few to hold 0.05 of them out whole" in caplog.text
+
+
+def test_less_than_one_batch_is_an_error_with_the_numbers(tmp_path: Path) -> None:
+    config, data = given(tmp_path, 40, "train.batch_size=4")
+    with pytest.raises(UserError, match=r"the training data has 24 tokens, and one batch .* takes 32: give more data"):
+        fit_to_data(config, data)
+
+
+def test_epochs_bound_the_rounds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config, data = given(tmp_path, 7000, "data.max_epochs=3", "train.rounds=999", "fabric.workers=2")
+    fitting = fit_to_data(config, data)
+    leases = 3 * data.order(config).per_epoch
+    assert fitting.train.rounds == leases // 2
+    assert data.order(config).epoch(2 * fitting.train.rounds - 1) < 3
+    assert f"train.rounds: {leases // 2} instead of 999, because data.max_epochs = 3 allows" in caplog.text
+    free = apply_overrides(config, ["data.max_epochs=0"])
+    assert fit_to_data(free, data).train.rounds == 999
+
+
+def test_an_epoch_without_one_round_is_an_error(tmp_path: Path) -> None:
+    config, data = given(tmp_path, 200, "data.max_epochs=1", "fabric.workers=8")
+    with pytest.raises(UserError, match=r"data\.max_epochs = 1 allows 184 tokens, and a round of 8 takes 256: not one"):
+        fit_to_data(config, data)
+
+
+def test_a_mixtures_epochs_count_steps_of_all_composers(tmp_path: Path) -> None:
+    config, data = given(tmp_path, 7000, "data.max_epochs=2", "train.rounds=999", "moe.composers=3")
+    fitting = fit_to_data(config, data)
+    assert fitting.train.rounds == 2 * (data.train.count // 48) // 2

@@ -123,7 +123,8 @@ def outer_step_to(
             start64 = start[block].astype(np.float64)
             mean = mean_of(spec, block, start64)
             delta = start64 - mean
-            squares += float(np.dot(delta, delta))
+            # Not `np.dot`: BLAS wakes a thread for every core and lets it spin, which takes the workers' cores away.
+            squares += float(np.add.reduce(np.square(delta)))
             if momentum:
                 delta += momentum * old[block].astype(np.float64)
             with np.errstate(over="ignore"):  # an overflow is found below, with the tensor's name

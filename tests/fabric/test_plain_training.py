@@ -11,7 +11,7 @@ import pytest
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import apply_overrides, load_config
+from planetary.core.config import apply_overrides, load_config, to_toml
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.compiling import CompileTarget, compile_and_verify
 from planetary.fabric.preparation import prepare_run
@@ -26,8 +26,9 @@ TINY = [
     "train.batch_size=2",
     "train.sequence_length=16",
     "train.inner_steps=3",
-    "train.rounds=4",
-    "optimizer.warmup_steps=2",
+    "train.rounds=40",
+    "train.target_minutes=1",
+    "optimizer.warmup_steps=20",
     "outer.learning_rate=1.0",
     "outer.momentum=0.0",
     "fabric.workers=1",
@@ -39,17 +40,23 @@ TINY = [
 @pytest.mark.processes
 @pytest.mark.timeout(180)
 def test_one_worker_equals_plain_training(tmp_path: Path) -> None:
-    flags = [f"--set={override}" for override in TINY]
-    command = [sys.executable, "-m", "planetary.cli.main", "train", str(ROOT / "examples" / "stdlib.toml")]
-    subprocess.run(
-        [*command, *flags, f"--run-dir={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}", "--json"],
+    """The run is fitted to one minute: 4 of its 40 rounds, the shortest budget, on any machine."""
+    given = tmp_path / "given.toml"
+    given.write_text(to_toml(apply_overrides(load_config(ROOT / "examples" / "stdlib.toml"), TINY)))
+    command = [sys.executable, "-m", "planetary.cli.main", "train", str(given)]
+    ended = subprocess.run(
+        [*command, f"--run-dir={tmp_path / 'run'}", f"--cache={tmp_path / 'cache'}"],
         check=True,
         timeout=150,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    assert "its length will be fitted to this machine" in ended.stdout
+    assert "training 384 tokens in 4 rounds (budget tenth)" in ended.stdout
     trained = load_latest(tmp_path / "run" / "checkpoints")
 
-    config = apply_overrides(load_config(ROOT / "examples" / "stdlib.toml"), TINY)
+    config = load_config(tmp_path / "run" / "config.toml")
+    assert (config.train.rounds, config.train.target_minutes, config.optimizer.warmup_steps) == (4, 0, 2)
     prepared = prepare_run(config, tmp_path / "cache", lambda _: None)
     published = compile_and_verify(
         prepared.step.portable,

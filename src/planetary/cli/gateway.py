@@ -60,6 +60,8 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--cache", type=Path, metavar="DIR", help="prepared data and compiled steps")
     parser.add_argument("--plain-loopback", action="store_true", help="no TLS and no tokens; loopback addresses only")
     parser.add_argument("--announce", type=Path, help=argparse.SUPPRESS)
+    # threads of each of the workers, which are all on this machine
+    parser.add_argument("--local-threads", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -125,6 +127,7 @@ async def _run(args: argparse.Namespace, config: Config, folder: Path) -> int:
         port=port,
         resume=args.resume is not None,
         resume_from=args.checkpoint,
+        local_threads=args.local_threads,
     )
     gateway = _make(config, options, tls, tokens, authority)
     await gateway.start()

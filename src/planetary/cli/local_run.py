@@ -84,15 +84,21 @@ class LocalRun:
             resolved = scratch / f"{self._config.run.name}.toml"
             resolved.write_text(to_toml(self._config))
             flags += [f"--gateway-config={resolved}", f"--run-dir={options.folder}"]
+            flags += [f"--local-threads={self._threads}"]
         return await Child.start(planetary_command("gateway", *flags), log=self._logs / "gateway.log")
+
+    @property
+    def _threads(self) -> int:
+        """Of each worker."""
+        fabric = self._config.fabric
+        return fabric.threads or max(1, usable_cores() // fabric.workers)
 
     async def _start_node(self, announcement: Announcement, scratch: Path) -> Child:
         fabric, options = self._config.fabric, self._options
         flags = [f"--host={announcement.host}", f"--port={announcement.port}", f"--scale={fabric.workers}"]
         flags += [f"--backend={fabric.backend}", f"--target={fabric.target}", "--node-name=local"]
         flags += [f"--island={fabric.island}"]
-        threads = fabric.threads or max(1, usable_cores() // fabric.workers)
-        flags += [f"--threads={threads}", f"--latency-budget={fabric.latency_budget_s}"]
+        flags += [f"--threads={self._threads}", f"--latency-budget={fabric.latency_budget_s}"]
         flags += [f"--cache={options.cache}", f"--state={options.folder / 'workers'}", f"--logs={self._logs}"]
         if announcement.token:
             token_file = scratch / "token"

@@ -19,6 +19,14 @@ def new_run(config_file: Path, overrides: Sequence[str], folder: Path | None) ->
     Without a folder it is `<run.dir>/<run.name>`, with a number behind it when that is taken.
     """
     config = with_model_shapes(load_config(config_file, overrides))
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    if "train.rounds" in keys:
+        if config.train.target_minutes and "train.target_minutes" in keys:
+            raise UserError(
+                "train.rounds and train.target_minutes are both given: the one fixes how long the run is, the other "
+                "the time that it may take; leave one of them out"
+            )
+        config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, target_minutes=0.0))
     if folder is not None:
         if (folder / EVENTS).exists():
             raise UserError(

@@ -23,6 +23,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         examples=[
             "planetary train examples/stdlib.toml",
             "planetary train examples/stdlib.toml --workers 4 --rounds 20 --set optimizer.learning_rate=0.002",
+            "planetary train examples/stdlib.toml --full",
             "planetary train --resume runs/stdlib",
         ],
     )
@@ -34,6 +35,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--baseline", action="store_true", help="also train the same tokens on one worker, plainly")
     parser.add_argument("--workers", type=int, metavar="N", help="number of workers")
     parser.add_argument("--rounds", type=int, metavar="R", help="number of rounds")
+    parser.add_argument(
+        "--full", action="store_true", help="train all of the configuration's rounds, however long that takes here"
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
@@ -68,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     overrides = list(args.set)
     overrides += [f"fabric.workers={args.workers}"] if args.workers is not None else []
     overrides += [f"train.rounds={args.rounds}"] if args.rounds is not None else []
+    overrides += ["train.target_minutes=0"] if args.full else []
     if args.resume is not None:
         config, folder = resumed_run(args.resume, overrides)
     else:
@@ -94,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     )
     asyncio.run(LocalRun(config, options).run())
     if args.baseline:
-        _train_baseline(load_config(folder / CONFIG), options)  # fitted to the data by the gateway
+        _train_baseline(load_config(folder / CONFIG), options)  # as long and as large as the gateway made the run
     history = load_history(folder)
     report = build_report(history)
     if args.json:

@@ -214,6 +214,7 @@ def config_hash(config: Config) -> str:
         kept["data"]["delivery"],
         kept["data"]["max_epochs"],
         kept["train"]["rounds"],
+        kept["train"]["target_minutes"],
         kept["train"]["micro_batches"],
         kept["train"]["remat"],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,12 +18,14 @@ from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slice
 from planetary.diloco.ring import state_specs
 from planetary.fabric import events as e
+from planetary.fabric.budget import fit
 from planetary.fabric.compiling import CompileTarget, Published, compile_apart
 from planetary.fabric.controller import Controller
+from planetary.fabric.fitting import local_target, measure_speed
 from planetary.fabric.gateway_start import Start, begin, trim_metrics
 from planetary.fabric.gateway_status import status_of
 from planetary.fabric.gateway_work import GatewayWork
-from planetary.fabric.preparation import Prepared, prepare_run
+from planetary.fabric.preparation import Prepared, prepare_run, step_options
 from planetary.fabric.ring_master import RingMaster
 from planetary.fabric.run_files import EVENTS, METRICS
 from planetary.fabric.run_host import GatewayOptions, RunHost
@@ -34,6 +37,8 @@ from planetary.net.handshake import TokenCheck
 from planetary.wire import messages as m
 from planetary.wire.inbox import Received, refuse_tensors
 from planetary.wire.limits import MIB, Limits
+
+log = logging.getLogger(__name__)
 
 
 class Gateway(RunHost):
@@ -69,6 +74,8 @@ class Gateway(RunHost):
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
             self.config = self.prepared.config
+            if not await self._fit(self.prepared):
+                return e.Finish(False, self._stop_reason or "stopped", "stopped")
             if prepared is not None:
                 await asyncio.to_thread(prepared, self.prepared)
             return await self._train(self.prepared)
@@ -81,6 +88,25 @@ class Gateway(RunHost):
         return status_of(self)
 
     # --- the run ----------------------------------------------------------------------------------------------
+
+    async def _fit(self, prepared: Prepared) -> bool:
+        """Set the length of a new run whose time is given; return whether to go on."""
+        config, threads = self.config, self.options.local_threads
+        if threads is None or not self.is_unfitted:
+            return True
+        target = local_target(config)
+        speed = await self._interruptible(
+            measure_speed(config, prepared, target, threads=threads, cache=self.options.cache, stage=self._set_stage)
+        )
+        if speed is None:
+            return False
+        chosen = fit(config, speed)
+        self.config = chosen.config
+        self.news = chosen.sentence(speed)
+        log.info("%s", self.news)
+        if step_options(self.config) != step_options(config):  # of which the length of the schedule is one
+            self.prepared = await asyncio.to_thread(prepare_run, self.config, self.options.cache, self._set_stage)
+        return True
 
     async def _train(self, prepared: Prepared) -> e.Finish:
         folder = self.options.folder

@@ -50,7 +50,7 @@ def base_status(host: RunHost, state: Progress | None) -> RunStatus:
         run=config.run.name,
         state="preparing",
         stage=host.stage,
-        rounds=config.train.rounds,
+        rounds=0 if host.is_unfitted else config.train.rounds,
         inner_steps=config.train.inner_steps,
         started_at=host.started_at,
         message=host.news,

@@ -49,6 +49,9 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     resume: bool
     resume_from: Path | None = None  # a checkpoint to resume from instead of the newest
+    # threads of each of the run's workers, which are all on this machine: `train.target_minutes` is then kept to. None:
+    # they are anywhere, and `train.rounds` counts
+    local_threads: int | None = None
 
 
 class RunHost(ABC):
@@ -116,6 +119,12 @@ class RunHost(ABC):
 
     def _news_of(self, record: Record) -> str:
         return news_of(record)
+
+    @property
+    def is_unfitted(self) -> bool:
+        """Whether the run's length still has to be derived from `train.target_minutes`."""
+        local = self.options.local_threads is not None and not self.options.resume
+        return local and self.config.train.target_minutes > 0
 
     @property
     def port(self) -> int:

@@ -83,7 +83,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     stage: str = ""  # what is being done, for people, while the state is preparing, waiting or finishing
     round: int = 0  # the open round, or the last finished one when none is open; 1-based
     reducing: int = 0  # overlap: the round before it, while its results are being reduced; 0: none is
-    rounds: int = 0  # that the run is to have
+    rounds: int = 0  # that the run is to have; 0: its length is not known yet
     rounds_finished: int = 0
     inner_steps: int = 0  # per round and worker
     loss: tuple[tuple[int, float], ...] = ()  # (round, training loss) of every finished round

@@ -15,8 +15,10 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     first.
     """
     lines = []
-    if before is None:
+    if after.rounds and (before is None or not before.rounds):
         lines.append(f"run {after.run}: {after.rounds} rounds of {after.inner_steps} inner steps")
+    elif before is None:
+        lines.append(f"run {after.run}: its length will be fitted to this machine")
     lines += _worker_lines(before, after)
     lines += _round_lines(before, after)
     if after.message and (before is None or before.message != after.message):

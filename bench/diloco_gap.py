@@ -33,7 +33,7 @@ from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import initial_state, outer_step, published_params
-from planetary.fabric.preparation import Prepared, prepare_run
+from planetary.fabric.preparation import Prepared, prepare_run, schedule_of
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
 
@@ -94,7 +94,7 @@ def train(name: str, config: Config, points: int, cache: Path, threads: int | No
     order = prepared.data.order(config)
     [(held_out, _)] = prepared.data.eval_chunks(config)
     held_out_tokens = read_slice(held_out)
-    state = initial_state(specs, prepared.params)
+    state, schedule = initial_state(specs, prepared.params), schedule_of(config)
     rounds, steps, workers = config.train.rounds, config.train.inner_steps, config.fabric.workers
     due = {round(rounds * (i + 1) / points) for i in range(points)} | {rounds}
     for executor in executors:
@@ -106,7 +106,9 @@ def train(name: str, config: Config, points: int, cache: Path, threads: int | No
             executor.reset_opt_state()
         tokens = read_slice(order.locate(lease))
         pieces = batches(tokens, config.train.batch_size, config.train.sequence_length)
-        losses = [executor.train_step(first + i, batch).loss for i, batch in enumerate(pieces)]
+        losses = [
+            executor.train_step(step, schedule.rate(step), batch).loss for step, batch in enumerate(pieces, start=first)
+        ]
         return Contribution(lease, config.targets_per_slice, executor.read_params()), losses
 
     pool = ThreadPoolExecutor(workers)  # the interpreter is free while a step runs

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from planetary.compiler.step_options import StepOptions
+from planetary.core.schedules import Schedule
 from planetary.data.sources import stdlib_documents
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
 from planetary.moe.averaging import MergeRule
@@ -105,20 +106,20 @@ def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeCon
     arm = dict(arm)
     options = StepOptions(
         optimizer=args.optimizer,
-        learning_rate=args.rate,
         beta1=args.beta1,
         momentum=args.momentum,
-        warmup_steps=args.steps // 10,
-        total_steps=args.steps,
     )
-    experts = replace(options, learning_rate=args.rate * arm.pop("expert_rate", 1.0))
+    schedule = Schedule(peak=args.rate, warmup_steps=args.steps // 10, total_steps=args.steps)
+    expert_schedule = replace(schedule, peak=args.rate * arm.pop("expert_rate", 1.0))
     base = MoeTraining(
         composers=args.composers,
         batch_size=args.batch,
         rank=16,
         delta_rank=args.delta_rank,
         dense=options,
-        experts=experts,
+        experts=options,
+        dense_schedule=schedule,
+        expert_schedule=expert_schedule,
     )
     training = replace(base, **arm)
     if training.composers == 1 or not training.rank:

@@ -35,6 +35,7 @@ from planetary.moe.states import ComposerState
 
 replace = msgspec.structs.replace
 OPTIONS = StepOptions()
+RATE = 3e-3
 BATCH = 4  # sequences a composer
 
 
@@ -141,7 +142,7 @@ def _one_by_one(run: Any, composer: ComposerState, layer: int, sketches: list[En
         its = {n: v[place : place + 1] if v.ndim else v for n, v in moments.items()}
         number = np.array([expert], np.int32)
         experts = int(composer.rows[layer].gates.shape[1])
-        made.append(improve(run, own, its, sketches, step=0, slots=number, experts=experts).weights)
+        made.append(improve(run, own, its, sketches, rate=RATE, slots=number, experts=experts).weights)
     return {name: np.concatenate([one[name] for one in made]) for name in held}
 
 

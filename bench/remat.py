@@ -89,7 +89,13 @@ def _compile_xla(step: Any, model: Any) -> tuple[int, Any, list]:
     text, kinds = xla.as_main(step.portable, "train_step", replaced=replaced_arguments(step.spec))
     program = xla.compile_main(text, [device])
     params = _start(step.spec, model.initial("param"))
-    arguments = [*params, *(t.zeros() for t in step.spec.opt_state), np.array(0, np.int32), *_batch(step.spec)]
+    arguments = [
+        *params,
+        *(t.zeros() for t in step.spec.opt_state),
+        np.array(0, np.int32),
+        np.array(3e-3, np.float32),
+        *_batch(step.spec),
+    ]
     inputs = list(zip(arguments, kinds, strict=True))
     return program.get_compiled_memory_stats().temp_size_in_bytes, program, inputs
 
@@ -137,7 +143,7 @@ def _run_iree(module: Path, spec_file: Path) -> dict[str, Any]:
     used = time.process_time()
     for index in range(STEPS):
         began = time.perf_counter()
-        losses.append(executor.train_step(index, batch).loss)
+        losses.append(executor.train_step(index, 3e-3, batch).loss)
         times.append(time.perf_counter() - began)
     used = time.process_time() - used
     peak = _memory_mib("VmHWM")  # getrusage would count what the parent held when this process was started

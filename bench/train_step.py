@@ -80,7 +80,7 @@ def _executor(folder: Path, params: Any, batch: Any, backend: str, threads: int)
     artifact = folder / ("step.vmfb" if backend == "cpu" else "step.mlirbc")
     executor = open_executor(artifact, spec, backend=backend, threads=threads)
     executor.load(params, {}, None)
-    return lambda step: executor.train_step(step, batch).loss
+    return lambda step: executor.train_step(step, 1e-3, batch).loss
 
 
 def _iree(folder: Path, _: Any, params: Any, batch: Any, threads: int) -> Callable[[int], float]:
@@ -149,7 +149,7 @@ def _prepare(folder: Path, options: dict[str, int]) -> dict[str, float]:
     model = export_model(BUILDER, options)
     seconds["export"] = time.perf_counter() - began
     began = time.perf_counter()
-    step = build_train_step(model, StepOptions(learning_rate=1e-3, schedule="constant"))
+    step = build_train_step(model, StepOptions())
     seconds["differentiate"] = time.perf_counter() - began
     began = time.perf_counter()
     artifact = compile_artifact(step, Target("cpu", "host", host_features()))

@@ -95,7 +95,7 @@ def test_targets_as_people_write_them() -> None:
 @pytest.mark.compiles
 def test_compile_writes_a_verified_artifact(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, cache = tmp_path / "step.vmfb", f"--cache={tmp_path / 'cache'}"
-    command = ["compile", source, "--step", "learning_rate=0.1", cache, "-o", str(output)]
+    command = ["compile", source, "--step", "optimizer=sgd", cache, "-o", str(output)]
     assert main(command) == 0
     shown = capsys.readouterr().out
     assert "3 parameters" in shown

@@ -11,6 +11,7 @@ import numpy as np
 from planetary.compiler.export import Model, export_loss
 from planetary.compiler.reference import run_reference
 from planetary.compiler.train_step import TrainStep
+from planetary.core.schedules import Schedule
 
 Tree = dict[str, Any]
 
@@ -44,19 +45,27 @@ def mlp_model(rows: int = 8, dtype: str = "float32") -> Model:
     return export_loss(mlp_loss if dtype == "float32" else loss, params, tuple(mlp_batch(0, rows)))
 
 
+CONSTANT = Schedule(kind="constant", peak=3e-3)
+
+
+def scalars(index: int, schedule: Schedule = CONSTANT) -> list[np.ndarray]:
+    """What a step takes between the optimizer's state and the batch."""
+    return [np.array(index, np.int32), np.array(schedule.rate(index), np.float32)]
+
+
 class Run:
     """Runs `train_step` of a module with XLA, feeding its results back."""
 
-    def __init__(self, step: TrainStep, params: Tree) -> None:
+    def __init__(self, step: TrainStep, params: Tree, schedule: Schedule = CONSTANT) -> None:
         assert [spec.name for spec in step.spec.params] == list(params)
-        self.step = step
+        self.step, self.schedule = step, schedule
         self.params = [np.asarray(value) for value in params.values()]
         self.state = [spec.zeros() for spec in step.spec.opt_state]
 
     def __call__(self, index: int, batch: list[np.ndarray]) -> tuple[float, float]:
         spec = self.step.spec
         dtypes = [tensor.dtype for tensor in (*spec.params, *spec.opt_state)] + ["f32", "f32"]
-        arguments = [*self.params, *self.state, np.array(index, np.int32), *batch]
+        arguments = [*self.params, *self.state, *scalars(index, self.schedule), *batch]
         results = run_reference(self.step.portable, "train_step", arguments, dtypes)
         count = len(self.params)
         self.params, self.state = results[:count], results[count:-2]

@@ -12,15 +12,16 @@ from planetary.compiler.export import export_loss
 from planetary.compiler.reference import run_reference
 from planetary.compiler.step_options import StepOptions
 from planetary.core.errors import UserError
+from planetary.core.schedules import Schedule
 
 
 def test_parts_add_up_to_the_whole() -> None:
-    options = StepOptions(learning_rate=0.02, schedule="constant")
-    whole = build_train_step(mlp_model(8), options)
-    parts = build_train_step(mlp_model(2), StepOptions(learning_rate=0.02, schedule="constant", micro_batches=4))
+    whole = build_train_step(mlp_model(8), StepOptions())
+    parts = build_train_step(mlp_model(2), StepOptions(micro_batches=4))
     assert parts.spec.batch == whole.spec.batch
     assert parts.spec.opt_state == whole.spec.opt_state
-    one, four = Run(whole, mlp_params()), Run(parts, mlp_params())
+    schedule = Schedule(kind="constant", peak=0.02)
+    one, four = (Run(step, mlp_params(), schedule) for step in (whole, parts))
     for index in range(4):
         batch = mlp_batch(index)
         assert four(index, batch) == pytest.approx(one(index, batch), rel=1e-5)

@@ -75,9 +75,7 @@ def tiny_step(batch_size: int = 2, **options: float) -> TrainStep:
     return build_train_step(model, StepOptions(**options))  # pyright: ignore[reportArgumentType]
 
 
-def test_compilations_use_the_choice_whatever_the_learning_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compilations_use_the_choice_whatever_the_constants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[list[str]] = []
 
     def record(text: str, flags: list[str]) -> bytes:
@@ -86,7 +84,7 @@ def test_compilations_use_the_choice_whatever_the_learning_rate(
 
     monkeypatch.setattr(iree, "run_compiler", record)
     store = BlobStore(tmp_path)
-    slow, quick = tiny_step(learning_rate=0.001), tiny_step(learning_rate=0.002)
+    slow, quick = tiny_step(beta1=0.8), tiny_step(beta1=0.9)
     assert slow.spec.stablehlo_digest != quick.spec.stablehlo_digest
     assert structure_digest(slow.portable) == structure_digest(quick.portable)
     before = compile_artifact(quick, HOST, store)

@@ -233,7 +233,7 @@ def test_a_refusal_without_a_working_runner_stands() -> None:
         def load(self, params: dict, buffers: dict, opt_state: dict | None) -> None:
             self.params, self.state = dict(params), dict(opt_state or {})
 
-        def train_step(self, index: int, batch: Sequence[np.ndarray]) -> tuple[float, float]:
+        def train_step(self, index: int, rate: float, batch: Sequence[np.ndarray]) -> tuple[float, float]:
             return 0.0, 0.0
 
         def eval_step(self, batch: Sequence[np.ndarray]) -> float:

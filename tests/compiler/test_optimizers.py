@@ -1,4 +1,4 @@
-"""Every optimizer over 20 steps, and every schedule, against optax."""
+"""Every optimizer over 20 steps against optax."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import optax.contrib
 import pytest
 from step_runs import Run, close, mlp_batch, mlp_loss, mlp_model, mlp_params
 
-from planetary.compiler import build_train_step, ir, ops, optimizers, schedules
+from planetary.compiler import build_train_step, ir, optimizers
 from planetary.compiler.export import Model
 from planetary.compiler.optimizers_adafactor import (
     clip_each_by_rms,
@@ -21,13 +21,14 @@ from planetary.compiler.optimizers_adafactor import (
     scale_by_parameter_rms,
 )
 from planetary.compiler.reference import run_reference
-from planetary.compiler.schedules import Schedule
-from planetary.compiler.step_options import StepOptions, schedule_of
+from planetary.compiler.step_options import StepOptions
 from planetary.core.errors import UserError
+from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
 
 STEPS = 20
 RATE = 0.02
+CONSTANT = Schedule(kind="constant", peak=RATE)
 GRADIENT = jax.jit(jax.grad(mlp_loss))
 
 
@@ -77,7 +78,7 @@ def _follow(run: Run, transform: optax.GradientTransformation, tolerance: float 
 
 
 def _options(**changes: Any) -> StepOptions:
-    base = {"schedule": "constant", "learning_rate": RATE, "weight_decay": 0.1, "clip_norm": 0.5}
+    base = {"weight_decay": 0.1, "clip_norm": 0.5}
     return StepOptions(**(base | changes))
 
 
@@ -94,7 +95,7 @@ def _around(core: optax.GradientTransformation, mask: Callable[[Any], Any] = _is
     ("changes", "core"),
     [
         ({"optimizer": "adamw"}, optax.scale_by_adam(0.9, 0.95, 1e-8)),
-        ({"optimizer": "lion", "beta2": 0.99, "learning_rate": RATE}, optax.scale_by_lion(0.9, 0.99)),
+        ({"optimizer": "lion", "beta2": 0.99}, optax.scale_by_lion(0.9, 0.99)),
         ({"optimizer": "sgd", "momentum": 0.9, "nesterov": True}, optax.trace(0.9, nesterov=True)),
         ({"optimizer": "sgd", "momentum": 0.9, "nesterov": False}, optax.trace(0.9)),
         ({"optimizer": "sgd", "momentum": 0.0}, optax.identity()),
@@ -102,7 +103,7 @@ def _around(core: optax.GradientTransformation, mask: Callable[[Any], Any] = _is
     ids=["adamw", "lion", "nesterov", "momentum", "sgd"],
 )
 def test_twenty_steps_are_those_of_optax(model: Model, changes: dict, core: optax.GradientTransformation) -> None:
-    run = Run(build_train_step(model, _options(**changes)), mlp_params())
+    run = Run(build_train_step(model, _options(**changes)), mlp_params(), CONSTANT)
     _follow(run, _around(core))
 
 
@@ -112,10 +113,10 @@ def test_adafactor_is_that_of_optax(model: Model, min_size: int) -> None:
     ours = optimizers.chain(
         scale_by_factored_rms(min_size=min_size),
         clip_each_by_rms(),
-        optimizers.scale_by_learning_rate(schedules.constant(RATE)),
+        optimizers.scale_by_learning_rate(),
         scale_by_parameter_rms(),
     )
-    run = Run(build_train_step(model, optimizer=ours), mlp_params())
+    run = Run(build_train_step(model, optimizer=ours), mlp_params(), CONSTANT)
     _follow(run, optax.adafactor(RATE, min_dim_size_to_factor=min_size))
     names = {spec.name: spec.shape for spec in run.step.spec.opt_state}
     assert names["adafactor.count"] == ()
@@ -129,7 +130,7 @@ def test_adafactor_is_that_of_optax(model: Model, min_size: int) -> None:
 
 
 def test_adafactor_by_name_clips_and_decays_like_the_others(model: Model) -> None:
-    run = Run(build_train_step(model, _options(optimizer="adafactor")), mlp_params())
+    run = Run(build_train_step(model, _options(optimizer="adafactor")), mlp_params(), CONSTANT)
     parts = optax.adafactor(1.0, min_dim_size_to_factor=128)
     _follow(run, _around(optax.chain(parts, optax.scale(-1.0))))
 
@@ -141,17 +142,17 @@ def test_adafactor_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Mod
     ours = optimizers.chain(
         scale_by_factored_rms(min_size=min_size, stacked=stacked),
         clip_each_by_rms(stacked=stacked),
-        optimizers.scale_by_learning_rate(schedules.constant(RATE)),
+        optimizers.scale_by_learning_rate(),
         scale_by_parameter_rms(stacked=stacked),
     )
-    run = Run(build_train_step(model, optimizer=ours), mlp_params())
+    run = Run(build_train_step(model, optimizer=ours), mlp_params(), CONSTANT)
     _follow(run, _with_cube_apart(optax.adafactor(RATE, min_dim_size_to_factor=min_size)))
     assert all(spec.shape[0] == 7 for spec in run.step.spec.opt_state if spec.name.endswith(".cube"))
 
 
 def test_adafactor_by_name_takes_stacks_that_are_named(model: Model) -> None:
     options = _options(optimizer="adafactor", matrix_stacks=("cub*",))
-    run = Run(build_train_step(model, options), mlp_params())
+    run = Run(build_train_step(model, options), mlp_params(), CONSTANT)
     parts = _with_cube_apart(optax.adafactor(1.0, min_dim_size_to_factor=128))
     _follow(run, _around(optax.chain(parts, optax.scale(-1.0))))
 
@@ -161,6 +162,7 @@ def test_muon_is_that_of_optax_for_matrices_and_adamw_for_the_rest(model: Model,
     run = Run(
         build_train_step(model, _options(optimizer="muon", nesterov=nesterov, adam_for=("emb*",), clip_norm=0.0)),
         mlp_params(),
+        CONSTANT,
     )
 
     def label(params: Any) -> Any:
@@ -176,7 +178,7 @@ def test_muon_is_that_of_optax_for_matrices_and_adamw_for_the_rest(model: Model,
 
 def test_muon_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model) -> None:
     options = _options(optimizer="muon", nesterov=True, adam_for=("emb*",), matrix_stacks=("cub*",), clip_norm=0.0)
-    run = Run(build_train_step(model, options), mlp_params())
+    run = Run(build_train_step(model, options), mlp_params(), CONSTANT)
     alone = optax.contrib.muon(RATE, beta=0.95, weight_decay=0.1, nesterov=True, consistent_rms=0.2)
 
     def label(params: Any) -> Any:
@@ -190,7 +192,7 @@ def test_muon_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model) -
 def test_muon_without_matrices_is_adamw(model: Model) -> None:
     step = build_train_step(model, _options(optimizer="muon", adam_for=("*",)))
     assert step.spec.opt_state[0].name == "adam.count"
-    run, adamw = Run(step, mlp_params()), Run(build_train_step(model, _options()), mlp_params())
+    run, adamw = Run(step, mlp_params(), CONSTANT), Run(build_train_step(model, _options()), mlp_params(), CONSTANT)
     for index in range(3):
         assert run(index, mlp_batch(index)) == adamw(index, mlp_batch(index))
     for have, want in zip(run.params, adamw.params, strict=True):
@@ -214,13 +216,13 @@ def test_an_orthogonalised_matrix_has_singular_values_near_one() -> None:
 
 
 def test_names_choose_what_does_not_decay(model: Model) -> None:
-    run = Run(build_train_step(model, _options(no_decay=("emb*", "cube"))), mlp_params())
+    run = Run(build_train_step(model, _options(no_decay=("emb*", "cube"))), mlp_params(), CONSTANT)
     mask = {"cube": False, "down": True, "embed": False, "gain": False, "up": True}
     _follow(run, _around(optax.scale_by_adam(0.9, 0.95, 1e-8), lambda params: mask))
 
 
 def test_the_average_of_the_weights_is_incremental_and_starts_after_the_first_update(model: Model) -> None:
-    run = Run(build_train_step(model, _options(average_decay=0.8)), mlp_params())
+    run = Run(build_train_step(model, _options(average_decay=0.8)), mlp_params(), CONSTANT)
     average, *rest = _follow(run, _around(optax.scale_by_adam(0.9, 0.95, 1e-8)))
     for params in rest:
         average = optax.incremental_update(params, average, 1 - 0.8)
@@ -244,55 +246,10 @@ def test_a_chain_hands_each_transform_its_own_state() -> None:
     both = optimizers.chain(
         add_momentum(0.9, nesterov=False),
         add_momentum(0.5, nesterov=False),
-        optimizers.scale_by_learning_rate(schedules.constant(RATE)),
+        optimizers.scale_by_learning_rate(),
     )
-    run = Run(build_train_step(mlp_model(), optimizer=both), mlp_params())
+    run = Run(build_train_step(mlp_model(), optimizer=both), mlp_params(), CONSTANT)
     _follow(run, optax.chain(optax.trace(0.9), optax.trace(0.5), optax.scale(-RATE)))
-
-
-# --- schedules ----------------------------------------------------------------------------------------------
-
-
-def _rates(schedule: Schedule, steps: int) -> list[float]:
-    with ir.new_context():
-        module = ir.empty_module()
-        with ir.new_function(module, "main", [ir.tensor((), ir.i32())]) as (arguments, finish):
-            finish([ops.convert(schedule(arguments[0]), ir.f32())])
-        text = ir.to_text(module)
-    return [float(run_reference(text, "main", [np.array(i, np.int32)], ["f32"])[0]) for i in range(steps)]
-
-
-def _warm_then(after: Callable[[Any], Any], warmup: int, peak: float) -> Callable[[int], float]:
-    """optax's own join of a linear rise, whose first step moves, with what comes after it."""
-    rise = optax.schedules.linear_schedule(peak / warmup, peak, warmup - 1)
-    return lambda i: float(optax.schedules.join_schedules([rise, after], [warmup])(i))
-
-
-@pytest.mark.parametrize(
-    ("options", "after"),
-    [
-        ({"schedule": "constant"}, optax.schedules.constant_schedule(0.1)),
-        ({"schedule": "linear"}, optax.schedules.linear_schedule(0.1, 0.02, 16)),
-        ({"schedule": "cosine"}, optax.schedules.cosine_decay_schedule(0.1, 16, 0.2)),
-        (
-            {"schedule": "wsd", "cooldown_fraction": 0.25},
-            optax.schedules.join_schedules(
-                [optax.schedules.constant_schedule(0.1), optax.schedules.linear_schedule(0.1, 0.02, 5)], [11]
-            ),
-        ),
-        ({"schedule": "inverse-sqrt"}, lambda i: 0.1 * np.sqrt(4 / (i + 5))),
-    ],
-    ids=["constant", "linear", "cosine", "wsd", "inverse-sqrt"],
-)
-def test_schedules_are_those_of_optax_after_a_warm_up(options: dict[str, Any], after: Callable[[Any], Any]) -> None:
-    chosen = StepOptions(learning_rate=0.1, warmup_steps=4, total_steps=20, final_fraction=0.2, **options)
-    expected = _warm_then(after, 4, 0.1)
-    np.testing.assert_allclose(_rates(schedule_of(chosen), 24), [expected(i) for i in range(24)], rtol=2e-6)
-
-
-def test_a_cool_down_must_fit_behind_the_warm_up() -> None:
-    with pytest.raises(UserError, match="warm-up and cool-down"):
-        schedule_of(StepOptions(schedule="wsd", warmup_steps=15, total_steps=20, cooldown_fraction=0.5))
 
 
 @pytest.mark.parametrize(
@@ -300,7 +257,6 @@ def test_a_cool_down_must_fit_behind_the_warm_up() -> None:
     [
         ({"momentum": 1.0}, "momentum"),
         ({"average_decay": -0.1}, "average_decay"),
-        ({"cooldown_fraction": 0.0}, "cooldown_fraction"),
         ({"micro_batches": 0}, "micro_batches"),
         ({"remat": "some"}, "remat"),
         ({"remat": "3 TB"}, "remat"),

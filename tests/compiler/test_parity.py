@@ -26,8 +26,7 @@ SPEC = StepSpec(
 class _Runner:
     """Adds a constant to each parameter in each step; the loss is their sum."""
 
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
+    def __init__(self) -> None:
         self.closed = False
         self.seen: list[tuple[int, Sequence[np.ndarray]]] = []
 
@@ -35,10 +34,10 @@ class _Runner:
         assert opt_state is None
         self.w = params["w"].copy()
 
-    def train_step(self, step: int, batch: Sequence[np.ndarray]) -> tuple[float, float]:
+    def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> tuple[float, float]:
         self.seen.append((step, batch))
         loss = float(self.w.sum())
-        self.w = self.w + np.float32(self.rate)
+        self.w = self.w + np.float32(rate)
         return loss, 0.0
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
@@ -55,9 +54,9 @@ class _Runner:
 
 
 def _trace(rate: float, steps: int = 3) -> tuple[_Runner, Trace]:
-    runner = _Runner(rate)
+    runner = _Runner()
     params = {"w": np.array([3.0, 4.0], np.float32)}
-    return runner, trace(runner, SPEC, params, {}, random_batches(SPEC, steps, 0), backend="toy")
+    return runner, trace(runner, SPEC, params, {}, random_batches(SPEC, steps, 0), rate=rate, backend="toy")
 
 
 def test_a_trace_has_losses_before_and_norms_of_each_update() -> None:

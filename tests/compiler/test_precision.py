@@ -17,6 +17,7 @@ from planetary.compiler.precision import LossScale, round_stochastically
 from planetary.compiler.reference import run_reference
 from planetary.compiler.step_options import StepOptions
 from planetary.core.errors import UserError
+from planetary.core.schedules import Schedule
 
 LOW = {"bf16": ml_dtypes.bfloat16, "f16": np.float16}
 
@@ -60,8 +61,12 @@ def _by_hand(params: dict, batch: Sequence[np.ndarray], low: Any) -> tuple[float
 
 
 def _sgd(**changes: Any) -> StepOptions:
-    base = {"optimizer": "sgd", "momentum": 0.0, "learning_rate": 1.0, "weight_decay": 0.0, "clip_norm": 0.0}
-    return StepOptions(**(base | {"schedule": "constant"} | changes))
+    base = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip_norm": 0.0}
+    return StepOptions(**(base | changes))
+
+
+def _at(rate: float) -> Schedule:
+    return Schedule(kind="constant", peak=rate)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "f16"])
@@ -71,7 +76,7 @@ def test_factors_are_rounded_and_sums_are_not(precision: str) -> None:
     rng = np.random.default_rng(2)
     batch = [rng.standard_normal((16, 5), np.float32), rng.standard_normal((16, 4), np.float32)]
     step = build_train_step(model, _sgd(precision=precision))
-    run = Run(step, params)
+    run = Run(step, params, _at(1.0))
     loss, norm = run(0, batch)
     want_loss, by_a, by_b = _by_hand(params, batch, LOW[precision])
     assert loss == pytest.approx(want_loss, rel=1e-6)
@@ -89,7 +94,7 @@ def test_factors_are_rounded_and_sums_are_not(precision: str) -> None:
 def test_float32_parameters_keep_updates_that_bf16_would_lose() -> None:
     model = _two_layers()
     params = model.initial("param")
-    run = Run(build_train_step(model, _sgd(precision="bf16", learning_rate=1e-5)), params)
+    run = Run(build_train_step(model, _sgd(precision="bf16")), params, _at(1e-5))
     batch = [np.ones((16, 5), np.float32), np.ones((16, 4), np.float32)]
     run(0, batch)
     moved = np.abs(run.params[1] - params["b"])
@@ -169,8 +174,8 @@ def test_bf16_parameters_move_on_average_only_when_rounded_at_random() -> None:
     model = export_loss(loss, params, (np.ones((1, 1), np.float32),) * 2)
     batch = [np.ones((1, 1), np.float32)] * 2
     for rounding, expected in (("nearest", 1.0), ("stochastic", 1 - 20 * 2.0**-12)):
-        options = _sgd(learning_rate=2.0**-12, rounding=rounding)
-        run = Run(build_train_step(model, options), {"w": params["w"].view(np.uint16)})
+        options = _sgd(rounding=rounding)
+        run = Run(build_train_step(model, options), {"w": params["w"].view(np.uint16)}, _at(2.0**-12))
         for index in range(20):
             run(index, batch)
         mean = np.mean(run.params[0].view(ml_dtypes.bfloat16).astype(np.float64))
@@ -180,7 +185,7 @@ def test_bf16_parameters_move_on_average_only_when_rounded_at_random() -> None:
 def test_weights_are_rounded_at_random_for_the_model_alone() -> None:
     model = _two_layers()
     params = model.initial("param")
-    run = Run(build_train_step(model, _sgd(precision="bf16", rounding="stochastic", learning_rate=1e-6)), params)
+    run = Run(build_train_step(model, _sgd(precision="bf16", rounding="stochastic")), params, _at(1e-6))
     batch = [np.ones((16, 5), np.float32), np.ones((16, 4), np.float32)]
     losses = {run(index, batch)[0] for index in range(4)}
     assert len(losses) == 4  # the weights hardly move, their roundings do
@@ -197,7 +202,7 @@ def test_a_step_that_overflows_is_skipped_until_the_scale_fits() -> None:
     params = model.initial("param")
     rng = np.random.default_rng(2)
     batch = [rng.standard_normal((16, 5), np.float32), rng.standard_normal((16, 4), np.float32)]
-    run = Run(build_train_step(model, _sgd(precision="f16", optimizer="adamw", learning_rate=1e-3)), params)
+    run = Run(build_train_step(model, _sgd(precision="f16", optimizer="adamw")), params, _at(1e-3))
     skipped = 0
     while run(skipped, batch)[1] == 0.0:
         skipped += 1
@@ -215,7 +220,7 @@ def test_a_step_that_overflows_is_skipped_until_the_scale_fits() -> None:
 
 def test_at_a_scale_of_one_a_bad_gradient_is_reported() -> None:
     model = _two_layers()
-    run = Run(build_train_step(model, _sgd(precision="f16")), model.initial("param"))
+    run = Run(build_train_step(model, _sgd(precision="f16")), model.initial("param"), _at(1.0))
     batch = [np.full((16, 5), np.nan, np.float32), np.ones((16, 4), np.float32)]
     norms = []
     for index in range(17):

@@ -26,7 +26,7 @@ TINY = (
     "train.inner_steps=1000",
     "optimizer.learning_rate=0.003",
     "optimizer.warmup_steps=2",
-    "optimizer.schedule=constant",  # any other depends on the number of steps: each would be compiled by itself
+    "optimizer.schedule=constant",
     "eval.batches=2",
     "eval.every=1",
 )

@@ -14,7 +14,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.config import apply_overrides, load_config, to_toml
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.compiling import CompileTarget, compile_and_verify
-from planetary.fabric.preparation import prepare_run
+from planetary.fabric.preparation import prepare_run, schedule_of
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
 
@@ -69,11 +69,11 @@ def test_one_worker_equals_plain_training(tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "cache" / "blobs")
     executor = IreeExecutor(store.verified_path(published.digest), prepared.step.spec)
     executor.load(prepared.params, prepared.buffer_values, None)
-    order, step = prepared.data.order(config), 0
+    order, schedule, step = prepared.data.order(config), schedule_of(config), 0
     for lease in range(config.train.rounds):
         tokens = read_slice(order.locate(lease))
         for batch in batches(tokens, config.train.batch_size, config.train.sequence_length):
-            executor.train_step(step, batch)
+            executor.train_step(step, schedule.rate(step), batch)
             step += 1
     plain = executor.read_params()
     executor.close()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from planetary.core.errors import CompileError, TrustError
+from planetary.core.schedules import Schedule
 from planetary.fabric import events as e
 from planetary.fabric import worker_events as w
 from planetary.fabric.worker_machine import WorkerMachine
 from planetary.testing.cluster import SPEC
 from planetary.wire import messages as m
 
-JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist")
+JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
 SLICE = m.Slice("data", "ui8", 0, 44)
 
 

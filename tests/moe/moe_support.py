@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from planetary.compiler.interpreter import run_interpreter
 from planetary.compiler.step_options import StepOptions
+from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors
 from planetary.models.initial import draw
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, parameters
@@ -28,7 +29,8 @@ from planetary.runtime.host_arrays import in_order
 
 # Three experts on two composers: one of these has an empty slot. All tests share this model's programs.
 TINY = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 3})
-OPTIONS = StepOptions(learning_rate=0.01, warmup_steps=0, total_steps=20)
+OPTIONS = StepOptions()
+SCHEDULE = Schedule(peak=0.01, total_steps=20)
 
 
 class Later(Executor):
@@ -146,7 +148,14 @@ def build(config: LatentMoeConfig, *, slots: int, rank: int, composer: int = 0, 
 
 TOGETHER = Cadence(router=1, latent=1, backbone=1, refresh=1)
 BASE = MoeTraining(
-    composers=2, batch_size=4, rank=3, fit=FitOptions(steps=2, rows=32, capacity=64), dense=OPTIONS, experts=OPTIONS
+    composers=2,
+    batch_size=4,
+    rank=3,
+    fit=FitOptions(steps=2, rows=32, capacity=64),
+    dense=OPTIONS,
+    experts=OPTIONS,
+    dense_schedule=SCHEDULE,
+    expert_schedule=SCHEDULE,
 )
 
 

@@ -51,7 +51,7 @@ def made(trust: float = 0.0, steps: int = 1, seed: int = 1) -> tuple[dict[str, n
         before,
         moments,
         [encode(some_sketch(seed), "f32")],
-        step=1,
+        rate=3e-3,
         slots=SLOTS,
         experts=TINY.n_expert,
         inner_steps=steps,

@@ -177,7 +177,7 @@ def test_iree_gives_the_same_expert_gradients_and_update(half: Built) -> None:
     program = reference.program
     iree = IreeRunner(program, Target("cpu", "host", host_features()))
     moments = zeros_for(state_specs(program))
-    tensors = half.worker_inputs(0, half.gradients()) | moments | {"step": np.array(0, np.int32)}
+    tensors = half.worker_inputs(0, half.gradients()) | moments | {"rate": np.array(0.01, np.float32)}
     for function in ("proxy", "gradients", "update"):
         expected, found = reference(function, tensors), iree(function, tensors)
         tensors |= expected

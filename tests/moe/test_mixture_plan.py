@@ -9,6 +9,7 @@ from mixture_cluster import MixtureCluster, make_plan
 
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
 from planetary.core.errors import UserError
+from planetary.core.schedules import Schedule
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
 from planetary.moe import mixture_preparation
@@ -27,15 +28,15 @@ def config(*overrides: str, example: str = "parallax-tiny") -> Config:
 def refusal(*overrides: str) -> str:
     given = config(*overrides)
     with pytest.raises(UserError) as error:
-        training_of(given, model_of(given), StepOptions())
+        training_of(given, model_of(given), StepOptions(), Schedule())
     return str(error.value)
 
 
 def test_the_examples_are_four_composers_without_and_with_expert_workers() -> None:
     direct, offload = config(), config(example="parallax-offload")
-    plain = training_of(direct, model_of(direct), StepOptions())
+    plain = training_of(direct, model_of(direct), StepOptions(), Schedule())
     assert (plain.composers, plain.batch_size, plain.sketches, plain.acceptance) == (4, 16, "none", None)
-    helped = training_of(offload, model_of(offload), StepOptions())
+    helped = training_of(offload, model_of(offload), StepOptions(), Schedule())
     assert (helped.sketches, helped.precision) == ("owner", "4bit")
     assert helped.acceptance is not None
     assert model_of(direct).batch_size == 4
@@ -85,7 +86,7 @@ def test_what_cannot_be_trained_is_refused_with_the_keys_that_say_so(overrides: 
 
 def test_unequal_shards_and_surrogates_as_large_as_experts_are_allowed_and_warned_of() -> None:
     given = config("moe.composers=3", "moe.rank=128", "moe.delta_rank=30")
-    assert training_of(given, model_of(given), StepOptions()).delta_rank == 30
+    assert training_of(given, model_of(given), StepOptions(), Schedule()).delta_rank == 30
     shards, rank, changes = warnings_of(given, model_of(given))
     assert "moe.delta_rank = 30: changes of that rank are no smaller" in changes
     assert shards == "16 experts on 3 composers: shards are not equal, they have 5 or 6 experts of a layer"
@@ -97,16 +98,16 @@ def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys() -> Non
     keys = ["inner_steps=3", "trust=0.5", "sketch_fraction=0.25", "norm_ratio=0.2", "spectral_ratio=0.3"]
     keys += ["redundant=0.1", "audited=0.2", "outer_rate=0.9", "outer_momentum=0.4"]
     given = config(*(f"moe.{key}" for key in keys), example="parallax-offload")
-    training = training_of(given, model_of(given), StepOptions())
+    training = training_of(given, model_of(given), StepOptions(), Schedule())
     assert training.acceptance == Policy(2, 0.2, 0.3, redundant=0.1, audited=0.2)
     assert (training.inner_steps, training.trust, training.sketch_fraction) == (3, 0.5, 0.25)
     assert (training.merge.rate, training.merge.momentum) == (0.9, 0.4)
     often = config("moe.router_every=1", "moe.latent_every=1", "moe.fit_steps=4")
-    training = training_of(often, model_of(often), StepOptions())
+    training = training_of(often, model_of(often), StepOptions(), Schedule())
     assert (training.cadence.router, training.cadence.latent, training.fit.steps) == (1, 1, 4)
     assert check_mixture(given) == []
     alone = config(*(f"moe.{key}" for key in keys))
-    assert training_of(alone, model_of(alone), StepOptions()).acceptance is None
+    assert training_of(alone, model_of(alone), StepOptions(), Schedule()).acceptance is None
     (warning,) = check_mixture(alone)
     assert warning == (
         "moe.expert_workers = 0 leaves without effect what is set of moe.sketch_fraction, moe.inner_steps, moe.trust, "

@@ -150,7 +150,8 @@ def test_one_composer_takes_the_steps_of_the_ordinary_train_step_bit_for_bit(opt
     for step in range(3):
         tokens, targets = batch(step)
         before, (state, _) = state, trainer.step(state, tokens, targets)
-        arguments = [*held, *moments, np.int32(step), tokens, targets]
+        rate = np.float32(training.dense_schedule.rate(step))
+        arguments = [*held, *moments, np.int32(step), rate, tokens, targets]
         results = run_interpreter(ordinary.portable, "train_step", arguments, kinds)
         held, moments = results[: len(held)], results[len(held) : -2]
         for name, value in zip(names, held, strict=True):

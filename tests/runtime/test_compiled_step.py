@@ -23,11 +23,13 @@ from planetary.compiler.verification_report import VerifyReport
 from planetary.core.artifact_label import read_label
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec
+from planetary.core.step_trial import TRIAL_RATE, TRIAL_STEP
 from planetary.runtime.host import architecture, host_features
 from planetary.runtime.iree_executor import IreeExecutor, iree_version
 
 pytestmark = pytest.mark.compiles
 
+RATE = 0.01
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
 HOST = Target("cpu", "host", host_features())
 
@@ -49,7 +51,7 @@ class Built:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     store = BlobStore(tmp_path_factory.mktemp("store"))
     model = export_model("planetary.models.nanochat:build", TINY)
-    step = build_train_step(model, StepOptions(learning_rate=0.01, total_steps=50))
+    step = build_train_step(model, StepOptions())
     return Built(model, step, compile_artifact(step, HOST, store), store)
 
 
@@ -82,7 +84,7 @@ def test_the_artifact_is_cached_by_what_it_was_made_from(built: Built, monkeypat
     assert again.digest == built.artifact.digest
     with pytest.raises(AssertionError, match="compiled again"):
         compile_artifact(built.step, Target("cpu", "host", "another-cpu"), built.store)
-    other = build_train_step(built.model, StepOptions(learning_rate=0.02, total_steps=50))
+    other = build_train_step(built.model, StepOptions(beta1=0.8))
     with pytest.raises(AssertionError, match="compiled again"):
         compile_artifact(other, HOST, built.store)
 
@@ -119,7 +121,7 @@ def test_steps_are_those_of_the_reference(built: Built, executor: IreeExecutor) 
     expected = verification.run_expected(built.step, trial)
     executor.load(trial.params, trial.buffers, trial.opt_state)
     assert executor.eval_step(trial.batch) == pytest.approx(float(expected["eval_loss"]), rel=1e-5)
-    loss, norm = executor.train_step(7, trial.batch)
+    loss, norm = executor.train_step(TRIAL_STEP, TRIAL_RATE, trial.batch)
     assert loss == pytest.approx(float(expected["loss"]), rel=1e-5)
     assert norm == pytest.approx(float(expected["grad_norm"]), rel=1e-5)
     for name, value in (executor.read_params() | executor.read_opt_state()).items():
@@ -128,27 +130,27 @@ def test_steps_are_those_of_the_reference(built: Built, executor: IreeExecutor) 
 
 def test_state_stays_on_the_device_and_the_loss_falls(executor: IreeExecutor, batch: list[np.ndarray]) -> None:
     before = executor.eval_step(batch)
-    first = executor.train_step(0, batch)
+    first = executor.train_step(0, RATE, batch)
     assert first.loss == pytest.approx(before, rel=1e-6)
     for step in range(1, 12):
-        last = executor.train_step(step, batch)
+        last = executor.train_step(step, RATE, batch)
     assert last.loss < 0.8 * first.loss
     assert int(executor.read_opt_state()["adam.count"]) == 12
 
 
 def test_a_saved_state_goes_on_bit_for_bit(built: Built, executor: IreeExecutor, batch: list[np.ndarray]) -> None:
     for step in range(3):
-        executor.train_step(step, batch)
+        executor.train_step(step, RATE, batch)
     params, state = executor.read_params(), executor.read_opt_state()
-    expected = [executor.train_step(step, batch) for step in range(3, 6)]
+    expected = [executor.train_step(step, RATE, batch) for step in range(3, 6)]
     executor.load(params, {}, state)
-    assert [executor.train_step(step, batch) for step in range(3, 6)] == expected
+    assert [executor.train_step(step, RATE, batch) for step in range(3, 6)] == expected
 
 
 def test_what_was_read_is_a_copy(executor: IreeExecutor, batch: list[np.ndarray]) -> None:
     params = executor.read_params()
     kept = {name: value.copy() for name, value in params.items()}
-    executor.train_step(0, batch)
+    executor.train_step(0, RATE, batch)
     for name, value in params.items():
         np.testing.assert_array_equal(value, kept[name])
     into = {name: np.empty_like(value) for name, value in params.items()}
@@ -160,7 +162,7 @@ def test_what_was_read_is_a_copy(executor: IreeExecutor, batch: list[np.ndarray]
 def test_what_was_loaded_is_not_written_to(built: Built, executor: IreeExecutor, batch: list[np.ndarray]) -> None:
     params = {name: value.copy() for name, value in built.model.initial("param").items()}
     executor.set_params(params)
-    executor.train_step(0, batch)
+    executor.train_step(0, RATE, batch)
     for name, value in built.model.initial("param").items():
         np.testing.assert_array_equal(params[name], value)
 
@@ -168,7 +170,7 @@ def test_what_was_loaded_is_not_written_to(built: Built, executor: IreeExecutor,
 def test_new_parameters_keep_the_optimizer_state_until_it_is_reset(
     built: Built, executor: IreeExecutor, batch: list[np.ndarray]
 ) -> None:
-    executor.train_step(0, batch)
+    executor.train_step(0, RATE, batch)
     executor.set_params(built.model.initial("param"))
     assert int(executor.read_opt_state()["adam.count"]) == 1
     executor.reset_opt_state()
@@ -217,9 +219,9 @@ def test_misuse_is_named(built: Built, batch: list[np.ndarray]) -> None:
         made.load(params | {"embedding": np.zeros(3, np.float32)}, {}, None)
     made.load(params, {}, None)
     with pytest.raises(LocalProtocolError, match="2 arrays"):
-        made.train_step(0, batch[:1])
+        made.train_step(0, RATE, batch[:1])
     with pytest.raises(LocalProtocolError, match="'tokens' must be"):
-        made.train_step(0, [batch[0].astype(np.int64), batch[1]])
+        made.train_step(0, RATE, [batch[0].astype(np.int64), batch[1]])
     made.close()
     made.close()
     with pytest.raises(ClosedError):
@@ -233,7 +235,7 @@ def test_a_module_of_another_version_or_job_is_not_loaded(built: Built, tmp_path
     (tmp_path / "skewed").write_bytes(changed)
     with pytest.raises(TrustError, match=rf"0+, this process has {iree_version()}"):
         IreeExecutor(tmp_path / "skewed", built.step.spec)
-    other = build_train_step(built.model, StepOptions(learning_rate=0.02, total_steps=50))
+    other = build_train_step(built.model, StepOptions(beta1=0.8))
     with pytest.raises(TrustError, match="the job is about"):
         IreeExecutor(built.store.path(built.artifact.digest), other.spec)
 
@@ -314,7 +316,7 @@ def test_opening_and_closing_never_waits_forever(built: Built, batch: list[np.nd
 
     def once() -> None:
         executor = built.executor()
-        executor.train_step(0, batch)
+        executor.train_step(0, RATE, batch)
         executor.close()
 
     for _ in range(30):

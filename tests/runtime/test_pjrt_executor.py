@@ -21,9 +21,11 @@ from planetary.compiler.iree import Artifact
 from planetary.compiler.train_step import StepOptions, TrainStep
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.step import StepSpec
+from planetary.core.step_trial import TRIAL_RATE, TRIAL_STEP
 from planetary.runtime.backends import open_executor, require_backend, runtime_version
 from planetary.runtime.pjrt_executor import PjrtExecutor
 
+RATE = 0.05
 BATCH, LENGTH, WORDS = 8, 4, 11
 MODEL = """
 import jax, jax.numpy as jnp, numpy as np
@@ -55,7 +57,7 @@ def build(folder: Path) -> Built:
     source = folder / "model.py"
     source.write_text(MODEL)
     model = export_model(f"{source}:build", {}, roles={"scale": "buffer"})
-    step = build_train_step(model, StepOptions(learning_rate=0.05, schedule="constant"))
+    step = build_train_step(model, StepOptions())
     path = folder / "step"
     path.write_bytes(compile_artifact(step, Target("pjrt:cpu", "stablehlo")).data)
     return Built(model, step, path)
@@ -98,7 +100,7 @@ def test_steps_are_those_of_the_reference(built: Built, executor: PjrtExecutor) 
     expected = verification.run_expected(built.step, trial)
     executor.load(trial.params, trial.buffers, trial.opt_state)
     assert executor.eval_step(trial.batch) == pytest.approx(float(expected["eval_loss"]), rel=1e-6)
-    loss, norm = executor.train_step(7, trial.batch)
+    loss, norm = executor.train_step(TRIAL_STEP, TRIAL_RATE, trial.batch)
     assert loss == pytest.approx(float(expected["loss"]), rel=1e-6)
     assert norm == pytest.approx(float(expected["grad_norm"]), rel=1e-5)
     for name, value in (executor.read_params() | executor.read_opt_state()).items():
@@ -106,12 +108,12 @@ def test_steps_are_those_of_the_reference(built: Built, executor: PjrtExecutor) 
 
 
 def test_the_loss_falls_and_a_saved_state_goes_on_bit_for_bit(built: Built, executor: PjrtExecutor) -> None:
-    losses = [executor.train_step(step, data()).loss for step in range(4)]
+    losses = [executor.train_step(step, RATE, data()).loss for step in range(4)]
     params, state = executor.read_params(), executor.read_opt_state()
-    expected = [executor.train_step(step, data()) for step in range(4, 8)]
+    expected = [executor.train_step(step, RATE, data()) for step in range(4, 8)]
     assert expected[-1].loss < 0.8 * losses[0]
     executor.load(params, built.model.initial("buffer"), state)
-    assert [executor.train_step(step, data()) for step in range(4, 8)] == expected
+    assert [executor.train_step(step, RATE, data()) for step in range(4, 8)] == expected
     executor.reset_opt_state()
     assert all(not value.any() for value in executor.read_opt_state().values())
 
@@ -127,22 +129,22 @@ def _addresses(executor: PjrtExecutor) -> list[int]:
 
 
 def test_state_is_updated_in_place_even_after_it_was_read(executor: PjrtExecutor) -> None:
-    executor.train_step(0, data())  # the first step moves what came from the host into memory of XLA's own
+    executor.train_step(0, RATE, data())  # the first step moves what came from the host into memory of XLA's own
     before = _addresses(executor)
     old = [*(executor._params or ()), *(executor._opt_state or ())]
-    executor.train_step(1, data())
+    executor.train_step(1, RATE, data())
     assert all(array.is_deleted() for array in old)
     assert _addresses(executor) == before
     executor.read_params()
     executor.read_opt_state()
-    executor.train_step(2, data())
+    executor.train_step(2, RATE, data())
     assert _addresses(executor) == before
 
 
 def test_what_is_read_or_loaded_is_a_copy(built: Built, executor: PjrtExecutor) -> None:
     given = {name: value.copy() for name, value in built.model.initial("param").items()}
     executor.set_params(given)
-    executor.train_step(0, data())
+    executor.train_step(0, RATE, data())
     np.testing.assert_array_equal(given["table"], built.model.initial("param")["table"])
     executor.set_params(given)
     first = executor.eval_step(data())
@@ -151,7 +153,7 @@ def test_what_is_read_or_loaded_is_a_copy(built: Built, executor: PjrtExecutor) 
 
     found = executor.read_params()
     kept = found["table"].copy()
-    executor.train_step(1, data())
+    executor.train_step(1, RATE, data())
     np.testing.assert_array_equal(found["table"], kept)
     into = {name: np.empty_like(value) for name, value in found.items()}
     assert executor.read_params(into)["table"] is into["table"]
@@ -181,9 +183,9 @@ def test_misuse_is_named(built: Built) -> None:
         made.load({}, {}, None)
     load(built, made)
     with pytest.raises(LocalProtocolError, match="2 arrays"):
-        made.train_step(0, data()[:1])
+        made.train_step(0, RATE, data()[:1])
     with pytest.raises(LocalProtocolError, match="must be i32"):
-        made.train_step(0, [array.astype(np.int64) for array in data()])
+        made.train_step(0, RATE, [array.astype(np.int64) for array in data()])
     made.close()
     made.close()
     with pytest.raises(ClosedError):
@@ -209,9 +211,9 @@ def test_a_failed_step_leaves_no_half_written_state(
     with monkeypatch.context() as patch:
         patch.setattr(xla, "run", fail)
         with pytest.raises(ResourceError, match="train_step failed on the pjrt:cpu device: out of memory"):
-            executor.train_step(0, data())
+            executor.train_step(0, RATE, data())
     with pytest.raises(LocalProtocolError, match="a step that failed"):
-        executor.train_step(1, data())
+        executor.train_step(1, RATE, data())
 
 
 def test_devices_that_are_not_there_are_named(built: Built) -> None:
@@ -298,7 +300,7 @@ def _compare_island(folder: Path) -> None:
         executor = open_executor(built.path, built.step.spec, backend="pjrt:cpu", island=island)
         assert isinstance(executor, PjrtExecutor)
         load(built, executor)
-        losses = [executor.eval_step(data()), *(executor.train_step(step, data()).loss for step in range(5))]
+        losses = [executor.eval_step(data()), *(executor.train_step(step, RATE, data()).loss for step in range(5))]
         assert executor._params is not None
         assert all(len(array.addressable_shards) == island for array in executor._params)
         program = executor._train.hlo_modules()[0].to_string()

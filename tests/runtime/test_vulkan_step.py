@@ -19,12 +19,13 @@ pytestmark = [
     pytest.mark.skipif(bool(missing_vulkan()), reason=missing_vulkan()),
 ]
 
+RATE = 0.01
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
 
 
 def test_the_step_trains_on_vulkan(tmp_path: Path) -> None:
     model = export_model("planetary.models.nanochat:build", TINY)
-    step = build_train_step(model, StepOptions(learning_rate=0.01, schedule="constant"))
+    step = build_train_step(model, StepOptions())
     path = tmp_path / "step.vmfb"
     path.write_bytes(compile_artifact(step, Target("vulkan", "baseline")).data)
     trial = verification.make_trial(step.spec, model.initial("param"), model.initial("buffer"))
@@ -36,15 +37,15 @@ def test_the_step_trains_on_vulkan(tmp_path: Path) -> None:
 
     executor = IreeExecutor(path, step.spec, backend="vulkan")
     executor.load(model.initial("param"), model.initial("buffer"), None)
-    losses = [executor.train_step(i, trial.batch).loss for i in range(8)]
+    losses = [executor.train_step(i, RATE, trial.batch).loss for i in range(8)]
     assert losses[-1] < 0.9 * losses[0]
     state = executor.read_opt_state()
     assert int(state["adam.count"]) == 8
     into = {spec.name: spec.empty() for spec in step.spec.params}
     params = executor.read_params(into)
     assert params["head"] is into["head"]
-    expected = executor.train_step(8, trial.batch)
+    expected = executor.train_step(8, RATE, trial.batch)
     executor.load(params, model.initial("buffer"), state)
-    again = executor.train_step(8, trial.batch)
+    again = executor.train_step(8, RATE, trial.batch)
     np.testing.assert_allclose(again, expected, rtol=1e-6)
     executor.close()

@@ -55,7 +55,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--preset", metavar="NAME", help="of a zoo model: a size, e.g. tiny (default: default)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="option of the model function")
     parser.add_argument(
-        "--step", action="append", default=[], metavar="KEY=VALUE", help="option of the step, e.g. learning_rate=0.01"
+        "--step", action="append", default=[], metavar="KEY=VALUE", help="option of the step, e.g. optimizer=lion"
     )
     parser.add_argument(
         "--role", action="append", default=[], metavar="NAME=ROLE", help="param, buffer, input or target"
@@ -111,9 +111,17 @@ def step_options(args: argparse.Namespace) -> StepOptions:
     from planetary.cli.option_values import key_values
     from planetary.compiler.step_options import StepOptions
     from planetary.core.errors import UserError
+    from planetary.core.schedules import Schedule
 
+    given = key_values(args.step, "--step")
+    rates = {"learning_rate", "schedule", *Schedule.__struct_fields__}
+    if of_schedule := [key for key in given if key in rates]:
+        raise UserError(
+            f"--step {of_schedule[0]}: the learning rate and its schedule are no part of a compiled step, which takes "
+            "the rate of every step as an argument: one artifact serves them all. Leave it out"
+        )
     try:
-        return msgspec.convert(key_values(args.step, "--step"), StepOptions)
+        return msgspec.convert(given, StepOptions)
     except msgspec.ValidationError as error:
         raise UserError(f"--step: {error}; the options are {', '.join(StepOptions.__struct_fields__)}") from None
 

@@ -40,6 +40,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="training steps (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the batches (default: %(default)s)")
     parser.add_argument(
+        "--learning-rate", type=float, default=3e-3, metavar="X", help="of every step (default: %(default)s)"
+    )
+    parser.add_argument(
         "--at-most",
         type=float,
         metavar="X",
@@ -68,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--backends expects two, as in pjrt:cpu,cpu; found {args.backends!r}")
     if args.steps < 1:
         raise UserError(f"--steps expects at least 1, found {args.steps}")
+    if not args.learning_rate > 0:
+        raise UserError(f"--learning-rate expects a number above 0, found {args.learning_rate}")
     found = _measure(args, {name: parse_target(name, host_features()) for name in names}, names)
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
@@ -107,7 +112,8 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
         wanted = CompileTarget(target.backend, target.name, target.features)
         published = asyncio.run(compile_apart(ModelToCompile(step, params, buffers), wanted, cache))
         executor = open_executor(store.verified_path(published.digest), step.spec, backend=target.backend)
-        traces.append((name, trace(executor, step.spec, params, buffers, batches, backend=name)))
+        found = trace(executor, step.spec, params, buffers, batches, rate=args.learning_rate, backend=name)
+        traces.append((name, found))
     return compare_traces(*traces)
 
 

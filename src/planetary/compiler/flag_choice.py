@@ -146,8 +146,8 @@ def flag_key(portable: bytes, *, compiler: str, backend: str, target: str, featu
 def structure_digest(portable: bytes) -> str:
     """Return the sha256 of a module's operations and their types, constants left out.
 
-    Two steps that differ in the learning rate or in the length of the schedule take the same time, so they share a
-    choice of flags. (Not even the number of constants counts: equal ones are one operation.)
+    Two steps that differ in a constant of the optimizer alone take the same time, so they share a choice of flags.
+    (Not even the number of constants counts: equal ones are one operation.)
     """
     seen = hashlib.sha256()
     with ir.new_context():

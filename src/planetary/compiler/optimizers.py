@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 
 from planetary.compiler import ir, ops
 from planetary.compiler.ir import Value
-from planetary.compiler.schedules import Schedule
 from planetary.core.tensors import TensorSpec
 
 Values = Sequence[Value]
@@ -29,13 +28,13 @@ class Inputs:
     Attributes:
         specs: of the parameters: names, and the types they are stored in.
         params: in the arithmetic's type, same order and shapes as the gradients.
-        step: i32 scalar, inner step since the start of the run; for schedules only.
+        rate: f32 scalar, learning rate of the step.
         grad_norm: f32 scalar, global norm of the raw gradients.
     """
 
     specs: Specs
     params: Values
-    step: Value
+    rate: Value
     grad_norm: Value
 
 
@@ -159,12 +158,12 @@ def add_decayed_weights(rate: float, min_rank: int = 2, skip: Sequence[str] = ()
     return stateless(update)
 
 
-def scale_by_learning_rate(schedule: Schedule) -> Transform:
+def scale_by_learning_rate() -> Transform:
     """Return the transform that multiplies by minus the learning rate of the step."""
 
     def update(updates: Values, inputs: Inputs) -> list[Value]:
-        rate = schedule(inputs.step)
-        return [scaled(u, ops.subtract(ops.full_like(rate, 0.0), rate)) for u in updates]
+        back = ops.subtract(ops.full_like(inputs.rate, 0.0), inputs.rate)
+        return [scaled(u, back) for u in updates]
 
     return stateless(update)
 

@@ -88,9 +88,12 @@ def trace(
     buffers: Mapping[str, np.ndarray],
     batches: Sequence[Sequence[np.ndarray]],
     *,
+    rate: float,
     backend: str,
 ) -> Trace:
     """Train on `batches`, one step each, with optimizer state that starts as zeros, and close the runner.
+
+    `rate` is the learning rate of every step.
 
     Raises:
         NumericsError: a loss or an update is not a finite number, so there is nothing to compare; `backend` is named.
@@ -101,7 +104,7 @@ def trace(
         runner.load(params, buffers, None)
         held = _numbers(spec, params)
         for index, batch in enumerate(batches):
-            losses.append(float(runner.train_step(index, batch)[0]))
+            losses.append(float(runner.train_step(index, rate, batch)[0]))
             moved = _numbers(spec, runner.read_params())
             norms.append(_norm(moved[name] - held[name] for name in held))
             held = moved

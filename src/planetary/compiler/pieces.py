@@ -132,7 +132,8 @@ def cut_out(portable: bytes, function: str, start: int, wanted: Sequence[Key]) -
         made = [graph.value(key) for key in wanted]
         given = [graph.value(key) for key in inputs]
         crossing = [_crossing_type(value) for value in (*made, *given)]
-        with ir.new_function(module, "train_step", [*crossing, ir.tensor((), ir.i32())]) as (arguments, finish):
+        scalars = [ir.tensor((), ir.i32()), ir.tensor((), ir.f32())]
+        with ir.new_function(module, "train_step", [*crossing, *scalars]) as (arguments, finish):
             entering = arguments[len(made) : len(made) + len(given)]
             here = {value: _enter(argument, value.type) for value, argument in zip(given, entering, strict=True)}
             for op in inside:

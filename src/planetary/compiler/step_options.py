@@ -1,8 +1,8 @@
-"""The optimizer and schedule that a training step's options name."""
+"""The optimizer that a training step's options name."""
 
 from __future__ import annotations
 
-from planetary.compiler import optimizers, schedules
+from planetary.compiler import optimizers
 from planetary.compiler.optimizers import Transform
 from planetary.compiler.optimizers_adafactor import clip_each_by_rms, scale_by_factored_rms, scale_by_parameter_rms
 from planetary.compiler.optimizers_adaptive import add_momentum, scale_by_adam, scale_by_lion
@@ -10,27 +10,7 @@ from planetary.compiler.optimizers_muon import scale_by_muon
 from planetary.core.step_options import StepOptions, remat_budget
 from planetary.core.tensors import TensorSpec
 
-__all__ = ["StepOptions", "optimizer_of", "remat_budget", "schedule_of"]
-
-
-def schedule_of(options: StepOptions) -> schedules.Schedule:
-    """Return the learning-rate schedule that the options name. Raises `UserError` for steps that do not
-    fit.
-    """
-    peak, warm, total, final = (
-        options.learning_rate,
-        options.warmup_steps,
-        options.total_steps,
-        options.final_fraction,
-    )
-    if options.schedule == "constant":
-        return schedules.constant(peak, warm)
-    if options.schedule == "inverse-sqrt":
-        return schedules.inverse_sqrt(peak, warm)
-    if options.schedule == "wsd":
-        return schedules.warmup_stable_decay(peak, warm, total, final, options.cooldown_fraction)
-    make = schedules.warmup_cosine if options.schedule == "cosine" else schedules.warmup_linear
-    return make(peak, warm, total, final)
+__all__ = ["StepOptions", "optimizer_of", "remat_budget"]
 
 
 def optimizer_of(options: StepOptions) -> Transform:
@@ -43,7 +23,7 @@ def optimizer_of(options: StepOptions) -> Transform:
         *clipping,
         _preconditioner(options),
         *([decay] if options.weight_decay else []),
-        optimizers.scale_by_learning_rate(schedule_of(options)),
+        optimizers.scale_by_learning_rate(),
         *([optimizers.average_weights(options.average_decay)] if options.average_decay else []),
     )
 

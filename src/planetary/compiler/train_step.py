@@ -43,7 +43,7 @@ class TrainStep:
 def build_train_step(
     model: Model, options: StepOptions | None = None, *, optimizer: optimizers.Transform | None = None
 ) -> TrainStep:
-    """Differentiate a model and put clipping, schedule and optimizer around it, all in one graph.
+    """Differentiate a model and put clipping and optimizer around it, all in one graph.
 
     Args:
         model: what `export_model` or `load_model` returned. With `options.micro_batches` above 1 its batch is
@@ -76,7 +76,7 @@ def build_train_step(
         weights = [graph.type_of(spec) for spec in (*params, *buffers)]
         state_types = [ir.tensor(spec.shape, _element(spec.dtype)) for spec in opt_state]
         data = [graph.type_of(spec) for spec in batch]
-        inputs = [*weights, *state_types, ir.tensor((), ir.i32()), *data]
+        inputs = [*weights, *state_types, ir.tensor((), ir.i32()), ir.tensor((), ir.f32()), *data]
         with ir.new_function(module, "train_step", inputs) as (arguments, finish):
             finish(graph.train(_body(module, "train_step"), arguments, params, buffers, opt_state))
         with ir.new_function(module, "eval_step", [*weights, *data]) as (arguments, finish):
@@ -178,7 +178,7 @@ class _Graph:
         given = iter(arguments)
         values = {spec.name: next(given) for spec in (*params, *buffers)}
         state = [next(given) for _ in opt_state]
-        step, batch = next(given), list(given)
+        step, rate, batch = next(given), next(given), list(given)
         stored = [values[spec.name] for spec in params]
         scaling = LossScale(state[-2], state[-1]) if self.options.precision == "f16" else None
         scale = None if scaling is None else scaling.factor
@@ -191,7 +191,7 @@ class _Graph:
         wide = [_element(optimizers.working_dtype(spec.dtype)) for spec in params]
         held = [ops.convert(value, e) for value, e in zip(stored, wide, strict=True)]
         own = state if scaling is None else state[:-2]
-        updates, new_state = self.transform.update(gradients, own, optimizers.Inputs(params, held, step, norm))
+        updates, new_state = self.transform.update(gradients, own, optimizers.Inputs(params, held, rate, norm))
         new = [
             self._stored(ops.add(p, u), ir.element_of(value), step, i)
             for i, (value, p, u) in enumerate(zip(stored, held, updates, strict=True))

@@ -34,8 +34,9 @@ from planetary.core.deviations import (
     worst_of,
 )
 from planetary.core.errors import CompileError, TrustError
-from planetary.core.step import StepSpec
+from planetary.core.step import RATE, STEP, StepSpec
 from planetary.core.step_trial import (
+    TRIAL_RATE,
     TRIAL_STEP,
     StepReference,
     StepRunner,
@@ -47,8 +48,8 @@ from planetary.core.step_trial import (
     run_trial,
     values_of,
 )
-from planetary.core.tensors import TensorSpec
 
+_TRIAL_SCALARS = (np.array(TRIAL_STEP, np.int32), np.array(TRIAL_RATE, np.float32))
 _REFERENCE = "reference 1 "  # before the digest of a step: the key of what its artifacts are compared with
 
 
@@ -236,8 +237,8 @@ def _arguments(spec: StepSpec, trial: Trial, function: str) -> tuple[list[str], 
     """Return the element types and the host arrays of a function's arguments."""
     tensors, arrays = [*spec.params, *spec.buffers], [*trial.params.values(), *trial.buffers.values()]
     if function == "train_step":
-        tensors += [*spec.opt_state, TensorSpec("step", "i32", ())]
-        arrays += [*trial.opt_state.values(), np.array(TRIAL_STEP, np.int32)]
+        tensors += [*spec.opt_state, STEP, RATE]
+        arrays += [*trial.opt_state.values(), *_TRIAL_SCALARS]
     return [tensor.dtype for tensor in (*tensors, *spec.batch)], [*arrays, *trial.batch]
 
 
@@ -249,7 +250,7 @@ def _suspect(target: Target, open_runner: Callable[[Artifact, StepSpec], StepRun
         try:
             names = [tensor.name for tensor in piece.spec.buffers]
             runner.load(_zeros(piece.spec), dict(zip(names, inputs, strict=True)), {})
-            runner.train_step(TRIAL_STEP, [])
+            runner.train_step(TRIAL_STEP, TRIAL_RATE, [])
             found = runner.read_params()
         finally:
             runner.close()
@@ -265,7 +266,7 @@ def _refused(
 
     def right(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         spec = piece.spec
-        arguments = [*_zeros(spec).values(), *inputs, np.array(TRIAL_STEP, np.int32)]
+        arguments = [*_zeros(spec).values(), *inputs, *_TRIAL_SCALARS]
         dtypes = [*(tensor.dtype for tensor in spec.params), "f32", "f32"]
         return run(piece.portable, "train_step", arguments, dtypes)[:-2]
 

@@ -6,15 +6,19 @@ import msgspec
 
 from planetary.core.tensors import TensorSpec
 
+STEP = TensorSpec("step", "i32", ())  # the arguments of `train_step` between the optimizer's state and the batch
+RATE = TensorSpec("rate", "f32", ())
+
 
 class StepSpec(msgspec.Struct, frozen=True):
     """Signature of a training-step module. All lists are in argument order.
 
     The module has two functions:
 
-    `train_step(params..., buffers..., opt_state..., step: i32, batch...) ->
-    (params'..., opt_state'..., loss: f32, grad_norm: f32)`: one forward, backward, clip, schedule and optimizer
-    update. `step` is the 0-based index of the inner step since the start of the run; it drives the schedule only.
+    `train_step(params..., buffers..., opt_state..., step: i32, rate: f32, batch...) ->
+    (params'..., opt_state'..., loss: f32, grad_norm: f32)`: one forward, backward, clip and optimizer update.
+    `step` is the 0-based index of the inner step since the start of the run; it seeds stochastic rounding only.
+    `rate` is the learning rate of the step, from `planetary.core.schedules`: no length of a run is compiled in.
     The optimizer's own count is part of `opt_state`, because a worker that joins late starts with fresh moments.
 
     `eval_step(params..., buffers..., batch...) -> loss: f32`: the mean loss of one batch.

@@ -11,15 +11,9 @@ from planetary.core.errors import UserError
 
 
 class StepOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a training step computes, and how it updates the parameters."""
+    """How a training step computes and updates the parameters. The learning rate is an argument of every step."""
 
     optimizer: Literal["adamw", "sgd", "lion", "adafactor", "muon"] = "adamw"
-    learning_rate: float = 3e-3  # the peak
-    schedule: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"] = "cosine"
-    warmup_steps: int = 0  # inner steps
-    total_steps: int = 1000  # inner steps of the whole run
-    final_fraction: float = 0.1  # of the peak, at the end
-    cooldown_fraction: float = 0.2  # of the run, at its end; "wsd" only
     beta1: float = 0.9  # "adamw", "lion"; "muon" for what is not a matrix
     beta2: float = 0.95
     epsilon: float = 1e-8
@@ -40,8 +34,6 @@ class StepOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Raise `UserError` for a value outside its range."""
-        if not self.learning_rate > 0:
-            raise UserError(f"learning_rate must be above 0, found {self.learning_rate}")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise UserError(f"beta1 and beta2 must be in [0, 1), found {self.beta1} and {self.beta2}")
         if not (0 <= self.momentum < 1 and 0 <= self.average_decay < 1):
@@ -50,13 +42,10 @@ class StepOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not self.epsilon > 0:
             raise UserError(f"epsilon must be above 0, found {self.epsilon}")
-        if not (self.weight_decay >= 0 and self.clip_norm >= 0 and 0 <= self.final_fraction <= 1):
+        if not (self.weight_decay >= 0 and self.clip_norm >= 0):
             raise UserError(
-                "weight_decay and clip_norm must be at least 0 and final_fraction in [0, 1], found "
-                f"{self.weight_decay}, {self.clip_norm} and {self.final_fraction}"
+                f"weight_decay and clip_norm must be at least 0, found {self.weight_decay} and {self.clip_norm}"
             )
-        if not 0 < self.cooldown_fraction <= 1:
-            raise UserError(f"cooldown_fraction must be above 0 and at most 1, found {self.cooldown_fraction}")
         if self.micro_batches < 1:
             raise UserError(f"micro_batches must be at least 1, found {self.micro_batches}")
         remat_budget(self.remat)

@@ -21,7 +21,8 @@ from planetary.core.errors import TrustError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, to_host_dtype
 
-TRIAL_STEP = 7  # any index will do, but not 0: a schedule may start from a learning rate of 0
+TRIAL_STEP = 7  # any index will do
+TRIAL_RATE = 2.0**-7  # learning rate; large enough for changes to stand out from the rounding of the parameters
 REFERENCE_BYTES = 8 << 20
 """What the expected results of large models take together, about: 3.3M parameters under AdamW travel as sums of 8."""
 _EXACT_ELEMENTS = 4096  # a tensor of so many elements, or fewer, travels as it is
@@ -42,7 +43,7 @@ class StepRunner(Protocol):
         """Put everything on the device."""
         ...
 
-    def train_step(self, step: int, batch: Sequence[np.ndarray]) -> tuple[float, float]:
+    def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> tuple[float, float]:
         """Run one inner step; return loss and gradient norm."""
         ...
 
@@ -143,7 +144,7 @@ def run_trial(spec: StepSpec, runner: StepRunner, trial: Trial) -> dict[str, np.
     """Run both functions of a step; return new parameters and state by name, `loss`, `grad_norm` and `eval_loss`."""
     runner.load(trial.params, trial.buffers, trial.opt_state)
     evaluated = runner.eval_step(trial.batch)
-    loss, norm = runner.train_step(TRIAL_STEP, trial.batch)
+    loss, norm = runner.train_step(TRIAL_STEP, TRIAL_RATE, trial.batch)
     scalars = {"loss": loss, "grad_norm": norm, "eval_loss": evaluated}
     found = runner.read_params() | runner.read_opt_state()
     return found | {name: np.asarray(value, np.float32) for name, value in scalars.items()}

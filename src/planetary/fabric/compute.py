@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
+from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
@@ -73,9 +74,9 @@ class Compute:
 
         self._thread.submit(use)
 
-    def train(self, task: TrainTask, tokens: np.ndarray | None) -> None:
+    def train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
         """Start a task; `tokens` is None when they are to be read from the task's slice."""
-        self._thread.submit(self._guarded, task, lambda: self._train(task, tokens))
+        self._thread.submit(self._guarded, task, lambda: self._train(task, schedule, tokens))
 
     def evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> None:
         """Start an evaluation; `tokens` as in `train`."""
@@ -115,7 +116,7 @@ class Compute:
         self._stop.discard(task.task)
         self._report(event)
 
-    def _train(self, task: TrainTask, tokens: np.ndarray | None) -> Event:
+    def _train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> Event:
         if tokens is None:
             tokens = read_slice(task.slice)
         batch, length = self._batch_shape
@@ -126,7 +127,8 @@ class Compute:
         total, last, steps = 0.0, None, 0
         self._on_device, self._state_round = False, None  # from here on the device holds neither
         for steps, (inputs, targets) in enumerate(self._batches(tokens), start=1):
-            last = self._executor.train_step(task.first_step + steps - 1, (inputs, targets))
+            index = task.first_step + steps - 1
+            last = self._executor.train_step(index, schedule.rate(index), (inputs, targets))
             if not (math.isfinite(last.loss) and math.isfinite(last.grad_norm)):
                 what = "loss" if not math.isfinite(last.loss) else "gradient norm"
                 value = last.loss if what == "loss" else last.grad_norm

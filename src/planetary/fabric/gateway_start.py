@@ -19,7 +19,7 @@ from planetary.diloco.ring import state_digest
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.parameters import Parameters
 from planetary.fabric.policy import ControllerPolicy, EvalChunk, RingPolicy
-from planetary.fabric.preparation import Prepared
+from planetary.fabric.preparation import Prepared, schedule_of
 from planetary.fabric.records import AnyRecord, Mark, RunResumed, RunStarted
 from planetary.fabric.round_end import finished_by_checkpoint, unreported
 from planetary.fabric.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
@@ -189,6 +189,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         abandon_after_s=config.fabric.abandon_after_s,
         inner_steps=config.train.inner_steps,
         inner_state=config.train.inner_state,
+        schedule=schedule_of(config),
         tokens_per_lease=config.targets_per_slice,
         locate=prepared.data.order(config).locate,
         held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.diloco.rounds import RoundPolicy
 from planetary.wire.messages import Job, Message, RingJob, Slice
@@ -61,6 +62,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
 
     inner_steps: int
     inner_state: Literal["persist", "reset"]
+    schedule: Schedule
     tokens_per_lease: int  # target tokens
     locate: Callable[[int], Slice]  # lease -> where its tokens are
     held_out: tuple[EvalChunk, ...]  # the fixed held-out batches; empty: no evaluation
@@ -87,6 +89,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             reference=reference,
             spec=self.spec,
             inner_state=self.inner_state,
+            schedule=self.schedule,
             ring=None if self.ring is None else self.ring.job,
         )
 

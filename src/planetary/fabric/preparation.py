@@ -12,6 +12,7 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, ModelConfig, is_function
 from planetary.core.errors import TrustError, UserError
+from planetary.core.schedules import Schedule
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import host_dtype
 from planetary.data.fitting import fit_to_data
@@ -80,16 +81,10 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
 
 
 def step_options(config: Config) -> StepOptions:
-    """Return what the configuration says about the training step."""
+    """Return what the configuration says about the training step, but for its learning rate."""
     optimizer, train = config.optimizer, config.train
     return StepOptions(
         optimizer=optimizer.name,
-        learning_rate=optimizer.learning_rate,
-        schedule=optimizer.schedule,
-        warmup_steps=optimizer.warmup_steps,
-        total_steps=config.total_inner_steps,
-        final_fraction=optimizer.final_fraction,
-        cooldown_fraction=optimizer.cooldown_fraction,
         beta1=optimizer.beta1,
         beta2=optimizer.beta2,
         epsilon=optimizer.epsilon,
@@ -106,6 +101,19 @@ def step_options(config: Config) -> StepOptions:
         precision=train.precision,
         rounding=train.rounding,
         remat=train.remat,
+    )
+
+
+def schedule_of(config: Config) -> Schedule:
+    """Return the learning-rate schedule of the configuration's run. Raises `UserError` for one that cannot be."""
+    optimizer = config.optimizer
+    return Schedule(
+        kind=optimizer.schedule,
+        peak=optimizer.learning_rate,
+        warmup_steps=optimizer.warmup_steps,
+        total_steps=config.total_inner_steps,
+        final_fraction=optimizer.final_fraction,
+        cooldown_fraction=optimizer.cooldown_fraction,
     )
 
 

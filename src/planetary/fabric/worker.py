@@ -180,7 +180,8 @@ class WorkerShell:
             case w.RoleDisconnected() if self._role is not None:
                 self._role.disconnected()
             case w.StartTraining():
-                self._require_compute().train(instruction.task, self._tokens.pop(instruction.task.task, None))
+                tokens = self._tokens.pop(instruction.task.task, None)
+                self._require_compute().train(instruction.task, self._require_job().schedule, tokens)
             case w.StartEvaluating():
                 self._require_compute().evaluate(instruction.task, self._tokens.pop(instruction.task.task, None))
             case w.StopTask():
@@ -248,7 +249,7 @@ class WorkerShell:
 
     def _require_job(self) -> m.Job:
         if self._job is None:
-            raise RemoteProtocolError("the gateway sent parameters before its job")
+            raise RemoteProtocolError("the gateway sent parameters or a task before its job")
         return self._job
 
     def _keep_blob(self, digest: str, tensors: Mapping[str, np.ndarray]) -> str:
@@ -342,7 +343,7 @@ class WorkerShell:
         if self._role is not None:
             self._role.close()
         self._role = self._make_role(job, self._store.path(job.artifact), self._options, self._send_from_thread)
-        return w.JobLoaded(job.artifact, 0)
+        return w.JobLoaded(job.artifact, 0, plan=job.plan)
 
     def _send_from_thread(self, message: m.Message, payload: Packed | None) -> None:
         source = None if payload is None else lambda: {"payload": np.frombuffer(payload, np.uint8)}

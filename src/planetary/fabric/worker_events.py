@@ -30,6 +30,7 @@ class JobLoaded(Event, frozen=True):
     opt_state_round: int
     device: str = ""  # as its driver names it
     verified: str = ""  # what the comparison with the job's reference found on it, in words
+    plan: str = ""  # of a mixture
 
 
 class DeviceIsWrong(Event, frozen=True):

@@ -84,7 +84,7 @@ class WorkerMachine:
         self._attempt = 0
         self._dial_at: float | None = None
         self._job: m.Job | m.MixtureJob | None = None
-        self._loaded = ""  # digest of the artifact on the device
+        self._loaded = ("", "")  # digest of the artifact on the device, and the plan of a mixture
         self._opt_state_round = 0
         self._device = self._verified = ""  # what was found on the device
         self._queue: deque[m.Parameters | _Task] = deque()
@@ -121,7 +121,7 @@ class WorkerMachine:
             case Received() if event.session == self._session:
                 self._received(event, now)
             case JobLoaded():
-                self._loaded, self._opt_state_round = event.artifact, event.opt_state_round
+                self._loaded, self._opt_state_round = (event.artifact, event.plan), event.opt_state_round
                 self._device, self._verified = event.device, event.verified
                 self._report_ready()
             case BlobMissing():
@@ -213,7 +213,7 @@ class WorkerMachine:
         match message:
             case m.Job() | m.MixtureJob():
                 self._job = message
-                if self._loaded == message.artifact:
+                if self._loaded == _to_load(message):
                     self._report_ready()
                 else:
                     self._out.append(LoadJob(message))
@@ -241,14 +241,14 @@ class WorkerMachine:
                 self._exit(None if message.ok else TrustError, message.reason)
 
     def _report_ready(self) -> None:
-        if self._job is None or self._loaded != self._job.artifact:
+        if self._job is None or self._loaded != _to_load(self._job):
             return
         if isinstance(self._job, m.MixtureJob):
             self._out.append(RoleConnected())
         else:
             self._send(
                 m.Ready(
-                    artifact=self._loaded,
+                    artifact=self._job.artifact,
                     opt_state_round=self._opt_state_round,
                     device=self._device,
                     verified=self._verified,
@@ -359,3 +359,12 @@ class WorkerMachine:
     def _exit(self, error: type[PlanetaryError] | None, reason: str) -> None:
         self._ended = True
         self._out.append(Exit(error is None, reason, error))
+
+
+def _to_load(job: m.Job | m.MixtureJob) -> tuple[str, str]:
+    """Return what a job asks to be loaded.
+
+    The schedule of a run of rounds is read from the newest job before every task, so a lengthened run loads nothing. A
+    mixture's role is made for its plan.
+    """
+    return job.artifact, job.plan if isinstance(job, m.MixtureJob) else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planetary.core.config import Config
 from planetary.core.config_schema import MoeConfig
-from planetary.fabric.preparation import step_options
+from planetary.fabric.preparation import schedule_of, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.plan import model_of, training_of, warnings_of
 from planetary.moe.surrogate import are_copies
@@ -32,7 +32,7 @@ def check_mixture(config: Config) -> list[str]:
         UserError: the configuration makes no mixture; the keys that say so are named.
     """
     model = model_of(config)
-    training_of(config, model, step_options(config))
+    training_of(config, model, step_options(config), schedule_of(config))
     return [*warnings_of(config, model), *keys_without_effect(config.moe, model)]
 
 

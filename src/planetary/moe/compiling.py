@@ -16,7 +16,7 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError
-from planetary.core.step import FunctionSpec, ProgramSpec
+from planetary.core.step import RATE, FunctionSpec, ProgramSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.child import end_with_parent
 from planetary.fabric.compiling import Answer, CompileTarget, Published, answer_of_child, check_target, give_answer
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TOLERANCE = 0.05
 """Largest difference between a result and the reference, relative to its length. Rounding makes 10⁻⁵; a token whose
 experts are nearly equally likely may go another way, which changes one row of many."""
+
+TRIAL_RATE = 2.0**-7  # learning rate of the steps that are compared
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -130,8 +132,8 @@ def _arguments(spec: FunctionSpec, vocab_size: int) -> Mapping[str, np.ndarray]:
     state = {s.name for s in spec.results} - trained
 
     def made(tensor: TensorSpec) -> np.ndarray:
-        if tensor.name == "step":
-            return np.array(0, np.int32)
+        if tensor == RATE:
+            return np.array(TRIAL_RATE, np.float32)
         if tensor.dtype == "i32":
             return rng.integers(0, vocab_size, tensor.shape).astype(np.int32)
         if tensor.name in state:

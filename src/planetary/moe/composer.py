@@ -98,15 +98,16 @@ class ComposerSteps:
 
     def update_dense(self, composer: ComposerState, step: int, gradients: Tensors) -> ComposerState:
         """Return the composer after an optimizer step of everything but the experts."""
-        dense, moments = optimizer_step(self.composer, composer.dense, composer.dense_moments, step, gradients)
+        rate = self.training.dense_schedule.rate(step)
+        dense, moments = optimizer_step(self.composer, composer.dense, composer.dense_moments, rate, gradients)
         return replace(composer, dense=dense, dense_moments=moments)
 
     def update_experts(self, composer: ComposerState, step: int, found: Tensors) -> ComposerState:
         """Return the composer after an optimizer step of its experts on its own gradients (direct ownership)."""
-        experts, moments = [], []
+        experts, moments, rate = [], [], self.training.expert_schedule.rate(step)
         for layer, held in enumerate(composer.experts):
             gradients = {GRADIENT + n: found[GRADIENT + in_layer(layer, "experts", n)] for n in held}
-            new = optimizer_step(self.expert, held, composer.expert_moments[layer], step, gradients)
+            new = optimizer_step(self.expert, held, composer.expert_moments[layer], rate, gradients)
             experts.append(new[0])
             moments.append(new[1])
         nothing = tuple({} for _ in experts)
@@ -164,7 +165,7 @@ class ComposerSteps:
             before.weights,
             before.moments,
             sketches,
-            step=step,
+            rate=training.expert_schedule.rate(step),
             slots=slots,
             experts=self.config.n_expert,
             inner_steps=training.inner_steps,

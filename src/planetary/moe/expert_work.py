@@ -8,6 +8,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
+from planetary.core.step import RATE
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe import ownership
@@ -85,7 +86,7 @@ def improve(
     moments: Tensors,
     encoded: Sequence[EncodedSketch],
     *,
-    step: int,
+    rate: float,
     slots: np.ndarray,
     experts: int,
     inner_steps: int = 1,
@@ -108,7 +109,7 @@ def improve(
         if trust:
             for name, start in weights.items():
                 gradients[GRADIENT + name] = gradients[GRADIENT + name] + np.float32(trust) * (now[name] - start)
-        now, held = optimizer_step(run, now, held, step, gradients)
+        now, held = optimizer_step(run, now, held, rate, gradients)
     after = _proxies(run, now, sketches, slots, experts) if proxies else np.zeros(len(slots))
     if trust and proxies:
         after = after + [
@@ -119,10 +120,10 @@ def improve(
 
 
 def optimizer_step(
-    run: Runner, weights: Tensors, moments: Tensors, step: int, gradients: Tensors
+    run: Runner, weights: Tensors, moments: Tensors, rate: float, gradients: Tensors
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return weights and moments after one step of the program's optimizer."""
-    found = run("update", {**weights, **moments, **gradients, "step": np.array(step, np.int32)})
+    """Return weights and moments after one step of the program's optimizer at a learning rate."""
+    found = run("update", {**weights, **moments, **gradients, RATE.name: np.array(rate, np.float32)})
     return {name: found[name] for name in weights}, {name: found[name] for name in moments}
 
 

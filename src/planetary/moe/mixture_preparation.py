@@ -14,7 +14,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
-from planetary.fabric.preparation import builder_options, given_weights, step_options
+from planetary.fabric.preparation import builder_options, given_weights, schedule_of, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.checked_config import check_mixture
 from planetary.moe.composer import LayerFit
@@ -127,7 +127,7 @@ def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...], ow
     model = model_of(config)
     return MixturePlan(
         model=model,
-        training=training_of(config, model, step_options(config)),
+        training=training_of(config, model, step_options(config), schedule_of(config)),
         owners=owners,
         order=order,
         held_out=held_out,

@@ -11,6 +11,7 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.config_schema import FabricConfig, MoeConfig, OuterConfig
 from planetary.core.errors import UserError
+from planetary.core.schedules import Schedule
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
 from planetary.data.slices import SliceOrder
@@ -156,7 +157,7 @@ def cadence_of(moe: MoeConfig) -> Cadence:
     return Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
 
 
-def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) -> MoeTraining:
+def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, schedule: Schedule) -> MoeTraining:
     """Return how a configuration trains its mixture.
 
     Raises:
@@ -254,6 +255,8 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions) ->
         acceptance=acceptance if moe.expert_workers else None,
         dense=options,
         experts=options,
+        dense_schedule=schedule,
+        expert_schedule=schedule,
     )
 
 

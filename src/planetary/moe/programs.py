@@ -30,7 +30,7 @@ from planetary.compiler.differentiate import emit_backward, emit_forward, finish
 from planetary.compiler.ir import Value
 from planetary.compiler.reverse import Forward
 from planetary.compiler.step_options import StepOptions, optimizer_of
-from planetary.core.step import FunctionSpec
+from planetary.core.step import RATE, FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.models.initial import Draw, Params, flat_names
 from planetary.models.latent_moe import (
@@ -40,7 +40,7 @@ from planetary.models.latent_moe import (
     expert_parameters,
     real_mixture,
 )
-from planetary.moe.signature import GRADIENT, STEP, ComposerShape, Program, in_layer
+from planetary.moe.signature import GRADIENT, ComposerShape, Program, in_layer
 from planetary.moe.tiers import tier_of
 
 
@@ -136,7 +136,7 @@ def expert_program(config: LatentMoeConfig, slots: int, tokens: int, options: St
     """Build the program about the experts of one layer, for sketches of `tokens` tokens.
 
     `gradients(experts..., u, g_y, gates)` returns the gradient of Σ ⟨g_y, Σ_e g_e E_e(u)⟩, `proxy` (same arguments) its
-    value per slot, f32 [slots], and `update(experts..., state..., step, gradients...)` one step of the optimizer,
+    value per slot, f32 [slots], and `update(experts..., state..., rate, gradients...)` one step of the optimizer,
     without clipping: a norm over several experts would tie together what is owned apart.
     """
     experts = expert_parameters(config, slots)
@@ -219,14 +219,14 @@ class _Builder:
 
         def emit(_: ir.Operation, values: Sequence[Value]) -> list[Value]:
             held, moments = values[:count], values[count : count + len(state)]
-            step, gradients = values[count + len(state)], values[count + len(state) + 1 :]
+            rate, gradients = values[count + len(state)], values[count + len(state) + 1 :]
             norm = optimizers.global_norm(gradients)
-            steps, new = transform.update(gradients, moments, optimizers.Inputs(params, held, step, norm))
+            steps, new = transform.update(gradients, moments, optimizers.Inputs(params, held, rate, norm))
             return [*(ops.add(p, u) for p, u in zip(held, steps, strict=True)), *new, norm]
 
         gradients = [_gradient(spec) for spec in params]
         norm = TensorSpec("gradient_norm", "f32", ())
-        self.add("update", (*params, *state, STEP, *gradients), (*params, *state, norm), emit)
+        self.add("update", (*params, *state, RATE, *gradients), (*params, *state, norm), emit)
 
     def finish(self) -> Program:
         with ir.new_context():

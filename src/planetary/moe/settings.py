@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from planetary.core.errors import UserError
+from planetary.core.schedules import Schedule
 from planetary.core.step_options import StepOptions
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.acceptance import Policy
@@ -47,6 +48,8 @@ class MoeTraining(msgspec.Struct, frozen=True):
         acceptance: of workers' updates; None: every update counts, as it does under direct ownership.
         dense: of the optimizer of everything but the experts.
         experts: of the experts' optimizer.
+        dense_schedule: of the learning rate of everything but the experts.
+        expert_schedule: of the experts' learning rate.
     """
 
     composers: int
@@ -70,6 +73,8 @@ class MoeTraining(msgspec.Struct, frozen=True):
     acceptance: Policy | None = None
     dense: StepOptions = StepOptions()
     experts: StepOptions = StepOptions()
+    dense_schedule: Schedule = Schedule()
+    expert_schedule: Schedule = Schedule()
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the parts do not fit together."""

@@ -11,10 +11,9 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import LocalProtocolError, UserError
-from planetary.core.step import FunctionSpec
+from planetary.core.step import RATE, FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 
-STEP = TensorSpec("step", "i32", ())
 GRADIENT = "gradient."  # what a gradient's name has in front of its parameter's
 
 
@@ -96,8 +95,8 @@ def parameter_specs(program: Program) -> tuple[TensorSpec, ...]:
 
 
 def state_specs(program: Program) -> tuple[TensorSpec, ...]:
-    """Return the optimizer state of a program: what `update` takes between the parameters and the step."""
+    """Return the optimizer state of a program: what `update` takes between the parameters and the learning rate."""
     spec = signature(program, "update")
     names = [s.name for s in spec.arguments]
     count = sum(name.startswith("gradient.") for name in names)
-    return spec.arguments[count : names.index("step")]
+    return spec.arguments[count : names.index(RATE.name)]

@@ -45,8 +45,11 @@ class Executor(Protocol):
         """Replace the parameters; buffers and optimizer state stay."""
         ...
 
-    def train_step(self, step: int, batch: Sequence[np.ndarray]) -> StepResult:
-        """Run one inner step in place. `step` is the 0-based index since the start of the run."""
+    def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
+        """Run one inner step in place.
+
+        `step` is the 0-based index since the start of the run, `rate` the learning rate of this step.
+        """
         ...
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:

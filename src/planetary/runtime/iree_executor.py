@@ -11,7 +11,7 @@ import numpy as np
 
 from planetary.core.artifact_label import ArtifactLabel, read_label
 from planetary.core.errors import ClosedError, LocalProtocolError, ResourceError, TrustError, UserError
-from planetary.core.step import StepSpec
+from planetary.core.step import RATE, STEP, StepSpec
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.runtime.executor import StepResult
 from planetary.runtime.host import cpu_name, host_features, usable_cores
@@ -38,7 +38,6 @@ ELEMENTS = {
     "complex<f64>": iree.HalElementType.COMPLEX_128,
 }
 
-_STEP = TensorSpec(name="step", dtype="i32", shape=())
 _SCALAR = TensorSpec(name="scalar", dtype="f32", shape=())
 
 
@@ -234,11 +233,11 @@ class IreeExecutor:
 
     # --- execution ------------------------------------------------------------------------------------------
 
-    def train_step(self, step: int, batch: Sequence[np.ndarray]) -> StepResult:
+    def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
         """Run one inner step in place. See `Executor.train_step`."""
         state = [*self._loaded(self._params), *self._buffers, *self._loaded(self._opt_state)]
-        number = self._upload(_STEP, np.array(step, np.int32))
-        outputs = self._invoke(self._train, [*state, number, *self._upload_batch(batch)])
+        scalars = [self._upload(STEP, np.array(step, np.int32)), self._upload(RATE, np.array(rate, np.float32))]
+        outputs = self._invoke(self._train, [*state, *scalars, *self._upload_batch(batch)])
         # The module writes parameters and optimizer state into the buffers they came from; only scalars are
         # new.
         loss = self._read(_SCALAR, outputs.get_as_object(len(outputs) - 2, iree.HalBufferView))

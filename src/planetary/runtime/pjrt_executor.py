@@ -16,15 +16,13 @@ from typing import Any
 import numpy as np
 
 from planetary.core.errors import ClosedError, LocalProtocolError, ResourceError, TrustError, UserError
-from planetary.core.step import StepSpec
+from planetary.core.step import RATE, STEP, StepSpec
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.runtime.executor import StepResult
 from planetary.runtime.host import cpu_name
 from planetary.runtime.host_arrays import checked_batch, in_order
 
 PLATFORMS = {"pjrt:cpu": "cpu", "pjrt:cuda": "cuda"}
-
-_STEP = TensorSpec(name="step", dtype="i32", shape=())
 
 
 def _set_up_process(platform: str, first: int, count: int, threads: int | None) -> None:
@@ -124,7 +122,7 @@ class PjrtExecutor:
         self._whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
         self._split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("island"))
         model, state, batch = len(spec.params) + len(spec.buffers), len(spec.opt_state), len(spec.batch)
-        first = model + state + 1  # after the number of the step
+        first = model + state + 2  # after the number of the step and its rate
         replaced = [*range(len(spec.params)), *range(model, model + state)]
         self._train = self._compile(portable, "train_step", devices, range(first, first + batch), replaced)
         self._eval = self._compile(portable, "eval_step", devices, range(model, model + batch))
@@ -176,12 +174,13 @@ class PjrtExecutor:
 
     # --- execution ------------------------------------------------------------------------------------------
 
-    def train_step(self, step: int, batch: Sequence[np.ndarray]) -> StepResult:
+    def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
         """Run one inner step in place. See `Executor.train_step`."""
         params, state = self._loaded(self._params), self._loaded(self._opt_state)
         data = self._upload_batch(batch)
-        number = self._place(_STEP, np.array(step, np.int32), self._whole)
-        arguments = [*params, *self._buffers, *state, number, *data]
+        number = self._place(STEP, np.array(step, np.int32), self._whole)
+        given = self._place(RATE, np.array(rate, np.float32), self._whole)
+        arguments = [*params, *self._buffers, *state, number, given, *data]
         self._params = self._opt_state = None  # their memory is written over: after a failure they are gone
         try:
             results = self._xla.run(self._train, arguments)

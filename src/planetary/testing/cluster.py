@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.policy import ControllerPolicy, EvalChunk, RingPolicy
@@ -49,6 +50,7 @@ def policy(
         abandon_after_s=120.0,
         inner_steps=inner_steps,
         inner_state="persist",
+        schedule=Schedule(),
         tokens_per_lease=inner_steps * 10,
         locate=lambda lease: m.Slice("data", "ui8", lease * 44, 44),
         held_out=tuple(EvalChunk(m.Slice("held-out", "ui8", 11 * i, 11), 1) for i in range(workers)),

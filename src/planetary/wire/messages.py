@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.wire.message import Message
 from planetary.wire.mixture_messages import (
@@ -37,7 +38,7 @@ from planetary.wire.mixture_messages import (
     WantTokens,
 )
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Raised whenever a message changes in a way that an older peer would misread."""
 
 
@@ -142,6 +143,7 @@ class Job(Message, frozen=True, kw_only=True):
     reference: str = ""  # sha256 of what the worker compares its own device's results with before it is ready
     spec: StepSpec
     inner_state: Literal["persist", "reset"]  # what happens to the optimizer's state at the start of a round
+    schedule: Schedule  # of the learning rate, which every step takes as an argument
     ring: RingJob | None = None  # None: results go to the gateway
 
 

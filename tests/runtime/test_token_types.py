@@ -49,7 +49,7 @@ module {
 def test_a_step_takes_tokens_as_the_model_wants_them(inputs: str, targets: str, backend: str, tmp_path: Path) -> None:
     source = tmp_path / "model.mlir"
     source.write_text(MODEL.replace("INPUT", inputs).replace("TARGET", targets))
-    step = build_train_step(load_model(str(source)), StepOptions(optimizer="sgd", schedule="constant", momentum=0.0))
+    step = build_train_step(load_model(str(source)), StepOptions(optimizer="sgd", momentum=0.0))
     target = HOST if backend == "cpu" else Target("pjrt:cpu", "stablehlo")
     artifact = compile_artifact(step, target)
     weights = {step.spec.params[0].name: np.arange(8, dtype=np.float32)}

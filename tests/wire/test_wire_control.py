@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
+from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
 from planetary.wire import messages
@@ -43,6 +44,7 @@ EXAMPLES: list[messages.Message] = [
         buffers="",
         spec=StepSpec("gpt", (SPEC,), (), (SPEC,), (SPEC,), "d" * 64),
         inner_state="persist",
+        schedule=Schedule(kind="wsd", peak=0.01),
     ),
     messages.TrainTask(
         task=1,

@@ -81,7 +81,7 @@ def prepare(folder: Path, *overrides: str) -> None:
         ("integer.mlir", CompileError, ["integer.mlir: main must return", "tensor<i32>"]),
         ("norule.mlir", UnsupportedOpError, ["cannot differentiate stablehlo.custom_call", "mystery", "no differ"]),
         ("alone.mlir", UserError, ["model alone has no parameter to train", "an input and a target", "found 1"]),
-        ("batch.mlir", UserError, ["i32[2, 16]", "train.batch_size", "it takes", "i32[3, 16]"]),
+        ("batch.mlir", UserError, ["of shape [2, 16]", "train.batch_size", "it takes", "i32[3, 16]"]),
         ("nowhere.mlir", UserError, ["cannot read the model file", "nowhere.mlir: No such file"]),
         ("nowhere.py:build", UserError, ["there is no file", "nowhere.py"]),
         ("raises.py:build", UserError, ["raises.py failed while it was loaded: RuntimeError: not today"]),

@@ -18,6 +18,7 @@ from planetary.core.tensors import host_dtype
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import TOKEN_DTYPES
+from planetary.fabric.model_checks import check_model
 from planetary.fabric.worker import pack
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class Prepared:
 def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Prepared:
     """Prepare data, model and training step; `stage` is told what is being done.
 
-    Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
+    Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `NumericsError`,
+    `ResourceError`.
     """
     stage("preparing the data")
     data = prepare(config, cache / "data")
@@ -74,10 +76,11 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
     stage("differentiating it and adding the optimizer")
     step = build_train_step(model, step_options(config))
     _check_batch(config, step, data.vocab_size)
-    buffers = model.initial("buffer")
+    params, buffers = model.initial("param"), model.initial("buffer")
+    check_model(config, step, data, params=params, buffers=buffers, cache=cache, stage=stage)
     blob = pack(step.spec, buffers)
     store = BlobStore(cache / "blobs")
-    return Prepared(config, data, step, model.initial("param"), buffers, store.put(blob) if blob else "")
+    return Prepared(config, data, step, params, buffers, store.put(blob) if blob else "")
 
 
 def step_options(config: Config) -> StepOptions:

@@ -1,0 +1,202 @@
+"""Tries a training step before anybody trains: does the model know every token, and has its first batch a gradient?
+
+An id beyond a model's tables is no error to StableHLO: a gather clamps it to the last row, a one-hot product makes it
+zero, and the run goes on with a loss that means nothing. So the loss itself is asked: the tokenizer's last id must not
+give the loss of an id that cannot exist. Both checks run on the reference, and what passed is remembered in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planetary.artifacts.store import write_atomically
+from planetary.core.config import Config
+from planetary.core.errors import NumericsError, UserError
+from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.data.prepare import PreparedData
+from planetary.data.reader import batches, read_slice
+
+if TYPE_CHECKING:
+    from planetary.compiler.train_step import TrainStep
+
+log = logging.getLogger(__name__)
+
+LARGEST_COST = 10**13
+"""Operations of a training step (six per parameter and token) up to which its loss is tried: minutes on one core."""
+
+LARGEST_GRADIENT_COST = 10**12
+"""The same for its gradient, whose execution without a plan for memory keeps every activation."""
+
+
+def check_model(
+    config: Config,
+    step: TrainStep,
+    data: PreparedData,
+    *,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    cache: Path,
+    stage: Callable[[str], None],
+) -> None:
+    """Try the step on the reference: every id of the vocabulary, then the first batch of the data.
+
+    Args:
+        config: names model, tokenizer and shapes for the errors.
+        step: takes inputs and targets of tokens.
+        data: its tokens and the size of their vocabulary.
+        params: initial parameters by name, host arrays.
+        buffers: the model's constant inputs by name, host arrays.
+        cache: remembers in `checks/` what passed.
+        stage: is told what is being done.
+
+    Raises:
+        UserError: the model has fewer tokens than the tokenizer.
+        NumericsError: loss or gradient of the first batch is not finite, or the gradient is zero.
+    """
+    from planetary.compiler.interpreter import step_cost
+
+    cost = step_cost(step.spec)
+    if cost > LARGEST_COST:
+        log.info("the model is not tried before the run: a step of it takes %.1e operations", cost)
+        return
+    passed = cache / "checks" / f"{_key(config, step, data)}.json"
+    if passed.exists():
+        return
+    stage("trying the model on the first batch")
+    _check_vocabulary(config, step, params, buffers, data)
+    if cost <= LARGEST_GRADIENT_COST:
+        _check_first_batch(config, step, params, buffers, data)
+    passed.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(passed, json.dumps({"model": step.spec.model, "vocab_size": data.vocab_size}).encode())
+
+
+def _key(config: Config, step: TrainStep, data: PreparedData) -> str:
+    weights = Path(config.model.weights) if config.model.weights else None
+    parts = [
+        step.spec.stablehlo_digest,
+        data.key,
+        data.vocab_size,
+        config.run.seed,
+        str(weights),
+        weights.stat().st_mtime_ns if weights is not None else 0,
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+_FAR = 2**31 - 2  # no vocabulary has this id
+
+
+# --- the vocabulary -----------------------------------------------------------------------------------------
+
+
+def _check_vocabulary(
+    config: Config,
+    step: TrainStep,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    data: PreparedData,
+) -> None:
+    from planetary.compiler.reference import run_reference
+    from planetary.compiler.verify import make_trial
+
+    spec, size = step.spec, data.vocab_size
+    if size < 2:
+        return
+    trial = make_trial(spec, params, buffers)  # no parameter is zero, so that every embedding counts
+    weights = [*trial.params.values(), *trial.buffers.values()]
+    known: dict[tuple[int, int], float] = {}
+
+    def loss(position: int, token: int) -> float:
+        """Return the loss with `token` in every second place of one argument of the batch, and small ids elsewhere."""
+        if (position, token) not in known:
+            batch = [np.arange(part.size).reshape(part.shape) % 2 for part in spec.batch]
+            batch[position][..., ::2] = token
+            arguments = [*weights, *(a.astype(host_dtype(b.dtype)) for a, b in zip(batch, spec.batch, strict=True))]
+            known[position, token] = float(run_reference(step.portable, "eval_step", arguments, ["f32"])[0])
+        return known[position, token]
+
+    def exists(position: int, token: int) -> bool:
+        """Whether the model has `token`.
+
+        One that it does not have gives no number, or the loss of the id before it (both clamped to the last row), or
+        that of ids far outside, above and below alike (no row at all).
+        """
+        found = loss(position, token)
+        if not np.isfinite(found) or found == loss(position, token - 1):
+            return False
+        kind = np.iinfo(host_dtype(spec.batch[position].dtype))
+        far = min(kind.max, _FAR)
+        return kind.min == 0 or token == far or not found == loss(position, far) == loss(position, -far)
+
+    for position, part in enumerate(spec.batch):
+        if exists(position, size - 1) or not exists(position, 1):
+            continue  # a model that does not even tell 0 and 1 apart does not look at this argument
+        below, above = 1, size - 1  # exists, and does not
+        while above - below > 1:
+            middle = (below + above) // 2
+            below, above = (middle, above) if exists(position, middle) else (below, middle)
+        raise UserError(
+            f"the model {config.model.source} has {above} tokens, as its loss shows (argument {part.name}), but the "
+            f"tokenizer {config.data.tokenizer!r} has {size}: ids from {above} on would train as another token, or as "
+            f"none. Give the model a vocabulary of at least {size}{_where(config)}, or take the tokenizer that it was "
+            "made for (data.tokenizer)"
+        )
+
+
+def _where(config: Config) -> str:
+    return " (model.options.vocab_size)" if "vocab_size" in config.model.options else ""
+
+
+# --- the first batch ----------------------------------------------------------------------------------------
+
+
+def _check_first_batch(
+    config: Config,
+    step: TrainStep,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    data: PreparedData,
+) -> None:
+    from planetary.compiler.reference import run_reference
+
+    spec, train = step.spec, config.train
+    first = data.order(config).locate(0)
+    tokens = read_slice(data.train.slice(first.offset, config.tokens_per_batch))
+    dtypes = (spec.batch[0].dtype, spec.batch[1].dtype)
+    batch = next(batches(tokens, train.batch_size, train.sequence_length, dtypes))
+    given = [params[part.name] for part in spec.params] + [buffers[part.name] for part in spec.buffers]
+    state: Sequence[TensorSpec] = spec.opt_state
+    arguments = [*given, *(part.zeros() for part in state), np.array(0, np.int32), *batch]
+    results = [*(part.dtype for part in (*spec.params, *state)), "f32", "f32"]
+    *_, loss, norm = run_reference(step.portable, "train_step", arguments, results)
+    _judge(config.model.source, float(loss), float(norm), scaled=train.precision == "f16")
+
+
+def _judge(source: str, loss: float, norm: float, *, scaled: bool) -> None:
+    """Raise `NumericsError` for a loss or a gradient that nothing can be trained from."""
+    tried = f"trying the model {source} on the first batch, before anything is trained: "
+    if not np.isfinite(loss):
+        raise NumericsError(
+            f"{tried}expected a finite loss, found {loss}. The initial parameters give it: look at their values "
+            "(model.weights, the manifest's init), at table values of buffers, and for a logarithm or a quotient of 0"
+        )
+    if not np.isfinite(norm):
+        if scaled:
+            return  # the first scale of the loss may be too large, and is then halved
+        raise NumericsError(
+            f"{tried}the loss is {loss:.6g}, but the gradient's norm is {norm}: expected a finite number. Look for a "
+            "root, a logarithm or a quotient whose argument is 0, and for masked values that are infinite"
+        )
+    if norm == 0:
+        raise NumericsError(
+            f"{tried}the loss is {loss:.6g}, but its gradient is zero for every parameter: expected one that is not. "
+            "Either no trained argument reaches the loss (model.roles, a stopped gradient), or the initial values are "
+            "where it is flat"
+        )

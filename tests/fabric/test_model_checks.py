@@ -87,6 +87,18 @@ def test_a_tokenizer_of_many_more_ids_is_refused(here: Path) -> None:
         prepare(here, configured(here, "gather", 5, "data.tokenizer=byte"))
 
 
+def test_a_model_of_torch_mlir_shows_its_vocabulary(here: Path) -> None:
+    (here / "text.txt").write_text("".join(chr(300 + n % 257) for n in range(9000)))
+    model = Path(__file__).parents[2] / "examples" / "pcp" / "model.mlir"
+    overrides = [f"model.source={model}", "train.batch_size=8", "train.sequence_length=64"]
+    with pytest.raises(UserError, match=r"model\.mlir has 256 tokens, as its loss shows .* 'char' has 257"):
+        prepare(here, configured(here, "gather", 8, *overrides))
+
+
+def test_half_precision_still_tells_tokens_apart(here: Path) -> None:
+    prepare(here, configured(here, "gather", 8, "train.precision=bf16"))
+
+
 def test_a_loss_without_a_gradient_is_an_error(here: Path) -> None:
     with pytest.raises(NumericsError, match=r"the loss is 1, but its gradient is zero for every parameter"):
         prepare(here, configured(here, "flat", 8))

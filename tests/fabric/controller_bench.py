@@ -44,7 +44,7 @@ class Bench:
         self.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
         return session
 
-    def connect(self, name: str) -> int:
+    def connect(self, name: str, *, trial: bool = False) -> int:
         """A worker connects and is given its job; returns its session."""
         self._sessions += 1
         hello = m.Hello(
@@ -57,6 +57,7 @@ class Bench:
             pid=1,
             backend="cpu",
             target="host",
+            trial=trial,
             iree_version=self.policy.iree_version,
         )
         self.tell(e.Received(self._sessions, hello))

@@ -91,6 +91,15 @@ def test_a_run_whose_only_device_is_wrong_fails_with_the_reason() -> None:
     assert "'head' is off" in bench.finish.reason
 
 
+def test_a_backend_that_is_only_tried_may_be_wrong() -> None:
+    bench = Bench()
+    tried = bench.connect("n", trial=True)
+    bench.tell(e.Received(tried, m.DeviceRefused(artifact="a" * 64, reason="'head' is off")))
+    assert [r.reason for r in bench.records(WorkerRefused)] == ["'head' is off"]
+    assert bench.finish is None, "the machine goes on with another backend"
+    assert bench.task_of(bench.join("n")) > 0
+
+
 def test_a_disk_that_stays_full_costs_no_round_but_is_no_success() -> None:
     cluster = SimCluster(0, policy(rounds=ROUNDS, workers=2), 2)
     cluster.disk.full = 10**9

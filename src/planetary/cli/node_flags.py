@@ -72,13 +72,14 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="end when the gateway was out of reach for so long (default: never)",
     )
+    parser.add_argument("--chosen", default="", help=argparse.SUPPRESS)  # why the machine took this backend
     parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
 
 
 def pass_on(args: argparse.Namespace, token_file: Path | None) -> list[str]:
     """Return the flags with which a child process is started. The token goes by file, so that `ps` shows none."""
     flags = [f"--backend={args.backend}", f"--target={target_of(args)}", f"--threads={args.threads}"]
-    flags += [f"--island={args.island}"]
+    flags += [f"--island={args.island}", f"--chosen={args.chosen}"]
     flags += [f"--state={state_folder(args)}", f"--cache={cache_folder(args.cache)}"]
     flags += [f"--latency-budget={args.latency_budget}", f"--give-up-after={args.give_up_after}"]
     flags += ["--plain-loopback"] if args.plain_loopback else []
@@ -133,6 +134,11 @@ def parse_address(text: str) -> tuple[str, int]:
 
 def target_of(args: argparse.Namespace) -> str:
     """The compilation target: the flag, or the backend's default. Raises `UserError` for one that cannot be."""
+    if args.backend == "auto":
+        raise UserError(
+            "--backend auto: a node manager chooses for its machine (planetary node-manager --backend auto); a single "
+            "worker or supervisor is given one"
+        )
     if is_pjrt(args.backend):
         if args.target not in {"", "host", PJRT_TARGET}:
             raise UserError(
@@ -142,6 +148,17 @@ def target_of(args: argparse.Namespace) -> str:
         return PJRT_TARGET
     defaults = {"cpu": "host", "cuda": "sm_80", "hip": "gfx942", "vulkan": "baseline", "metal": "macos"}
     return args.target or defaults[args.backend]
+
+
+def target_with_auto(target: str, backend: str) -> str:
+    """Return what a candidate of `--backend auto` is compiled for: a CPU's target concerns the CPU only.
+
+    Raises:
+        UserError: `target` is no CPU's.
+    """
+    if target and target not in {"host", "baseline"} and not target.startswith("x86-64"):
+        raise UserError(f"--target {target} with --backend auto: name the backend that it belongs to")
+    return target if backend == "cpu" else ""
 
 
 def cache_folder(given: Path | None) -> Path:

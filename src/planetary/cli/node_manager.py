@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from planetary.cli.commands import command_parser
@@ -33,6 +34,43 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
+def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_file: Path | None) -> None:
+    """Put the backend that is fastest on this machine, and the target for it, into `args`."""
+    import asyncio
+    import logging
+
+    from planetary.artifacts.store import BlobStore
+    from planetary.cli import node_flags
+    from planetary.fabric.backend_trial import BackendTrial
+    from planetary.fabric.child import planetary_command
+    from planetary.runtime.backends import installed_backends
+
+    def with_backend(backend: str) -> argparse.Namespace:
+        target = node_flags.target_with_auto(args.target, backend)
+        return argparse.Namespace(**{**vars(args), "backend": backend, "target": target})
+
+    def command(backend: str, folder: Path) -> list[str]:
+        flags = node_flags.pass_on(with_backend(backend), token_file)
+        name = f"{node}/trying-{folder.name}"
+        own = [f"--connect={connect}", f"--worker-name={name}", f"--node-name={node}", f"--trial={folder}"]
+        return planetary_command("worker", *own, *flags)
+
+    candidates = installed_backends()
+    for backend in candidates:
+        node_flags.target_with_auto(args.target, backend)  # raises for one that none of them could have
+    trial = BackendTrial(
+        candidates,
+        command,
+        store=BlobStore(node_flags.cache_folder(args.cache) / "blobs"),
+        threads=args.threads,
+        log_folder=args.logs,
+    )
+    choice = asyncio.run(trial.choose())
+    logging.getLogger(__name__).info("%s", choice.why)
+    chosen = with_backend(choice.backend)
+    args.backend, args.target, args.chosen = chosen.backend, chosen.target, choice.why
+
+
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     import asyncio
@@ -50,8 +88,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.scale < 1:
         raise UserError(f"--scale expects at least 1 worker, found {args.scale}")
-    require_backend(args.backend, args.island)
-    node_flags.target_of(args)  # raises for one that no worker could have
+    if args.backend == "auto" and args.island != 1:
+        raise UserError("an island needs a PJRT backend by name (--backend pjrt:cuda), found --backend auto")
+    if args.backend != "auto":
+        require_backend(args.backend, args.island)
+        node_flags.target_of(args)  # raises for one that no worker could have
     if args.end_with_parent:
         end_with_parent(lambda: os._exit(EXIT_OK))
     node = node_flags.node_name(args)
@@ -59,13 +100,15 @@ def run(args: argparse.Namespace) -> int:
     address = node_flags.address_of(args, args.host, args.port)
     if address.token:
         Trust(address.token)  # a malformed token is found here, once, and not by every worker
-    if args.backend in {"cpu", "pjrt:cpu"} and args.threads == 0:
+    if args.backend in {"auto", "cpu", "pjrt:cpu"} and args.threads == 0:
         args.threads = max(1, usable_cores() // args.scale)
     timings = Timings(args.latency_budget)
     with node_flags.token_for_children(args) as token_file:
+        connect = f"[{args.host}]:{args.port}" if ":" in args.host else f"{args.host}:{args.port}"
+        if args.backend == "auto":
+            _choose_backend(args, node, connect, token_file)
         flags = node_flags.pass_on(args, token_file)
         names = tuple(f"{node}/{index}" for index in range(args.scale))
-        connect = f"[{args.host}]:{args.port}" if ":" in args.host else f"{args.host}:{args.port}"
         options = NodeOptions(
             names=names,
             commands=tuple(

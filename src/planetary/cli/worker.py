@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from planetary.cli.commands import command_parser
@@ -25,6 +26,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the gateway's worker port")
     parser.add_argument("--device-id", type=int, default=0, help="which device of the backend (default: 0)")
     parser.add_argument("--worker-name", default="", help="name of this worker (default: NODE/DEVICE)")
+    parser.add_argument("--trial", type=Path, help=argparse.SUPPRESS)  # folder of a choice among backends
     add_node_flags(parser)
     return parser
 
@@ -68,6 +70,8 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         cache=node_flags.cache_folder(args.cache) / "blobs",
         state=node_flags.state_folder(args) / name.replace("/", "-"),
+        trial=args.trial,
+        chosen=args.chosen,
         give_up_s=args.give_up_after,
     )
 

@@ -29,8 +29,8 @@ Memory = Annotated[
         description='"none", "blocks" or a string of bytes such as "200MiB"',
     ),
 ]
-# What executes the training step: drivers of IREE, or XLA through PJRT
-Backend = Literal["cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]
+# What executes the training step: drivers of IREE, or XLA through PJRT; "auto": what is fastest on each machine
+Backend = Literal["auto", "cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]
 
 
 class RunConfig(msgspec.Struct, frozen=True):

@@ -153,6 +153,7 @@ def _worker(worker: WorkerSession, lost: int) -> WorkerStatus:
         backend=worker.backend,
         target=worker.target,
         device=worker.device,
+        chosen=worker.chosen,
         verified=worker.verified,
         round=train.round if train is not None else 0,
         step=train.step if train is not None else 0,

@@ -55,6 +55,8 @@ class Membership:
             hello.target,
             hello.target_features,
             Phase.COMPILING,
+            trial=hello.trial,
+            chosen=hello.chosen,
         )
         desk.workers[session] = worker
         self.deserted_at = None
@@ -114,6 +116,7 @@ class Membership:
                 target=worker.target,
                 device=device,
                 verified=verified,
+                chosen=worker.chosen,
             )
         )
 
@@ -169,6 +172,9 @@ class Membership:
 
     def ban(self, worker: WorkerSession, reason: str, kind: EndKind) -> None:
         """Never use this worker again in this run, and tell it and its supervisor to end."""
+        if worker.trial:  # of one backend among several: its machine goes on with another
+            self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False))
+            return
         self.last_failure = (kind, reason)
         self.banned[worker.worker] = reason
         supervisors = [s.session for s in self._desk.supervisors.values() if s.worker == worker.worker]

@@ -12,7 +12,7 @@ def news_of(record: Record) -> str:
         case r.ArtifactPublished():
             return f"training step for {record.backend}:{record.target} published ({record.verified})"
         case r.WorkerJoined():
-            how = f", {record.verified}" if record.verified else ""
+            how = "".join(f"; {text}" for text in (record.chosen, record.verified) if text)
             return f"worker {record.worker} joined (process {record.pid}){how}"
         case r.WorkerRefused():
             return f"worker {record.worker} is refused: {record.reason}"

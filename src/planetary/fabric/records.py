@@ -70,6 +70,7 @@ class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
     target: str
     device: str = ""  # as its driver names it
     verified: str = ""  # what the comparison on it found, in words; "": there was nothing to compare with
+    chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
 
 
 class WorkerRefused(Record, frozen=True, kw_only=True, tag="worker_refused"):

@@ -68,6 +68,8 @@ class WorkerSession(msgspec.Struct):
     artifact: str = ""
     reference: str = ""  # digest of what it compares its device's results with
     device: str = ""  # as its driver names it
+    trial: bool = False  # it never becomes ready
+    chosen: str = ""  # why its machine chose the backend, in words
     verified: str = ""  # what that comparison found, in words
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
     arriving: set[int] = msgspec.field(default_factory=set)  # ids of messages with tensors that are on their way here

@@ -35,6 +35,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""  # "cpu", "cuda", "hip", "vulkan", "metal"
     target: str = ""  # e.g. "host", "sm_80"
     device: str = ""  # as its driver names it
+    chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
     verified: str = ""  # what the check of the training step on this device found, in words
     round: int = 0  # that it works on; 0: none yet
     step: int = 0  # inner steps finished in its task; of a composer: since the end of the round before, for its shard

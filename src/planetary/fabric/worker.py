@@ -21,10 +21,12 @@ from planetary.artifacts.store import BlobStore, digest_of
 from planetary.core.clock import SystemClock
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec
+from planetary.core.step_trial import decode_reference, draw_trial
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.diloco.ring import check_state, state_specs
 from planetary.fabric import events as e
 from planetary.fabric import worker_events as w
+from planetary.fabric.backend_trial import say_failed, say_job, take_part
 from planetary.fabric.child import on_stop_signals
 from planetary.fabric.compute import Compute
 from planetary.fabric.dial import Address, Dialler
@@ -60,6 +62,8 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     threads: int  # 0: all cores
     cache: Path  # of compiled modules; shared by all workers of a machine
     state: Path  # of this worker: the optimizer's state
+    trial: Path | None = None  # folder of a `BackendTrial` that this process is a candidate of
+    chosen: str = ""  # why the machine chose this backend, in words
     give_up_s: float  # end when the gateway was out of reach for this long; 0: never
 
 
@@ -105,6 +109,7 @@ class WorkerShell:
         self._job: m.Job | None = None
         self._ring: RingPeer | None = None
         self._params: dict[int, Mapping[str, np.ndarray]] = {}  # received and not used yet
+        self._ending = False
         self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
         machine = WorkerMachine(
             options.name,
@@ -126,6 +131,8 @@ class WorkerShell:
             target=options.target,
             target_features=target_features(options.backend, options.target),
             iree_version=runtime_version(options.backend),
+            trial=options.trial is not None,
+            chosen=options.chosen,
         )
         self._dialler = Dialler(
             options.address, hello, self._shell.post, self._received, allocate=self._allocate, sent=self._sent
@@ -136,6 +143,7 @@ class WorkerShell:
         self._loop = asyncio.get_running_loop()
         on_stop_signals(lambda reason: self._shell.post(e.StopRequested(reason)))
         end = await self._shell.run()
+        self._ending = True
         log.info("worker %s ends: %s", self._options.name, end.reason)
         if self._ring is not None:
             await asyncio.to_thread(self._ring.close)
@@ -269,15 +277,22 @@ class WorkerShell:
         """In a thread. Whatever happens, the machine is told: the gateway waits for this worker."""
         try:
             self._shell.post(self._load_or_miss(job))
-        except CompileError as error:
-            self._shell.post(w.DeviceIsWrong(str(error)))
         except PlanetaryError as error:
-            self._shell.post(w.JobBroke(str(error), type(error)))
+            if self._options.trial is not None:
+                say_failed(self._options.trial, str(error))
+            wrong = isinstance(error, CompileError)
+            self._shell.post(w.DeviceIsWrong(str(error)) if wrong else w.JobBroke(str(error), type(error)))
         except Exception as error:
             log.exception("loading the job failed")
             self._shell.post(w.JobBroke(f"loading the job failed: {type(error).__name__}: {error}", PlanetaryError))
 
     def _load_or_miss(self, job: m.Job | m.MixtureJob) -> e.Event:
+        folder = self._options.trial
+        if folder is not None:
+            if isinstance(job, m.MixtureJob) or not job.reference:
+                say_job(folder, "")
+                return e.StopRequested("there is no step that could be timed")
+            say_job(folder, job.spec.stablehlo_digest)
         others = (job.buffers, job.reference) if isinstance(job, m.Job) else ()
         for digest in filter(None, (job.artifact, *others)):
             if not self._store.has(digest):
@@ -302,6 +317,11 @@ class WorkerShell:
         )
         buffers = unpack(job.spec, self._store.get(job.buffers) if job.buffers else b"")
         verified = self._verified(executor, job, buffers)
+        if folder is not None:
+            reference = decode_reference(self._store.get(job.reference), job.spec)
+            take_part(executor, draw_trial(job.spec, reference.values, buffers), folder, lambda: self._ending)
+            executor.close()
+            return e.StopRequested("its backend was tried")
         folder = self._options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
         self._compute = Compute(

@@ -50,8 +50,8 @@ def _worker_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
         was_here = old is not None and old.state in _PRESENT
         if here and (not was_here or (old is not None and old.pid != worker.pid)):
             device = " ".join(filter(None, (worker.backend, worker.target)))
-            verified = f", {worker.verified}" if worker.verified else ""
-            lines.append(f"worker {worker.name} is ready (pid {worker.pid}, {device or 'unknown device'}){verified}")
+            how = "".join(f"; {text}" for text in (worker.chosen, worker.verified) if text)
+            lines.append(f"worker {worker.name} is ready (pid {worker.pid}, {device or 'unknown device'}){how}")
     return lines
 
 

@@ -128,6 +128,7 @@ def _workers_after(workers: dict[str, WorkerStatus], event: Event) -> dict[str, 
                 backend=event.get("backend", ""),
                 target=event.get("target", ""),
                 device=event.get("device", ""),
+                chosen=event.get("chosen", ""),
                 verified=event.get("verified", ""),
             )
         case "worker_refused":

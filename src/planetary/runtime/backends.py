@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,27 @@ def require_backend(backend: str, island: int = 1) -> None:
             f"backend {backend!r} needs JAX with its CUDA plugin, which is not installed: "
             "pip install 'planetary-compute[pjrt-cuda]'"
         )
+
+
+def installed_backends() -> list[str]:
+    """Return the backends that may run here, in order of preference where their steps take equally long.
+
+    GPUs are found by what their kernel drivers leave in the file system: opening a driver to ask it would take its
+    memory in a process that runs no step. Software Vulkan devices are left out; they stand for the CPU.
+    """
+    has_jax = importlib.util.find_spec("jax") is not None
+    found = []
+    if any(Path("/dev").glob("nvidia[0-9]*")):
+        found.append("cuda")
+        if has_jax and any(importlib.util.find_spec(plugin) for plugin in _CUDA_PLUGINS):
+            found.append("pjrt:cuda")
+    elif Path("/dev/kfd").exists():
+        found.append("hip")
+    elif platform.system() == "Darwin":
+        found.append("metal")
+    elif any(Path("/dev/dri").glob("renderD*")):
+        found.append("vulkan")
+    return [*found, "cpu", *(["pjrt:cpu"] if has_jax else [])]
 
 
 def runtime_version(backend: str) -> str:

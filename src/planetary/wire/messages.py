@@ -59,6 +59,8 @@ class Hello(Message, frozen=True, kw_only=True):
     target: str = ""  # worker only: e.g. "host", "baseline", "sm_80"
     target_features: str = ""  # worker only: what identifies binaries that run on it; part of the artifact cache key
     iree_version: str = ""  # worker only: version of the runtime
+    trial: bool = False  # worker only: it times the step for its machine's choice of a backend and takes no part
+    chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
 
 
 class Welcome(Message, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ is (see docs/models.md).
 
     pip install torch==2.13.0 torch-mlir==20261001 ml_dtypes
     python examples/pcp/export_models.py example        # examples/pcp/model.mlir
-    python examples/pcp/export_models.py tests          # tests/compiler/torch_exports/*.mlir
+    python examples/pcp/export_models.py tests          # tests/compiler/torch_exports/*.mlir, *.npz
     python examples/pcp/export_models.py nanochat out.mlir --depth 4 --width 256 --vocab 65536 --block 128 --batch 1
 """
 
@@ -18,6 +18,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -279,6 +280,32 @@ def exported(kind: str, shape: Shape) -> tuple[str, list[str]]:
     return f"{module.operation}\n", list(state)
 
 
+def expected(kind: str, shape: Shape) -> dict[str, np.ndarray]:
+    """Return PyTorch's loss and gradients, by argument, at the weights and data that `numbers` gives."""
+    torch.manual_seed(0)
+    model = MODELS[kind](shape)
+    if shape.dtype == "bf16":
+        model.to(torch.bfloat16)
+    weights = dict(model.named_parameters())
+    drawn, tokens, targets = numbers([tuple(weight.shape) for weight in weights.values()], shape)
+    for weight, values in zip(weights.values(), drawn, strict=True):
+        weight.data = torch.from_numpy(values).to(weight.dtype)
+    if kind == "qwen":
+        model.head.weight = model.embedding.weight
+    loss = model(torch.from_numpy(tokens), torch.from_numpy(targets))
+    loss.backward()
+    gradients = {f"arg{i}": weight.grad.float().numpy() for i, weight in enumerate(weights.values())}
+    return {"loss": loss.detach().float().numpy(), **gradients}
+
+
+def numbers(shapes: list[tuple[int, ...]], shape: Shape) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Return weights, tokens and targets that anybody can draw again."""
+    rng = np.random.default_rng(0)
+    weights = [rng.standard_normal(size).astype(np.float32) * np.float32(0.3) for size in shapes]
+    tokens, targets = (rng.integers(0, shape.vocab, (shape.batch, shape.block)) for _ in range(2))
+    return weights, tokens, targets
+
+
 TESTS = {
     "nanogpt_f32": ("nanogpt", Shape()),
     "nanogpt_bf16": ("nanogpt", Shape(dtype="bf16")),
@@ -311,6 +338,8 @@ def main() -> None:
     for path, (kind, shape) in wanted.items():
         text, names = exported(kind, shape)
         path.write_text(text)
+        if given.model == "tests":
+            np.savez_compressed(path.with_suffix(".npz"), **expected(kind, shape))
         print(f"{path}: {len(text)} bytes; arguments: {', '.join(names)}")  # noqa: T201
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from step_runs import mlp_model, mlp_params
 
-from planetary.compiler import build_train_step
+from planetary.compiler import build_train_step, load_model
 from planetary.compiler.precision import coarsest_factor
+from planetary.compiler.reference import run_reference
 from planetary.compiler.step_options import StepOptions
 from planetary.compiler.verify import compare, make_trial, run_expected
-from planetary.core.deviations import ROUNDING
+from planetary.compiler.widening import rounds_between_operations, widened
+from planetary.core.deviations import ROUNDING, as_float, errors_of, noise_between
+from planetary.core.tensors import to_host_dtype
 
 
 def _results(options: StepOptions) -> tuple:
@@ -43,3 +49,55 @@ def test_tolerance_follows_the_factors(precision: str) -> None:
     off = good | {"grad_norm": good["grad_norm"] * np.float32(1.01)}
     error = compare(step.spec, trial, good, off, ROUNDING[precision])[1]
     assert (error <= 1) is (precision == "bf16")
+
+
+# --- 16-bit arithmetic between contractions ---------------------------------------------------------------------
+
+ACTIVATIONS = Path(__file__).parent / "torch_exports" / "nanogpt_bf16.mlir"
+
+
+def test_only_arithmetic_between_contractions_counts_as_noise() -> None:
+    model = load_model(ACTIVATIONS)
+    assert rounds_between_operations(build_train_step(model).portable)
+    assert not rounds_between_operations(build_train_step(mlp_model(), StepOptions(precision="bf16")).portable)
+    assert not rounds_between_operations(build_train_step(mlp_model(dtype="bfloat16")).portable)
+
+
+def test_the_noise_of_bf16_activations_is_measured_and_bounded() -> None:
+    model = load_model(ACTIVATIONS)
+    step = build_train_step(model)
+    trial = make_trial(step.spec, model.initial("param"), {})
+    rounded = run_expected(step, trial)
+    wide = run_expected(step, trial, lambda source, *rest: run_reference(widened(source), *rest))
+    noise = noise_between(step.spec, rounded, wide)
+    assert all(amount < 0.02 * abs(float(rounded[name])) for name, amount in noise.items() if "loss" in name)
+    square = "adam.square.arg15"
+    change = float(np.abs(rounded[square] - trial.before[square]).max())
+    assert 1e-3 < noise[square] / change < 0.05
+
+    def error(shift: float, **given: Any) -> float:
+        found = rounded | {square: rounded[square] + np.float32(shift)}
+        return errors_of(step.spec, trial.before, rounded, found, ROUNDING["bf16"], **given)[square]
+
+    assert error(0.06 * change) > 1
+    assert error(0.06 * change, noise={square: 0.02 * change}) < 1
+    # Noise as large as the change itself does not make a wrong gradient right.
+    assert error(0.5 * change, noise={square: change}) > 1
+
+
+def test_a_widened_module_keeps_its_signature() -> None:
+    text = """
+    func.func @main(%x: tensor<4xbf16>) -> tensor<4xbf16> {
+      %c = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : tensor<4xbf16>
+      %third = stablehlo.constant dense<0.333984375> : tensor<4xbf16>
+      %0 = stablehlo.multiply %x, %third : tensor<4xbf16>
+      %1 = stablehlo.add %0, %c : tensor<4xbf16>
+      %2 = stablehlo.subtract %1, %c : tensor<4xbf16>
+      return %2 : tensor<4xbf16>
+    }
+    """
+    x = to_host_dtype(np.array([1, 1, 1, 1], np.float32), "bf16")
+    (narrow,) = run_reference(text, "main", [x], ["bf16"])
+    (wide,) = run_reference(widened(text), "main", [x], ["bf16"])
+    np.testing.assert_array_equal(as_float(wide, "bf16"), np.full(4, 0.333984375, np.float32))
+    assert not np.array_equal(narrow, wide)

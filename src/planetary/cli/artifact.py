@@ -190,6 +190,8 @@ def _show(store: BlobStore, text: str, as_json: bool) -> int:
     print(f"made by    {f'IREE {manifest.compiler} {chr(32).join(manifest.flags)}' if manifest.compiler else 'export'}")
     print(f"made from  StableHLO {manifest.signature.stablehlo_digest}")
     print(f"verified   {report.summary if report is not None else 'no'}")
+    for note in manifest.notes if report is None else ():
+        print(f"computes   {note}")
     for name, function in program.functions.items() if program is not None else ():
         print(f"  {name}: {len(function.arguments)} arguments, {len(function.results)} results")
     if spec is None:

@@ -44,6 +44,7 @@ class ArtifactManifest(msgspec.Struct, frozen=True):
     features: str  # identifies the CPU of a "host" artifact
     compiler: str  # version of IREE's compiler; "" for "pjrt"
     flags: tuple[str, ...]  # of the compiler
+    notes: tuple[str, ...] = ()  # what it computes otherwise than the model says, e.g. float64 in float32
     spec: StepSpec | None = None  # of a train step: names, shapes, element types and roles of what it takes
     program: ProgramSpec | None = None  # of functions that are called one by one; one of the two is there
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import chlo, inline, ir, library_calls, ops, prune, reverse, routines, rules
+from planetary.compiler.folding import fold_uniform_constants
 from planetary.compiler.ir import Module, Value
+from planetary.compiler.powers import expand_constant_powers
 from planetary.compiler.reverse import Forward
 from planetary.core.errors import CompileError, UserError
 
 
 def load_for_differentiation(source: str | bytes) -> Module:
-    """Parse a model into the current context and inline its calls, ready for `emit_forward`.
+    """Parse a model into the current context, ready for `emit_forward`: calls are inlined, uniform constants folded,
+    and powers with constant exponents are products.
 
     Args:
         source: StableHLO text, MLIR bytecode or a portable artifact with a function `main`.
@@ -28,6 +31,8 @@ def load_for_differentiation(source: str | bytes) -> Module:
     chlo.from_composites(module)
     inline.inline_calls(module, rules.composite_names(), library_calls.composite_name)
     routines.recognise(module)
+    fold_uniform_constants(module)
+    expand_constant_powers(module)
     return module
 
 
@@ -36,6 +41,8 @@ def finish_module(module: Module) -> None:
     erase what nobody uses, and merge equal operations.
     """
     inline.inline_everywhere(module)
+    fold_uniform_constants(module)  # the derivative of a power has an exponent that is one less
+    expand_constant_powers(module)
     for function in ir.functions(module).values():
         ir.erase_dead(ir.entry_block(function))
         prune.prune_loops(ir.entry_block(function))

@@ -30,8 +30,9 @@ from planetary.compiler.manifest import (
     manifest_from_json,
     override_roles,
 )
+from planetary.compiler.rotary import BASE, RotaryPair, find_rotary_pairs, rotary_table
 from planetary.core.errors import CompileError, PlanetaryError, UserError
-from planetary.core.tensors import host_dtype
+from planetary.core.tensors import host_dtype, to_host_dtype
 
 MODEL_FILE, MANIFEST_FILE, INIT_FILE = "model.mlir", "manifest.json", "init.safetensors"
 
@@ -45,6 +46,7 @@ class Model:
     stablehlo: bytes  # portable artifact
     manifest: Manifest
     stored: Mapping[str, np.ndarray] = field(repr=False)
+    notes: tuple[str, ...] = ()  # sentences on what was concluded from the model rather than said, for reports
 
     @property
     def digest(self) -> str:
@@ -108,9 +110,11 @@ def load_model(
     path = Path(path)
     folder = path if path.is_dir() else None
     source = _read(path if folder is None else folder / MODEL_FILE)
-    portable, signature = _inspect(source, str(path))
+    portable, signature, rotary = _inspect(source, str(path))
+    stored: dict[str, np.ndarray]
+    notes: tuple[str, ...] = ()
     if folder is None:
-        manifest, stored = bare_manifest(path.stem, signature, roles), {}
+        manifest, stored, notes = _bare_model(path.stem, signature, roles or {}, rotary)
     else:
         manifest = manifest_from_json(_read(folder / MANIFEST_FILE), str(folder / MANIFEST_FILE))
         stored = _load_tensors(folder / INIT_FILE)
@@ -131,7 +135,7 @@ def load_model(
         ]
         manifest = _replace_arguments(manifest, arguments)
     check_signature(manifest, signature)
-    model = Model(portable, manifest, stored)
+    model = Model(portable, manifest, stored, notes)
     if values_follow:
         return model
     model.initial("buffer")  # a missing or misshapen value must be found now, not on a worker
@@ -139,6 +143,30 @@ def load_model(
         if argument.role == "param" and argument.init.kind == "stored":
             initial_value(argument, stored, manifest.seed)
     return model
+
+
+def _bare_model(
+    name: str, signature: Signature, roles: Mapping[str, Role], rotary: list[RotaryPair]
+) -> tuple[Manifest, dict[str, np.ndarray], tuple[str, ...]]:
+    """Return the manifest of a model that comes without one, stored values, and notes.
+
+    Rotary tables that were recognised are buffers with their usual values, unless `roles` says otherwise.
+    """
+    tables: dict[str, Role] = {f"arg{i}": "buffer" for pair in rotary for i in (pair.cos, pair.sin)}
+    manifest = bare_manifest(name, signature, {**tables, **roles})
+    stored: dict[str, np.ndarray] = {}
+    notes: list[str] = []
+    for pair in rotary:
+        cos, sin = manifest.arguments[pair.cos], manifest.arguments[pair.sin]
+        if cos.role != "buffer" or sin.role != "buffer":
+            continue
+        for argument, of in ((cos, "cos"), (sin, "sin")):
+            stored[argument.name] = to_host_dtype(rotary_table(argument.shape, of, pair.halves), argument.dtype)
+        notes.append(
+            f"{cos.name} and {sin.name} are used as the tables of rotary positions: they are buffers, not trained, "
+            f"with the cosines and sines of the usual base {BASE:.0f}; model.roles and model.weights can say otherwise"
+        )
+    return manifest, stored, tuple(notes)
 
 
 def export_model(
@@ -190,7 +218,7 @@ def export_loss(
         lowered = jax.jit(loss_fn, keep_unused=True).lower(params, *batch)
     except Exception as error:  # whatever the user's function raises
         raise CompileError(f"{name}: tracing the loss failed: {type(error).__name__}: {error}") from error
-    portable, signature = _inspect(lowered.as_text().encode(), name)
+    portable, signature, _ = _inspect(lowered.as_text().encode(), name)
     names = [_dotted(path) or "params" for path, _ in leaves] + _batch_names(loss_fn, batch)
     if len(names) != len(signature):
         raise CompileError(f"{name}: each item of example_batch must be one array; pytrees are not supported there")
@@ -290,8 +318,10 @@ def _to_host(leaf: Any, dtype: str) -> np.ndarray:
     return array.view(np.uint16) if dtype == "bf16" else array.astype(host_dtype(dtype))
 
 
-def _inspect(source: bytes, where: str) -> tuple[bytes, Signature]:
-    """Return the portable artifact and the argument types of a module; raise unless it is a loss function."""
+def _inspect(source: bytes, where: str) -> tuple[bytes, Signature, list[RotaryPair]]:
+    """Return the portable artifact, the argument types and the rotary tables of a module; raise unless it is a loss
+    function.
+    """
     with ir.new_context():
         try:
             module = ir.parse_module(foreign.without_globals(source))
@@ -312,8 +342,11 @@ def _inspect(source: bytes, where: str) -> tuple[bytes, Signature]:
         if ir.is_complex_element(ir.element_of_type(results[0])):
             raise CompileError(f"{where}: main must return a real loss; it returns {kinds}")
         signature = [(str(ir.element_of_type(t)), ir.shape_of_type(t)) for t in ir.argument_types(main)]
+        dtype, shape = signature[-1] if signature else ("", ())
+        # Of tokens, the last dimension is the length of a sequence.
+        rotary = find_rotary_pairs(main, shape[-1]) if dtype in {"i32", "i64", "ui16", "ui32"} and shape else []
         chlo.to_composites(module)
-        return ir.to_portable_artifact(module), signature
+        return ir.to_portable_artifact(module), signature, rotary
 
 
 def _read(path: Path) -> bytes:

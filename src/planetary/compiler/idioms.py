@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planetary.compiler import inline, ir
+from planetary.compiler.folding import fold_uniform_constants
 from planetary.compiler.ir import Operation, Value
 
 
@@ -72,6 +73,7 @@ def _templates(idiom: Idiom, element: ir.Type) -> Iterator[_Template]:
     for text in _texts[key]:
         module = ir.parse_module(text)
         inline.inline_calls(module)
+        fold_uniform_constants(module)  # as the model's own were
         block = ir.entry_block(ir.main_function(module))
         yield _Template(module, list(block.arguments), ir.terminator(block).operands[0])
 

@@ -24,7 +24,7 @@ from planetary.core.step import ProgramSpec, StepSpec
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
 """For a step that recomputes activations: IREE would otherwise start some of it as soon as its inputs are there."""
-_PIPELINE_VERSION = 4  # raise when `normalise.for_target` changes: part of the cache key
+_PIPELINE_VERSION = 5  # raise when `normalise.for_target` changes: part of the cache key
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,14 @@ def compile_artifact(
         CompileError: IREE refuses the module; the text has its first complaint.
     """
     if target.is_pjrt:
-        return _portable_entry(train_step.portable, train_step.spec, target, cache).made(train_step.portable)
+        entry = _portable_entry(train_step.portable, train_step.spec, target, cache, train_step.notes)
+        return entry.made(train_step.portable)
     if further_flags is None:
         choice = None if cache is None else read_choice(cache, choice_key(train_step, target))
         further_flags = () if choice is None else choice.flags.flags
     flags = [*compiler_flags(target), *further_flags]
     key = artifact_key(train_step.spec.stablehlo_digest, target, further_flags)
-    entry = _Entry(cache, train_step.portable, train_step.spec, target, key, flags)
+    entry = _Entry(cache, train_step.portable, train_step.spec, target, key, flags, train_step.notes)
     known = entry.known()
     if known is not None:
         return known
@@ -163,9 +164,13 @@ def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: A
 
 
 def _portable_entry(
-    portable: bytes, spec: StepSpec | ProgramSpec, target: Target, cache: ArtifactCache | None
+    portable: bytes,
+    spec: StepSpec | ProgramSpec,
+    target: Target,
+    cache: ArtifactCache | None,
+    notes: tuple[str, ...] = (),
 ) -> _Entry:
-    return _Entry(cache, portable, spec, target, f"stablehlo {spec.stablehlo_digest}", ())
+    return _Entry(cache, portable, spec, target, f"stablehlo {spec.stablehlo_digest}", (), notes)
 
 
 @dataclass(frozen=True)
@@ -178,6 +183,7 @@ class _Entry:
     target: Target
     key: str
     flags: Sequence[str]
+    notes: tuple[str, ...] = ()
 
     def known(self) -> Artifact | None:
         """Return what the cache has."""
@@ -215,6 +221,7 @@ class _Entry:
             features=target.features,
             compiler="" if target.is_pjrt else compiler_version(),
             flags=tuple(self.flags),
+            notes=self.notes,
             spec=spec if isinstance(spec, StepSpec) else None,
             program=spec if isinstance(spec, ProgramSpec) else None,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.powers import powers_by_parity
 from planetary.compiler.product_order import order_products
 from planetary.core.artifact_label import ArtifactLabel
 
@@ -49,6 +50,7 @@ def rewrite_for_iree(module: ir.Module) -> None:
     negate_to_subtract(module)
     split_long_reductions(module)
     keep_apart_broadcasts(module)
+    powers_by_parity(module)
     order_products(module)
 
 
@@ -94,9 +96,7 @@ def _replace_lookup(op: ir.Operation) -> None:
         if len(list(ir.gather_numbers(op).start_index_map)) == 2:
             sizes = ir.shape_of(indices)
             indices = ops.slice_(indices, [0] * len(sizes), [*sizes[:-1], 1])
-        # A gather clamps its indices into the table.
-        wanted = ops.reshape(indices, [count])
-        wanted = ops.minimum(ops.maximum(wanted, ops.full_like(wanted, 0)), ops.full_like(wanted, rows - 1))
+        wanted = _clamped(ops.reshape(indices, [count]), rows)
         row = ops.iota([count, rows], ir.element_of(wanted), 1)
         hit = ops.compare(ops.broadcast_in_dim(wanted, [count, rows], [0]), row, "EQ")
         # A select, not a convert of the boolean: IREE 3.13 folds the latter into the matmul as a signed
@@ -108,42 +108,65 @@ def _replace_lookup(op: ir.Operation) -> None:
     op.erase()
 
 
+def _clamped(indices: ir.Value, size: int) -> ir.Value:
+    """Emit indices as a gather clamps them into a dimension of a size; 64-bit ones in 32 bits, compared in half the
+    time.
+    """
+    found = ops.minimum(ops.maximum(indices, ops.full_like(indices, 0)), ops.full_like(indices, size - 1))
+    return ops.convert(found, ir.i32()) if ir.width_of(ir.element_of(found)) == 64 else found
+
+
 def picks_to_selects(module: ir.Module) -> None:
-    """Turn the picking of one float from each row (`take_along_axis`, as cross-entropies do it) into the sum
-    of a selection.
+    """Turn the picking of one float from each row (`take_along_axis`, as cross-entropies do it; in torch-mlir's form
+    with row numbers beside the positions) into the sum of a selection.
 
     Why: the gradient of such a gather is a scatter with batching dimensions, of which IREE 3.13 says
     "'iree_linalg_ext.scatter' op expected indices to be equal to batch rank or batch rank + 1"; that of a
     selection is a selection. Meaning: unchanged.
     """
     for op in _find(module, "stablehlo.gather"):
-        if _is_pick(op):
-            _replace_pick(op)
+        wanted = _picked(op)
+        if wanted is not None:
+            _replace_pick(op, wanted)
 
 
-def _is_pick(op: ir.Operation) -> bool:
+def _picked(op: ir.Operation) -> ir.Value | None:
+    """Return the positions, one per row, that a gather picks from a float tensor; None if it is another gather."""
     operand, indices = op.operands
     shape, numbers = ir.shape_of(operand), ir.gather_numbers(op)
-    batching = list(range(len(shape) - 1))
-    return (
-        len(shape) > 1
-        and ir.is_float_element(ir.element_of(operand))
-        and set(ir.ints(op, "slice_sizes")) == {1}
-        and list(numbers.operand_batching_dims) == batching
-        and list(numbers.start_indices_batching_dims) == batching
-        and list(numbers.start_index_map) == [len(shape) - 1]
-        and _product(ir.shape_of(indices)) == _product(shape[:-1])
-    )
+    rows = list(range(len(shape) - 1))
+    if (
+        len(shape) < 2
+        or not ir.is_float_element(ir.element_of(operand))
+        or set(ir.ints(op, "slice_sizes")) != {1}
+        or _product(ir.shape_of(op.results[0])) != _product(shape[:-1])
+    ):
+        return None
+    if list(numbers.operand_batching_dims):
+        aligned = list(numbers.operand_batching_dims) == list(numbers.start_indices_batching_dims) == rows
+        return indices if aligned and list(numbers.start_index_map) == [len(rows)] else None
+    return _beside_row_numbers(indices) if list(numbers.start_index_map) == [0, 1] and len(shape) == 2 else None
 
 
-def _replace_pick(op: ir.Operation) -> None:
-    operand, indices = op.operands
+def _beside_row_numbers(indices: ir.Value) -> ir.Value | None:
+    """Return b if `indices` are pairs (row number, b), which is how torch-mlir writes a gather along rows."""
+    op, sizes = ir.defining_op(indices), ir.shape_of(indices)
+    if op is None or op.name != "stablehlo.concatenate" or len(op.operands) != 2:
+        return None
+    first, wanted = op.operands
+    numbering = ir.defining_op(first)
+    if numbering is None or numbering.name != "stablehlo.iota" or ir.integer(numbering, "iota_dimension") != 0:
+        return None
+    pairs = ir.integer(op, "dimension") == len(sizes) - 1 and sizes[-1] == 2
+    return wanted if pairs and set(sizes[1:-1]) <= {1} else None
+
+
+def _replace_pick(op: ir.Operation, indices: ir.Value) -> None:
+    operand = op.operands[0]
     shape = ir.shape_of(operand)
     last = len(shape) - 1
     with ir.insert_before(op), ir.located(op):
-        wanted = ops.reshape(indices, list(shape[:-1]))
-        # A gather clamps its indices into the row.
-        wanted = ops.minimum(ops.maximum(wanted, ops.full_like(wanted, 0)), ops.full_like(wanted, shape[-1] - 1))
+        wanted = _clamped(ops.reshape(indices, list(shape[:-1])), shape[-1])
         place = ops.iota(list(shape), ir.element_of(wanted), last)
         hit = ops.compare(ops.broadcast_in_dim(wanted, list(shape), list(range(last))), place, "EQ")
         picked = ops.reduce_sum(ops.select(hit, operand, ops.zeros_like(operand)), [last])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from planetary.compiler import chlo, ir, normalise, ops, optimizers
 from planetary.compiler.accumulation import sum_over_parts, whole_batch
+from planetary.compiler.demotion import demote_f64, refuse_f64
 from planetary.compiler.differentiate import emit_backward, emit_forward, finish_module, load_for_differentiation
 from planetary.compiler.export import Model
 from planetary.compiler.ir import Value
@@ -32,12 +33,14 @@ class TrainStep:
         spec: its signature.
         portable: the module as a portable artifact, readable by other releases.
         remat: what is recomputed, and the activation memory of one micro-batch before and after; None without.
+        notes: sentences on what the step computes otherwise than the model says, for reports.
     """
 
     stablehlo: str
     spec: StepSpec
     portable: bytes
     remat: Plan | None = None
+    notes: tuple[str, ...] = ()
 
 
 def build_train_step(
@@ -68,6 +71,9 @@ def build_train_step(
     _check_rounding(options, params)
     with ir.new_context():
         module = load_for_differentiation(model.stablehlo)
+        if options.f64 == "refuse":
+            refuse_f64(module, manifest.model)
+        note = demote_f64(module, manifest.model)
         normalise.before_differentiation(module)
         main = ir.main_function(module)
         graph = _Graph(options, transform, main, manifest, {}, [])
@@ -95,7 +101,9 @@ def build_train_step(
         batch=batch,
         stablehlo_digest=hashlib.sha256(portable).hexdigest(),
     )
-    return TrainStep(text, spec, portable, graph.plans[0] if graph.plans else None)
+    return TrainStep(
+        text, spec, portable, graph.plans[0] if graph.plans else None, (*model.notes, *([note] if note else []))
+    )
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,17 @@ class VerifyReport(msgspec.Struct, frozen=True):
     worst_error: float  # as a fraction of what is accepted
     seconds: float
     against: str = "XLA"  # the execution that the artifact agrees with
+    notes: tuple[str, ...] = ()  # what both compute otherwise than the model says
 
     @property
     def summary(self) -> str:
         """One sentence for people."""
         what = f"its CPU build ({self.target}) stands in and" if self.stand_in else f"the artifact ({self.target})"
-        return (
+        found = (
             f"{what} agrees with {self.against}: the worst tensor, {self.worst_tensor}, is at {self.worst_error:.1%} "
-            "of the "
-            "accepted error"
+            "of the accepted error"
         )
+        return ". ".join([found, *self.notes])
 
 
 def write_report(store: ArtifactCache, report: VerifyReport) -> None:

@@ -25,12 +25,14 @@ from planetary.compiler.reference import run_reference
 from planetary.compiler.targets import Target
 from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.compiler.verification_report import VerifyReport, read_report, write_report
+from planetary.compiler.widening import rounds_between_operations, widened
 from planetary.core.deviations import (
     CHANGE_TOLERANCE,
     FACTOR_ROUNDINGS,
     ROUNDING,
     ROUNDINGS,
     errors_of,
+    noise_between,
     worst_of,
 )
 from planetary.core.errors import CompileError, TrustError
@@ -111,10 +113,13 @@ def verify_artifact(
         trial = draw_trial(spec, values, buffers)
         expected = run_expected(train_step, trial)
         found = found_with(trial)
-        suspect = _Suspect(train_step, trial, expected, found, subject.target, open_runner)
+        noise = _noise(train_step, trial, expected)
+        suspect = _Suspect(train_step, trial, expected, found, noise, subject.target, open_runner)
         name, error, against, right = suspect.judge(target, on_refusal)
         if cache is not None:
-            made = make_reference(spec, values, trial.before, right, factor_rounding=suspect.rounding, against=against)
+            made = make_reference(
+                spec, values, trial.before, right, factor_rounding=suspect.rounding, against=against, noise=noise
+            )
             cache.link(_REFERENCE + spec.stablehlo_digest, cache.put(encode_reference(made)))
     report = VerifyReport(
         digest=artifact.digest,
@@ -126,6 +131,7 @@ def verify_artifact(
         worst_error=error,
         seconds=time.perf_counter() - started,
         against=against,
+        notes=train_step.notes,
     )
     if cache is not None:
         write_report(cache, report)
@@ -155,6 +161,7 @@ class _Suspect:
     trial: Trial
     expected: Mapping[str, np.ndarray]
     found: Mapping[str, np.ndarray]
+    noise: Mapping[str, float]
     target: Target
     open_runner: Callable[[Artifact, StepSpec], StepRunner]
 
@@ -173,7 +180,7 @@ class _Suspect:
         expected, found = self.expected, self.found
 
         def compared(reference: Mapping[str, np.ndarray]) -> dict[str, float]:
-            return errors_of(train_step.spec, trial.before, reference, found, rounding)
+            return errors_of(train_step.spec, trial.before, reference, found, rounding, noise=self.noise)
 
         errors = compared(expected)
         name, error = worst_of(errors)
@@ -231,6 +238,20 @@ def run_expected(train_step: TrainStep, trial: Trial, run: Run = run_reference) 
     names = [*(tensor.name for tensor in changed), "loss", "grad_norm"]
     evaluated = run(train_step.portable, "eval_step", _arguments(spec, trial, "eval_step")[1], ["f32"])
     return dict(zip(names, results, strict=True)) | {"eval_loss": evaluated[0]}
+
+
+def _noise(train_step: TrainStep, trial: Trial, expected: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return, by name, what rounding in 16-bit arithmetic between contractions changes; empty without any."""
+    if not rounds_between_operations(train_step.portable):
+        return {}
+    return noise_between(train_step.spec, expected, run_expected(train_step, trial, _run_widened))
+
+
+def _run_widened(
+    stablehlo: bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str], /
+) -> list[np.ndarray]:
+    """Run a function with XLA, with f32 in place of all 16-bit arithmetic."""
+    return run_reference(widened(stablehlo), function, arguments, result_dtypes)
 
 
 def _arguments(spec: StepSpec, trial: Trial, function: str) -> tuple[list[str], list[np.ndarray]]:

@@ -90,6 +90,8 @@ class TrainConfig(msgspec.Struct, frozen=True):
     micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
     precision: Literal["f32", "bf16", "f16"] = "f32"  # of the factors in matrix products; parameters stay float32
     rounding: Literal["nearest", "stochastic"] = "nearest"  # of parameters to bf16 or f16
+    # what a model computes in float64: "demote" computes it in float32 and says so, "refuse" is an error
+    f64: Literal["demote", "refuse"] = "demote"
     # recompute activations to save memory: "none", "blocks" (as many as possible), or the bytes they may take
     remat: Memory = "none"
 

@@ -27,6 +27,11 @@ an eighth of one: a float32 factor that differs in its last bit may be rounded t
 change off by 0.7 roundings, for bf16).
 """
 
+NOISE_FACTOR = 4.0
+"""Accepted errors are at least so many times the measured noise of 16-bit arithmetic between contractions: two
+executions that round in different places are up to two noises apart, and the noise is the largest of one sample."""
+MOST_NOISE = 0.25
+"""But no more than this share of a tensor's change or of the loss: else a wrong gradient would pass for rounded."""
 
 SCALARS = ("loss", "eval_loss", "grad_norm")
 """Results of a trial beside tensors, in the order in which a worst one is named."""
@@ -49,6 +54,8 @@ def accepted_of(
     before: Mapping[str, np.ndarray],
     expected: Mapping[str, np.ndarray],
     factor_rounding: float = ROUNDING["f32"],
+    *,
+    noise: Mapping[str, float] | None = None,
 ) -> dict[str, Accepted]:
     """Return, by name, the accepted error of all results.
 
@@ -60,20 +67,24 @@ def accepted_of(
         before: parameters and optimizer state that the step was given.
         expected: results of the reference.
         factor_rounding: relative spacing of the factors of the model's contractions.
+        noise: by name, what the rounding of 16-bit arithmetic between contractions changes; default: nothing.
     """
+    noise = noise or {}
     change_tolerance = max(CHANGE_TOLERANCE, FACTOR_ROUNDINGS * factor_rounding)
     loss_tolerance = max(LOSS_TOLERANCE, factor_rounding / 8)
     accepted: dict[str, Accepted] = {}
     for name in SCALARS:
         tolerance = loss_tolerance if name != "grad_norm" else change_tolerance
-        accepted[name] = Accepted(tolerance * float(np.abs(expected[name])))
+        size = float(np.abs(expected[name]))
+        accepted[name] = Accepted(max(tolerance * size, _accepted_noise(noise, name, size)))
     moved_by_sign = {t.name.removeprefix("lion.mean.") for t in spec.opt_state if t.name.startswith("lion.mean.")}
     for tensor in (*spec.params, *spec.opt_state):
         want = as_float(expected[tensor.name], tensor.dtype)
         change = np.max(np.abs(want - as_float(before[tensor.name], tensor.dtype)), initial=0.0)
         rounding = ROUNDINGS * ROUNDING.get(tensor.dtype, 0.0) * np.max(np.abs(want), initial=0.0)
         spared = int(change_tolerance * want.size) if tensor.name.removeprefix("average.") in moved_by_sign else 0
-        accepted[tensor.name] = Accepted(float(change_tolerance * change + rounding), spared)
+        error = max(float(change_tolerance * change), _accepted_noise(noise, tensor.name, float(change)))
+        accepted[tensor.name] = Accepted(error + float(rounding), spared)
     return accepted
 
 
@@ -83,18 +94,37 @@ def errors_of(
     expected: Mapping[str, np.ndarray],
     found: Mapping[str, np.ndarray],
     factor_rounding: float = ROUNDING["f32"],
+    *,
+    noise: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
     """Return, by name, the errors of all results as fractions of what `accepted_of` accepts; see `error_of`.
 
     `found` are the results of the artifact; the other arguments are those of `accepted_of`.
     """
-    accepted = accepted_of(spec, before, expected, factor_rounding)
+    accepted = accepted_of(spec, before, expected, factor_rounding, noise=noise)
     errors = {name: error_of(expected[name], found[name], accepted[name]) for name in SCALARS}
     for tensor in (*spec.params, *spec.opt_state):
         want = as_float(expected[tensor.name], tensor.dtype)
         have = as_float(found[tensor.name], tensor.dtype)
         errors[tensor.name] = error_of(want, have, accepted[tensor.name])
     return errors
+
+
+def noise_between(
+    spec: StepSpec, rounded: Mapping[str, np.ndarray], wide: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """Return, by name, the largest distance between the results of a step and of the same step without rounding."""
+    kinds = {tensor.name: tensor.dtype for tensor in (*spec.params, *spec.opt_state)}
+    found = {}
+    for name, values in rounded.items():
+        dtype = kinds.get(name, "f32")
+        distance = np.abs(np.asarray(as_float(values, dtype) - as_float(wide[name], dtype), np.float64))
+        found[name] = float(np.max(distance, initial=0.0))
+    return found
+
+
+def _accepted_noise(noise: Mapping[str, float], name: str, change: float) -> float:
+    return min(NOISE_FACTOR * noise.get(name, 0.0), MOST_NOISE * change)
 
 
 def error_of(want: np.ndarray, have: np.ndarray, accepted: Accepted) -> float:

@@ -30,6 +30,8 @@ class StepOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     micro_batches: int = 1  # parts of a batch, one after the other; the model is made for one part
     precision: Literal["f32", "bf16", "f16"] = "f32"  # of the factors in contractions
     rounding: Literal["nearest", "stochastic"] = "nearest"  # of parameters, wherever they become bf16 or f16
+    # of what the model computes in float64 between its arguments and its loss: in float32, or an error
+    f64: Literal["demote", "refuse"] = "demote"
     remat: str = "none"  # what is recomputed: "none", "blocks", or bytes that activations may take, as "200MiB"
 
     def __post_init__(self) -> None:

@@ -197,6 +197,7 @@ def make_reference(
     *,
     factor_rounding: float,
     against: str,
+    noise: Mapping[str, float] | None = None,
 ) -> StepReference:
     """Return what travels of a reference execution.
 
@@ -207,8 +208,9 @@ def make_reference(
         expected: the results, under the names of `run_trial`.
         factor_rounding: relative spacing of the factors of the model's contractions.
         against: the execution that they come from.
+        noise: as for `accepted_of`.
     """
-    accepted = accepted_of(spec, before, expected, factor_rounding)
+    accepted = accepted_of(spec, before, expected, factor_rounding, noise=noise)
     large = [t.size for t in (*spec.params, *spec.opt_state) if t.size > _EXACT_ELEMENTS]
     block_of_large = 1
     while 4 * sum(-(-size // block_of_large) for size in large) > REFERENCE_BYTES and block_of_large < _CHUNK:

@@ -62,6 +62,7 @@ class _Request(msgspec.Struct, frozen=True):
     target: CompileTarget
     spec: StepSpec
     cache: str
+    notes: tuple[str, ...] = ()  # of the step
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -147,9 +148,10 @@ def compile_and_verify(
     params: Mapping[str, np.ndarray],
     buffers: Mapping[str, np.ndarray],
     cache: Path,
+    notes: tuple[str, ...] = (),
     on_refusal: Callable[[str], None] = lambda text: None,
 ) -> Published:
-    """Do the work in this process; `on_refusal` as in `verify_artifact`.
+    """Do the work in this process; `notes` are the step's, `on_refusal` as in `verify_artifact`.
 
     Raises `CompileError`, `UserError` or `ResourceError`.
     """
@@ -159,7 +161,7 @@ def compile_and_verify(
     from planetary.compiler.verify import reference_digest, verify_artifact
     from planetary.runtime.backends import open_executor
 
-    step = TrainStep("", spec, portable)
+    step = TrainStep("", spec, portable, notes=notes)
     store = BlobStore(cache / "blobs")
     began = time.monotonic()
     artifact = compile_artifact(step, Target(target.backend, target.name, target.features), store)
@@ -191,7 +193,7 @@ def compile_and_verify(
 
 def _write_request(folder: Path, prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> None:
     spec = prepared.step.spec
-    (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache))))
+    (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache), prepared.step.notes)))
     (folder / "step.mlirbc").write_bytes(prepared.step.portable)
     np.savez(folder / "params.npz", *(prepared.params[p.name] for p in spec.params))
     np.savez(folder / "buffers.npz", *(prepared.buffer_values[b.name] for b in spec.buffers))
@@ -212,6 +214,7 @@ def _serve(folder: Path) -> None:
             params=_load(folder / "params.npz", request.spec.params),
             buffers=_load(folder / "buffers.npz", request.spec.buffers),
             cache=Path(request.cache),
+            notes=request.notes,
             on_refusal=lambda text: give_answer(folder, Answer(None, text)),
         )
         answer = Answer(published)

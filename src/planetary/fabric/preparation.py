@@ -103,6 +103,7 @@ def step_options(config: Config) -> StepOptions:
         micro_batches=train.micro_batches,
         precision=train.precision,
         rounding=train.rounding,
+        f64=train.f64,
         remat=train.remat,
     )
 

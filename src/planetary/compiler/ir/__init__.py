@@ -33,6 +33,7 @@ from planetary.compiler.ir.attributes import (
 )
 from planetary.compiler.ir.constants import (
     array_attribute,
+    constant_number,
     constant_value,
     elements_attribute,
     is_zero_splat,
@@ -129,6 +130,7 @@ from planetary.compiler.ir.symbols import (
     functions,
     main_function,
     new_function,
+    refresh_function_type,
     rename_function,
     result_types,
     set_private,
@@ -154,6 +156,7 @@ __all__ = [
     "compare_direction",
     "compare_kind",
     "complex_of",
+    "constant_number",
     "constant_value",
     "contains",
     "conv_dimensions",
@@ -225,6 +228,7 @@ __all__ = [
     "raw_attribute",
     "real_element",
     "recording",
+    "refresh_function_type",
     "region_block",
     "rename_function",
     "replace_captured",

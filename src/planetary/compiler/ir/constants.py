@@ -31,6 +31,22 @@ def constant_value(op: Operation) -> np.ndarray | None:
         return None
 
 
+def constant_number(op: Operation) -> int | float | None:
+    """The number that a `stablehlo.constant` of integers or floats repeats; None for any other op, type or value."""
+    if op.operation.name != "stablehlo.constant":
+        return None
+    try:
+        data = op.operation.attributes["value"]
+    except TypeError:  # the bindings have no attribute for complex numbers
+        return None
+    if not isinstance(data, mlir.DenseElementsAttr) or not data.is_splat:
+        return None
+    number = data.get_splat_value()
+    if isinstance(number, mlir.FloatAttr):
+        return float(number.value)
+    return int(number.value) if isinstance(number, mlir.IntegerAttr | mlir.BoolAttr) else None
+
+
 def is_zero_splat(op: Operation) -> bool:
     """Whether a `stablehlo.constant` repeats the number zero."""
     return splat_of(op.results[0]) in _ZEROS

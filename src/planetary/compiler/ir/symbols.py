@@ -69,6 +69,12 @@ def result_types(function: Any) -> list[Type]:
     return [value.type for value in terminator(entry_block(function)).operands]
 
 
+def refresh_function_type(function: Any) -> None:
+    """Let a function's declared type be that of its block's arguments and of what it returns."""
+    kind = mlir.FunctionType.get(argument_types(function), result_types(function))
+    function.operation.attributes["function_type"] = mlir.TypeAttr.get(kind)
+
+
 @contextmanager
 def new_function(
     module: Module, name: str, inputs: Sequence[Type], public: bool = True

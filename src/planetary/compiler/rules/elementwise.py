@@ -82,28 +82,15 @@ def _replace_zero(x: Value) -> Value:
     return ops.select(ops.compare_number(x, 0, "EQ"), ops.full_like(x, 1), x)
 
 
-def _is_integer_valued(y: Value) -> bool:
-    """Whether an exponent was converted from an integer tensor."""
-    op = ir.defining_op(y)
-    while op is not None and op.name in ("stablehlo.broadcast_in_dim", "stablehlo.reshape"):
-        op = ir.defining_op(op.operands[0])
-    if op is None or op.name != "stablehlo.convert":
-        return False
-    return ir.is_integer_element(ir.element_of(op.operands[0]))
-
-
-@rule("stablehlo.power", note="by the exponent at base 0: log is taken of 1 there, as JAX does")
+@rule("stablehlo.power", note="by the base: 0 where the exponent is 0; by the exponent at base 0: log is taken of 1")
 def _power(site: Site, ct: Value) -> Sequence[Contribution]:
     x, y = site.inputs
     by_x = by_y = None
     if site.needs[0]:
-        one = ops.full_like(y, 1)
-        if _is_integer_valued(y):
-            slope = ops.multiply(_replace_zero(y), ops.power(x, ops.subtract(y, one)))
-            slope = ops.select(ops.compare_number(y, 0, "EQ"), ops.zeros_like(y), slope)
-        else:
-            slope = ops.multiply(y, ops.power(x, ops.subtract(y, one)))
-        by_x = ops.multiply(ct, slope)
+        # x ** 0 is 1 everywhere: 0 * x ** -1 would be NaN at base 0 (and is, in JAX, for an exponent of floats).
+        constant = ops.compare_number(y, 0, "EQ")
+        slope = ops.multiply(y, ops.power(x, ops.shift(y, -1)))
+        by_x = ops.multiply(ct, ops.select(constant, ops.zeros_like(y), slope))
     if site.needs[1]:
         by_y = ops.multiply(ct, ops.multiply(ops.log(_replace_zero(x)), site.y))
     return [by_x, by_y]

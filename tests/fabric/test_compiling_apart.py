@@ -64,3 +64,39 @@ def test_without_an_answer_the_end_of_the_process_is_the_error(monkeypatch: pyte
         outcome(monkeypatch, [], -11, tmp_path)
     with pytest.raises(CompileError, match="did not end within 3600 s"):
         outcome(monkeypatch, [], None, tmp_path)
+
+
+def test_a_refusal_is_logged_while_the_search_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child has refused and still searches; it ends only once the refusal was logged."""
+
+    class Searching:
+        def __init__(self, folder: Path) -> None:
+            self.logged = asyncio.Event()
+            compiling.give_answer(folder, compiling.Answer(None, "it is wrong.", searching=True))
+
+        @classmethod
+        async def start(cls, command: Sequence[str], **options: Any) -> Searching:
+            made = cls(Path(command[-1]))
+
+            def warning(text: str, *values: object) -> None:
+                heard.append(text % values)
+                made.logged.set()
+
+            monkeypatch.setattr(compiling.log, "warning", warning)
+            return made
+
+        async def wait(self) -> int:
+            await self.logged.wait()
+            return 0
+
+        def kill(self) -> None:
+            pass
+
+    heard: list[str] = []
+    monkeypatch.setattr(compiling, "Child", Searching)
+    monkeypatch.setattr(compiling, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(compiling, "_write_request", lambda *arguments: None)
+    prepared: Any = None
+    with pytest.raises(CompileError, match=r"^it is wrong\. The search .* did not end\.$"):
+        asyncio.run(compile_apart(prepared, CompileTarget("vulkan", "baseline", ""), tmp_path))
+    assert heard == ["it is wrong. Searching for the operation that is wrong, for at most 5 minutes"]

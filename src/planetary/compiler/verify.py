@@ -196,7 +196,7 @@ class _Suspect:
             f"times the accepted error; loss {found['loss']:.6g}, expected {expected['loss']:.6g}. {verdict} It "
             "was not published; report the model and the IREE version, and try another target"
         )
-        on_refusal(f"{refusal}. The search for the operation that is wrong did not end.")
+        on_refusal(f"{refusal}.")
         run = run_reference
         if truth is not None and not compare(train_step.spec, trial, truth, expected, rounding)[1] <= 1:
             run, errors = interpreter.run_interpreter, compared(truth)

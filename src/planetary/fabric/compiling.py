@@ -8,6 +8,7 @@ says what happened.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
     from planetary.fabric.preparation import Prepared
     from planetary.runtime.executor import Executor
 
+log = logging.getLogger(__name__)
+
 TIME_LIMIT_S = 3600.0
+_LOOK_EVERY_S = 0.5  # for a refusal, while the child goes on
 
 
 class CompileTarget(msgspec.Struct, frozen=True):
@@ -70,6 +74,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     published: Published | None
     error: str = ""
+    searching: bool = False  # it is refused, and the operation that is wrong is looked for, which takes minutes
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ async def answer_of_child(module: str, folder: Path) -> Published:
     child = await Child.start(command, log=folder / "output.txt", environment={"TF_CPP_MIN_LOG_LEVEL": "1"})
     try:
         async with asyncio.timeout(TIME_LIMIT_S):
-            code = await child.wait()
+            code = await _wait_and_tell(child, folder / "answer.json")
     except TimeoutError:
         if not (folder / "answer.json").is_file():  # else it was refused, and the search for the cause took long
             raise CompileError(f"compiling and verifying did not end within {TIME_LIMIT_S:.0f} s") from None
@@ -136,8 +141,25 @@ async def answer_of_child(module: str, folder: Path) -> Published:
             f"{output[-1] if output else 'none'}"
         ) from None
     if answer.published is None:
-        raise CompileError(answer.error)
+        ended = " The search for the operation that is wrong did not end." if answer.searching else ""
+        raise CompileError(answer.error + ended)
     return answer.published
+
+
+async def _wait_and_tell(child: Child, answer: Path) -> int:
+    """Wait for a child's end; log its refusal as soon as it is known, while the child searches for the cause."""
+    waiting = asyncio.ensure_future(child.wait())
+    try:
+        while not waiting.done():
+            await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S)
+            if answer.is_file():
+                found = msgspec.json.decode(answer.read_bytes(), type=Answer)
+                if found.searching:
+                    log.warning("%s Searching for the operation that is wrong, for at most 5 minutes", found.error)
+                break
+        return await waiting
+    finally:
+        waiting.cancel()
 
 
 def compile_and_verify(
@@ -215,7 +237,7 @@ def _serve(folder: Path) -> None:
             buffers=_load(folder / "buffers.npz", request.spec.buffers),
             cache=Path(request.cache),
             notes=request.notes,
-            on_refusal=lambda text: give_answer(folder, Answer(None, text)),
+            on_refusal=lambda text: give_answer(folder, Answer(None, text, searching=True)),
         )
         answer = Answer(published)
     except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it

@@ -173,7 +173,8 @@ def _check_first_batch(
     batch = next(batches(tokens, train.batch_size, train.sequence_length, dtypes))
     given = [params[part.name] for part in spec.params] + [buffers[part.name] for part in spec.buffers]
     state: Sequence[TensorSpec] = spec.opt_state
-    arguments = [*given, *(part.zeros() for part in state), np.array(0, np.int32), *batch]
+    scalars = np.array(0, np.int32), np.array(0, np.float32)  # the rate changes nothing of these
+    arguments = [*given, *(part.zeros() for part in state), *scalars, *batch]
     results = [*(part.dtype for part in (*spec.params, *state)), "f32", "f32"]
     *_, loss, norm = run_reference(step.portable, "train_step", arguments, results)
     _judge(config.model.source, float(loss), float(norm), scaled=train.precision == "f16")

@@ -20,8 +20,12 @@ _SEND_S = 10.0
 class ControlStream:
     """Any thread may send; one thread receives."""
 
-    def __init__(self, host: str, port: int, trust: Trust, timeout_s: float) -> None:
-        """Connect. Raises `PeerError`, `TrustError`, or `UserError` for a plain connection off this machine."""
+    def __init__(
+        self, host: str, port: int, trust: Trust, timeout_s: float, *, allow_unencrypted: bool = False
+    ) -> None:
+        """Connect. Raises `PeerError`, `TrustError`, or `UserError` for a plain connection off this machine, unless
+        `allow_unencrypted`.
+        """
         deadline = Deadline(timeout_s)
         where = f"{host}:{port}"
         self._tls: TlsLayer | None = None
@@ -41,7 +45,8 @@ class ControlStream:
         self._sock = dial(host, port, max(deadline.left, 0.001))
         try:
             self.local_host = str(self._sock.getsockname()[0])
-            if self._tls is None and not is_loopback(str(self._sock.getpeername()[0])):
+            self.on_loopback = is_loopback(str(self._sock.getpeername()[0]))
+            if self._tls is None and not self.on_loopback and not allow_unencrypted:
                 raise UserError(
                     f"refusing to talk to {where} without TLS: it is not this machine. Give token=, the invite of the "
                     "master"

@@ -69,7 +69,7 @@ class ControlThread:
         owner = self._owner
         while self._serving:
             try:
-                self._stream = ControlStream(owner._host, owner._port, owner._trust, _DIAL_MOST_S)
+                self._stream = owner.dial(_DIAL_MOST_S)
             except (PlanetaryError, OSError) as error:
                 log.debug("reconnecting to the master: %s", error)
                 time.sleep(_REDIAL_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import secrets
 import selectors
 import socket
@@ -43,12 +44,16 @@ _FIRST_MESSAGE_S = 10.0
 _UNSENT_MOST = 64 << 20
 _LINGER_S = 2.0
 
+_Problem = tuple[int, tuple[str, ...], tuple[tuple[float, ...], ...]]  # group, peers, costs: see `Solve`
+
 
 class Master:
     """Orchestrates membership and consensus; no bulk data passes through it. Also a context manager.
 
     Attributes:
         address: `"host:port"` that is listened on, once started.
+        encrypted: whether peers need a token and speak TLS.
+        on_loopback: whether only this machine can connect; known once started.
     """
 
     def __init__(
@@ -62,18 +67,23 @@ class Master:
         alive_s: float = 1.0,
         silent_s: float = 10.0,
         connections_most: int = 1024,
+        allow_unencrypted: bool = False,
     ) -> None:
         """Prepare; `start` listens.
 
         `authority`: certificates and tokens, as the gateway has them; without it only loopback is listened on and
         nobody needs a token. `revoked` returns ids of invites that are no longer welcome. `journal`: a file from
         which a restarted master goes on; its members have `grace_s` seconds to return. A peer that was silent for
-        `silent_s` seconds is lost.
+        `silent_s` seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback,
+        too, where everybody on the network may join, read and change.
         """
         self._host, self._port = parse_address(listen_address)
         self._authority, self._revoked = authority, revoked
         self._journal_path, self._grace_s = journal, grace_s
         self._most = connections_most
+        self._allow_unencrypted = allow_unencrypted
+        self.encrypted = authority is not None
+        self.on_loopback = False
         self._machine = MasterMachine(
             lambda: secrets.token_hex(16), alive_s=alive_s, silent_s=silent_s, peers_most=connections_most
         )
@@ -86,6 +96,7 @@ class Master:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._posted: deque[Event] = deque()
+        self._problems: queue.SimpleQueue[_Problem | None] = queue.SimpleQueue()
         self._wake_receive, self._wake_send = socket.socketpair()
         self.address = ""
 
@@ -97,7 +108,8 @@ class Master:
             self._context = self._authority.server_context()
         listener = listen(self._host, self._port)
         host, port = listener.getsockname()[:2]
-        if self._context is None and not is_loopback(host):
+        self.on_loopback = is_loopback(host)
+        if not (self.encrypted or self.on_loopback or self._allow_unencrypted):
             listener.close()
             raise UserError(
                 f"refusing to listen on {self._host!r} without TLS: anybody on the network could join. Listen on "
@@ -113,6 +125,7 @@ class Master:
         self._wake_receive.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(self._wake_receive, selectors.EVENT_READ)
+        threading.Thread(target=self._solve, name="planetary ring order", daemon=True).start()
         self._thread = threading.Thread(target=self._run, name="planetary collectives master", daemon=True)
         self._thread.start()
 
@@ -153,6 +166,7 @@ class Master:
                     self._handle(self._posted.popleft())
                 self._tick()
         finally:
+            self._problems.put(None)
             for connection in list(self._connections.values()):
                 connection.close()
             self._selector.close()
@@ -257,14 +271,19 @@ class Master:
                     if self._journal is not None:
                         self._journal.append(record)
                 case Solve(group, peers, costs):
-                    name = "planetary ring order"
-                    threading.Thread(target=self._solve, args=(group, peers, costs), name=name, daemon=True).start()
+                    self._problems.put((group, peers, costs))
         if self._journal is not None and self._journal.long:
             self._journal.rewrite(self._machine.records())
 
-    def _solve(self, group: int, peers: tuple[str, ...], costs: tuple[tuple[float, ...], ...]) -> None:
-        self._posted.append(Solved(group, peers, solve(costs)))
-        self._wake()
+    def _solve(self) -> None:
+        """Solve problems, one after the other, until there is None.
+
+        A thread of the master's whole life: Python 3.12 starts none while a program ends, and a master may serve then.
+        """
+        while (problem := self._problems.get()) is not None:
+            group, peers, costs = problem
+            self._posted.append(Solved(group, peers, solve(costs)))
+            self._wake()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):

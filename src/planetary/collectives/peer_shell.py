@@ -56,6 +56,7 @@ class PeerShell:
         piece_bytes: int | None = None,
         transport: Literal["auto", "tcp"] = "auto",
         sockets: SocketOptions | None = None,
+        allow_unencrypted: bool = False,
     ) -> None:
         """Prepare; `connect` does the work.
 
@@ -77,6 +78,8 @@ class PeerShell:
             piece_bytes: size of the pieces of the pipeline; equal on all peers. By default it depends on the tensor.
             transport: "auto" moves bulk data to a peer on the same machine through shared memory; "tcp" never does.
             sockets: options of the bulk connections.
+            allow_unencrypted: talk without TLS to a master on another machine, too; anybody between can read and change
+                everything.
         """
         if (
             (connections is not None and connections < 1)
@@ -91,6 +94,7 @@ class PeerShell:
         self._group = peer_group
         self._name = name or f"{socket.gethostname()}:{os.getpid()}"
         self._trust = Trust(token)
+        self._allow_unencrypted = allow_unencrypted
         self._data_host, self._wanted_port = data_host, data_port
         self._advertise, self._advertised_port = parse_advertised(advertise)
         self._timeout_s, self._stall_s, self._grace_s = timeout_s, stall_s, master_grace_s
@@ -134,7 +138,7 @@ class PeerShell:
                 raise UserError("the communicator is connected already")
             self._disconnect()
             self._closing = False
-            stream = ControlStream(self._host, self._port, self._trust, limit)
+            stream = self.dial(limit)
             try:
                 if self._trust.invite is not None and self._certificate is None:
                     self._certificate = PeerCertificate()
@@ -152,6 +156,20 @@ class PeerShell:
         except PlanetaryError:
             self._disconnect()
             raise
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether this peer speaks TLS with the master and the other peers."""
+        return self._trust.invite is not None
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the master is on this machine; False before `connect`."""
+        return self._stream is not None and self._stream.on_loopback
+
+    def dial(self, timeout_s: float) -> ControlStream:
+        """Return a new connection to the master; see `ControlStream` for what is raised."""
+        return ControlStream(self._host, self._port, self._trust, timeout_s, allow_unencrypted=self._allow_unencrypted)
 
     def close(self) -> None:
         """Leave the group and close everything. Calls under way fail on all peers."""

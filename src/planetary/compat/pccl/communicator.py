@@ -1,9 +1,4 @@
-"""PCCL's Python names (`import planetary.compat.pccl as pccl`) over `planetary.collectives`.
-
-A training script for the Prime Collective Communications Library runs with this import changed. Where PCCL's own
-behaviour is a fault (see `docs/collectives.md`), this is what its users expected instead: topology votes are per peer
-group, a disagreement on count, type or operation is an error on every peer, and host names and IPv6 are understood.
-"""
+"""A peer in PCCL's names and manners: `Communicator`, and the handle of a reduction under way."""
 
 from __future__ import annotations
 
@@ -15,17 +10,14 @@ from typing import Any
 
 from planetary import collectives as c
 from planetary.collectives.elements import Flat
-from planetary.compat.pccl_types import (
+from planetary.compat.pccl.security import invite_token, warn_unencrypted
+from planetary.compat.pccl.types import (
     BITS,
     OURS,
     Attribute,
-    DataType,
-    DeviceType,
-    DistributionHint,
     PCCLError,
     QuantizationAlgorithm,
     QuantizationOptions,
-    ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
     ReduceOpDescriptor,
@@ -34,7 +26,6 @@ from planetary.compat.pccl_types import (
     SharedState,
     SharedStateSyncInfo,
     SharedStateSyncStrategy,
-    TensorInfo,
     check_pair,
 )
 from planetary.core.errors import ClosedError, PlanetaryError, TrustError, UserError
@@ -71,13 +62,17 @@ class Communicator:
     """One peer."""
 
     def __init__(self, address: str, peer_group: int = 0, p2p_connection_pool_size: int = 0) -> None:
+        """Prepare; `connect` does the work. The invite of a master with TLS is read from `PLANETARY_INVITE`."""
         self._comm = c.Communicator(
             address,
             peer_group,
             connections=max(p2p_connection_pool_size, 1),
             timeout_s=_WAIT_S,
             min_world_size=2,
+            token=invite_token(),
+            allow_unencrypted=True,
         )
+        self._address = address
         self._connected = False
 
     @property
@@ -95,6 +90,8 @@ class Communicator:
                 if self._connected:
                     raise UserError("the communicator is connected already")
                 self._comm.connect(10.0)
+                if not (self._comm.encrypted or self._comm.on_loopback):
+                    warn_unencrypted(f"the connection to the master at {self._address}")
                 self._comm.update_topology(timeout_s=_WAIT_S)
                 self._connected = True
                 return
@@ -121,13 +118,13 @@ class Communicator:
     def update_topology(self) -> None:
         """Admit the newcomers that wait; all members of the group call it."""
         self._need("pcclUpdateTopology")
-        with _errors("pcclUpdateTopology", Result.UPDATE_TOPOLOGY_FAILED):
+        with pccl_errors("pcclUpdateTopology", Result.UPDATE_TOPOLOGY_FAILED):
             self._comm.update_topology()
 
     def are_peers_pending(self) -> bool:
         """Whether newcomers wait; all members of the group call it and get the same answer."""
         self._need("pcclArePeersPending")
-        with _errors("pcclArePeersPending", Result.INVALID_USAGE):
+        with pccl_errors("pcclArePeersPending", Result.INVALID_USAGE):
             return self._comm.are_peers_pending()
 
     def optimize_topology(self) -> None:
@@ -135,7 +132,7 @@ class Communicator:
         self._need("pcclOptimizeTopology")
         if self._comm.world_size < 2:
             raise PCCLError(Result.INVALID_USAGE, "pcclOptimizeTopology", "there is one peer only")
-        with _errors("pcclOptimizeTopology", Result.TOPOLOGY_OPTIMIZATION_FAILED):
+        with pccl_errors("pcclOptimizeTopology", Result.TOPOLOGY_OPTIMIZATION_FAILED):
             self._comm.optimize_topology()
 
     def sync_shared_state(
@@ -145,7 +142,7 @@ class Communicator:
     ) -> SharedStateSyncInfo:
         """Make the state equal on all members; updates its revision."""
         self._need("pcclSynchronizeSharedState")
-        with _errors("pcclSynchronizeSharedState", Result.INVALID_USAGE):
+        with pccl_errors("pcclSynchronizeSharedState", Result.INVALID_USAGE):
             info = self._comm.sync_shared_state(
                 shared_state._state, strategy=c.SyncStrategy[SharedStateSyncStrategy(strategy).name]
             )
@@ -192,7 +189,7 @@ class Communicator:
         if operand_descriptor is not None and OURS[operand_descriptor.datatype] != found:
             text = f"operand_descriptor says {operand_descriptor.datatype.name}, the array has {found}"
             raise PCCLError(Result.INVALID_ARGUMENT, "pcclAllReduceAsync", text)
-        with _errors("pcclAllReduceAsync", Result.INVALID_ARGUMENT):
+        with pccl_errors("pcclAllReduceAsync", Result.INVALID_ARGUMENT):
             work = self._comm.all_reduce_async(
                 send,
                 out=None if send is recv else recv,
@@ -248,36 +245,6 @@ class Communicator:
             self._comm.close()
 
 
-class MasterNode:
-    """The master."""
-
-    def __init__(self, listen_address: str) -> None:
-        self._master = c.Master(listen_address)
-
-    @property
-    def address(self) -> str:
-        """The address that is listened on, with the real port."""
-        return self._master.address
-
-    def run(self) -> None:
-        """Serve in the background. Raises `PCCLError` when the address cannot be listened on."""
-        with _errors("pcclRunMaster", Result.INVALID_USAGE):
-            self._master.start()
-
-    def interrupt(self) -> None:
-        """Stop."""
-        self._master.stop()
-
-
-class cuda:
-    """What PCCL says of CUDA."""
-
-    @staticmethod
-    def is_available() -> bool:
-        """Arrays must be in CPU memory."""
-        return False
-
-
 def _quantization(options: QuantizationOptions | None) -> c.Quantization | None:
     if options is None or options.algorithm == QuantizationAlgorithm.NONE:
         return None
@@ -304,34 +271,9 @@ def _result_of(error: PlanetaryError, otherwise: Result) -> Result:
 
 
 @contextlib.contextmanager
-def _errors(function: str, otherwise: Result) -> Any:
+def pccl_errors(function: str, otherwise: Result) -> Any:
     """Turn planetary's exceptions into PCCL's."""
     try:
         yield
     except PlanetaryError as error:
         raise PCCLError(_result_of(error, otherwise), function, str(error)) from error
-
-
-__all__ = [
-    "AsyncReduceHandle",
-    "Attribute",
-    "Communicator",
-    "DataType",
-    "DeviceType",
-    "DistributionHint",
-    "MasterNode",
-    "PCCLError",
-    "QuantizationAlgorithm",
-    "QuantizationOptions",
-    "ReduceDescriptor",
-    "ReduceInfo",
-    "ReduceOp",
-    "ReduceOpDescriptor",
-    "ReduceOperandDescriptor",
-    "Result",
-    "SharedState",
-    "SharedStateSyncInfo",
-    "SharedStateSyncStrategy",
-    "TensorInfo",
-    "cuda",
-]

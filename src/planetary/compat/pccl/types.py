@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -218,13 +219,30 @@ class SharedStateSyncInfo:
     rx_bytes: int
 
 
-@dataclass
 class TensorInfo:
     """One array of the shared state."""
 
-    name: str
-    array: Any
-    allow_content_inequality: bool = field(default=False, kw_only=True)
+    def __init__(
+        self,
+        name: str,
+        data_ptr: Any,
+        *,
+        numel: int | None = None,
+        dtype: DataType | None = None,
+        device_type: DeviceType = DeviceType.CPU,
+        allow_content_inequality: bool = False,
+    ) -> None:
+        """Describe an array, or with `numel` and `dtype` the memory at an address, which the caller keeps alive.
+
+        Raises:
+            ValueError: a null pointer, or memory that is not the CPU's.
+        """
+        if device_type != DeviceType.CPU:
+            raise ValueError(f"shared state {name!r} must be in CPU memory, found {DeviceType(device_type).name}")
+        if isinstance(data_ptr, int):
+            data_ptr = _memory_at(name, data_ptr, numel, dtype)
+        self.name, self.array = name, data_ptr
+        self.allow_content_inequality = allow_content_inequality
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
@@ -237,6 +255,16 @@ class TensorInfo:
         """Describe a contiguous array; it is kept alive."""
         assert array.flags.c_contiguous, "Input array must be contiguous"
         return cls(name, array, allow_content_inequality=allow_content_inequality)
+
+
+def _memory_at(name: str, address: int, numel: int | None, dtype: DataType | None) -> np.ndarray:
+    if not address:
+        raise ValueError(f"shared state {name!r}: data_ptr must not be null")
+    if numel is None or dtype is None:
+        raise ValueError(f"shared state {name!r}: an address needs numel= and dtype=")
+    kind = dtype.to_numpy_dtype()
+    memory = (ctypes.c_char * (numel * kind.itemsize)).from_address(address)
+    return np.frombuffer(memoryview(memory), kind)
 
 
 class SharedState:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import CompileError, UserError
-from planetary.core.tensors import TensorSpec, host_dtype, to_host_dtype
+from planetary.core.tensors import TensorSpec, host_dtype, stablehlo_dtype, to_host_dtype
 
 Role = Literal["param", "buffer", "input", "target"]
 ROLES: tuple[Role, ...] = ("param", "buffer", "input", "target")
@@ -70,7 +70,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def manifest_from_json(data: bytes, where: str = "manifest.json") -> Manifest:
-    """Parse and check a manifest. Raises `UserError` naming what is wrong in `where`."""
+    """Parse and check a manifest; element types may be spelled as XLA, Rust or numpy do.
+
+    Raises `UserError` naming what is wrong in `where`.
+    """
     try:
         manifest = msgspec.json.decode(data, type=Manifest)
     except msgspec.DecodeError as error:
@@ -79,6 +82,8 @@ def manifest_from_json(data: bytes, where: str = "manifest.json") -> Manifest:
         raise UserError(
             f"cannot read {where}: expected version {FORMAT_VERSION}, found {manifest.version}; export the model again"
         )
+    arguments = (msgspec.structs.replace(a, dtype=stablehlo_dtype(a.dtype)) for a in manifest.arguments)
+    manifest = msgspec.structs.replace(manifest, arguments=tuple(arguments))
     check_manifest(manifest)
     return manifest
 

@@ -174,6 +174,18 @@ def _replace_pick(op: ir.Operation, indices: ir.Value) -> None:
     op.erase()
 
 
+def _clamped(indices: ir.Value, size: int) -> ir.Value:
+    """Emit indices as a gather takes them, clamped to 0 .. size - 1, as i32.
+
+    What is made of them has as many elements as the table or the logits: 64-bit integers would take twice the memory
+    and time, and a type of 8 or 16 bits need not hold `size`.
+    """
+    narrow = ir.width_of(ir.element_of(indices)) < 32
+    wide = ops.convert(indices, ir.i32()) if narrow else indices
+    kept = ops.minimum(ops.maximum(wide, ops.full_like(wide, 0)), ops.full_like(wide, size - 1))
+    return ops.convert(kept, ir.i32()) if size <= 1 << 31 else kept
+
+
 def negate_to_subtract(module: ir.Module) -> None:
     """Turn `-x` into `0 - x`.
 

@@ -30,6 +30,22 @@ HOST_DTYPES: Mapping[str, np.dtype] = {
     "complex<f64>": np.dtype("<c16"),
 }
 
+_SPELLINGS = {
+    "boolean": "i1",
+    "bool": "i1",
+    **{f"{letter}{bits}": f"i{bits}" for letter in ("s", "si", "int") for bits in (8, 16, 32, 64)},
+    **{f"{letter}{bits}": f"ui{bits}" for letter in ("u", "uint") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"f{bits}" for bits in (16, 32, 64)},
+    "bfloat16": "bf16",
+    "complex64": "complex<f32>",
+    "complex128": "complex<f64>",
+}
+
+
+def stablehlo_dtype(spelling: str) -> str:
+    """Return StableHLO's name of an element type that may be spelled as XLA, Rust or numpy do: `u16`, `uint16`."""
+    return _SPELLINGS.get(spelling, spelling)
+
 
 def host_dtype(dtype: str) -> np.dtype:
     """Return the numpy type that holds `dtype` on the host, or raise `UserError` naming the known ones."""

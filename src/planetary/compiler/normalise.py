@@ -109,11 +109,15 @@ def _replace_lookup(op: ir.Operation) -> None:
 
 
 def _clamped(indices: ir.Value, size: int) -> ir.Value:
-    """Emit indices as a gather clamps them into a dimension of a size; 64-bit ones in 32 bits, compared in half the
-    time.
+    """Emit indices as a gather takes them, clamped to 0 .. size - 1, as i32.
+
+    What is made of them has as many elements as the table or the logits: 64-bit integers would take twice the memory
+    and time, and a type of 8 or 16 bits need not hold `size`.
     """
-    found = ops.minimum(ops.maximum(indices, ops.full_like(indices, 0)), ops.full_like(indices, size - 1))
-    return ops.convert(found, ir.i32()) if ir.width_of(ir.element_of(found)) == 64 else found
+    narrow = ir.width_of(ir.element_of(indices)) < 32
+    wide = ops.convert(indices, ir.i32()) if narrow else indices
+    kept = ops.minimum(ops.maximum(wide, ops.full_like(wide, 0)), ops.full_like(wide, size - 1))
+    return ops.convert(kept, ir.i32()) if size <= 1 << 31 else kept
 
 
 def picks_to_selects(module: ir.Module) -> None:
@@ -172,18 +176,6 @@ def _replace_pick(op: ir.Operation, indices: ir.Value) -> None:
         picked = ops.reduce_sum(ops.select(hit, operand, ops.zeros_like(operand)), [last])
         ir.replace_uses(op.results[0], ops.reshape(picked, list(ir.shape_of(op.results[0]))))
     op.erase()
-
-
-def _clamped(indices: ir.Value, size: int) -> ir.Value:
-    """Emit indices as a gather takes them, clamped to 0 .. size - 1, as i32.
-
-    What is made of them has as many elements as the table or the logits: 64-bit integers would take twice the memory
-    and time, and a type of 8 or 16 bits need not hold `size`.
-    """
-    narrow = ir.width_of(ir.element_of(indices)) < 32
-    wide = ops.convert(indices, ir.i32()) if narrow else indices
-    kept = ops.minimum(ops.maximum(wide, ops.full_like(wide, 0)), ops.full_like(wide, size - 1))
-    return ops.convert(kept, ir.i32()) if size <= 1 << 31 else kept
 
 
 def negate_to_subtract(module: ir.Module) -> None:

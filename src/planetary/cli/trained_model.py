@@ -20,7 +20,7 @@ from planetary.compiler.export import find_builder
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, load_config
 from planetary.core.errors import UserError
 from planetary.data.sources import token_dtype
-from planetary.data.tokenizer import Tokenizer, load_tokenizer
+from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
 from planetary.fabric.preparation import builder_options, refuse_ternary_twice
 from planetary.fabric.run_files import CONFIG
 
@@ -82,10 +82,12 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
     """Return the tokenizer that a run's data was made with.
 
     Raises:
-        UserError: it cannot be read, or the data was tokens from the start and nothing says which text they stand for.
+        UserError: it cannot be read, or the data was tokens from the start, more of them than bytes, and nothing says
+            which text they stand for.
     """
-    data = config.data
-    if token_dtype(data.source) is not None and data.tokenizer in BUILT_IN_TOKENIZERS:
+    data, size = config.data, config.model.options.get("vocab_size", 0)
+    are_bytes = data.tokenizer == BYTE_TOKENIZER and isinstance(size, int) and size <= BYTE_VALUES
+    if token_dtype(data.source) is not None and data.tokenizer in BUILT_IN_TOKENIZERS and not are_bytes:
         raise UserError(
             f"{run} was trained on tokens ({data.source}), and which text they stand for is not known: name the path "
             f"of their tokenizer.json as data.tokenizer in {run / CONFIG}"

@@ -14,6 +14,7 @@ from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
 
 BYTE_TOKENIZER = "byte"
+BYTE_VALUES = 256
 CHAR_TOKENIZER = "char"
 U16_TOKENS = "u16"
 QWEN_TOKENIZER = "qwen"
@@ -54,7 +55,7 @@ class Tokenizer(Protocol):
 class ByteTokenizer:
     """A token is a byte. NUL, which no text file contains, separates documents."""
 
-    vocab_size = 256
+    vocab_size = BYTE_VALUES
     end_of_document = 0
     digest = BYTE_TOKENIZER
 

@@ -2,17 +2,22 @@
 
     python bench/train_step.py                              # the two small sizes, every contender
     python bench/train_step.py --sizes 10M 30M --contenders iree torch --rounds 3 --no-write
+    python bench/train_step.py --emulate avx2               # as on a CPU without AVX-512 and AMX
 
 Every contender runs in a process of its own, with the same NanoChat, the same parameters and batch, AdamW and clipping
 by global norm, in float32. They take turns: in each round every one runs a few steps while the others wait. What is
 reported is the median over all steps but the first round's, the processor time of a step (less disturbed by other
 programs than its duration), the peak resident memory of the process, and ratios.
-Writes bench/results/train_step.md.
+
+`--emulate avx2` keeps every contender from newer instructions than AVX2: IREE compiles for `x86-64-v3`, XLA, PyTorch,
+oneDNN and MKL are told by their environment. Clock rate, caches and memory stay those of this machine.
+Writes bench/results/train_step.md, a table for each class of CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
@@ -35,6 +40,18 @@ SIZES: dict[str, dict[str, int]] = {
     "3.2M": {"n_layer": 4, "n_embd": 256, "n_head": 4, "batch_size": 8, "sequence_length": 128},
     "10M": {"n_layer": 6, "n_embd": 384, "n_head": 6, "batch_size": 8, "sequence_length": 256},
     "30M": {"n_layer": 10, "n_embd": 512, "n_head": 8, "batch_size": 4, "sequence_length": 512},
+}
+# Class of CPU -> IREE's target, and the environment that limits the others to its instructions.
+EMULATED: dict[str, tuple[str, dict[str, str]]] = {
+    "avx2": (
+        "x86-64-v3",
+        {
+            "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+            "ATEN_CPU_CAPABILITY": "avx2",
+            "ONEDNN_MAX_CPU_ISA": "AVX2",
+            "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        },
+    ),
 }
 CONTENDERS = ("iree", "pjrt", "jax", "torch", "torch-compile")
 RESULTS = Path(__file__).parent / "results" / "train_step.md"
@@ -139,11 +156,12 @@ _MAKERS = {"iree": _iree, "pjrt": _pjrt, "jax": _jax, "torch": _torch, "torch-co
 # --- in the process that compares ---------------------------------------------------------------------------
 
 
-def _prepare(folder: Path, options: dict[str, int]) -> dict[str, float]:
+def _prepare(folder: Path, options: dict[str, int], emulate: str | None) -> dict[str, float]:
     """Leave in `folder` what the contenders need; return the seconds of each stage."""
     from planetary.compiler import StepOptions, Target, build_train_step, compile_artifact, export_model
-    from planetary.runtime.host import host_features
+    from planetary.runtime.host import architecture, host_features
 
+    target = Target("cpu", EMULATED[emulate][0], architecture()) if emulate else Target("cpu", "host", host_features())
     seconds = {}
     began = time.perf_counter()
     model = export_model(BUILDER, options)
@@ -152,7 +170,7 @@ def _prepare(folder: Path, options: dict[str, int]) -> dict[str, float]:
     step = build_train_step(model, StepOptions())
     seconds["differentiate"] = time.perf_counter() - began
     began = time.perf_counter()
-    artifact = compile_artifact(step, Target("cpu", "host", host_features()))
+    artifact = compile_artifact(step, target)
     seconds["compile"] = time.perf_counter() - began
     rng = np.random.default_rng(0)
     shape = (options["batch_size"], options["sequence_length"])
@@ -169,7 +187,7 @@ def _prepare(folder: Path, options: dict[str, int]) -> dict[str, float]:
 class _Contender:
     """A contender's process."""
 
-    def __init__(self, name: str, folder: Path, threads: int) -> None:
+    def __init__(self, name: str, folder: Path, threads: int, emulate: str | None) -> None:
         self.name = name
         self.times: list[float] = []
         self.cpu: list[float] = []
@@ -177,6 +195,7 @@ class _Contender:
         self.peak = 0.0
         command = [sys.executable, __file__, "--contend", name, str(folder), str(threads)]
         environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "2", "OMP_NUM_THREADS": str(threads)}
+        environment |= EMULATED[emulate][1] if emulate else {}
         self.log = (folder / f"{name}.log").open("w+")
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment
@@ -205,7 +224,8 @@ class _Contender:
     def end(self) -> str:
         """End the process; return the last line that it wrote to standard error."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):  # it ended by itself
+                self._process.stdin.close()
         self._process.wait(60)
         self.log.seek(0)
         lines = self.log.read().strip().splitlines()
@@ -213,14 +233,14 @@ class _Contender:
         return lines[-1] if lines else ""
 
 
-def _compare(name: str, contenders: list[str], rounds: int, steps: int) -> dict[str, Any]:
+def _compare(name: str, contenders: list[str], rounds: int, steps: int, emulate: str | None) -> dict[str, Any]:
     options = dict(SIZES[name])
     threads = options.pop("threads", os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as given:
         folder = Path(given)
-        seconds = _prepare(folder, options)
+        seconds = _prepare(folder, options, emulate)
         print(f"{name}: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items()), flush=True)
-        racing = [_Contender(contender, folder, threads) for contender in contenders]
+        racing = [_Contender(contender, folder, threads, emulate) for contender in contenders]
         for round_ in range(rounds + 1):
             for one in list(racing):
                 if not one.run(steps if round_ else 2, warm=round_ > 0):
@@ -256,8 +276,9 @@ def _rows(name: str, found: dict[str, Any]) -> list[str]:
     return rows
 
 
-def _write(results: dict[str, Any], load: float) -> None:
+def _write(results: dict[str, Any], load: float, emulate: str | None) -> None:
     """Put the measured table into the results page, between its markers; the rest of the page is written by hand."""
+    begin = f"<!-- measured {emulate} -->" if emulate else "<!-- measured -->"
     lines = [
         f"`{' '.join(['python', 'bench/train_step.py', *sys.argv[1:]])}`, {datetime.date.today().isoformat()}, "
         f"{os.cpu_count()} shared cores ({_processor()}), load {load:.1f} before and {os.getloadavg()[0]:.1f} after",
@@ -267,12 +288,12 @@ def _write(results: dict[str, Any], load: float) -> None:
         "|---|---|---|---|---|---|---|---|---|---|---|",
         *(row for name, found in results.items() for row in _rows(name, found)),
     ]
-    page = RESULTS.read_text() if RESULTS.exists() else f"# The training step\n\n{_BEGIN}\n{_END}\n"
-    before, rest = page.split(_BEGIN)
-    RESULTS.write_text(before + _BEGIN + "\n" + "\n".join(lines) + "\n" + _END + rest.split(_END)[1])
+    page = RESULTS.read_text()
+    before, rest = page.split(begin)
+    RESULTS.write_text(before + begin + "\n" + "\n".join(lines) + "\n" + _END + rest.split(_END, 1)[1])
 
 
-_BEGIN, _END = "<!-- measured -->", "<!-- end -->"
+_END = "<!-- end -->"
 
 
 def _processor() -> str:
@@ -291,12 +312,15 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", default=list(CONTENDERS), choices=CONTENDERS)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="of each contender in each round")
+    parser.add_argument(
+        "--emulate", choices=list(EMULATED), help="a class of CPU with fewer instructions than this one"
+    )
     parser.add_argument("--no-write", action="store_true", help="leave the results page as it is")
     given = parser.parse_args()
     load = os.getloadavg()[0]
-    results = {name: _compare(name, given.contenders, given.rounds, given.steps) for name in given.sizes}
+    results = {name: _compare(name, given.contenders, given.rounds, given.steps, given.emulate) for name in given.sizes}
     if not given.no_write:
-        _write(results, load)
+        _write(results, load, given.emulate)
     for name, found in results.items():
         print("\n".join(_rows(name, found)))
 

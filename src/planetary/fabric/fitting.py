@@ -44,8 +44,12 @@ FITS = "fits"
 
 
 def local_target(config: Config) -> CompileTarget:
-    """Return what the workers of a local run ask for."""
-    backend, name = config.fabric.backend, config.fabric.target
+    """Return what the workers of a local run ask for.
+
+    With "auto", what is measured is IREE's CPU backend: the machine takes another one only if that is faster.
+    """
+    backend = "cpu" if config.fabric.backend == "auto" else config.fabric.backend
+    name = config.fabric.target
     if is_pjrt(backend):
         name = PJRT_TARGET
     return CompileTarget(backend, name, target_features(backend, name))

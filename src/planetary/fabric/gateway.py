@@ -25,7 +25,7 @@ from planetary.fabric.fitting import local_target, measure_speed
 from planetary.fabric.gateway_start import Start, begin, trim_metrics
 from planetary.fabric.gateway_status import status_of
 from planetary.fabric.gateway_work import GatewayWork
-from planetary.fabric.preparation import Prepared, prepare_run, step_options
+from planetary.fabric.preparation import Prepared, prepare_run
 from planetary.fabric.ring_master import RingMaster
 from planetary.fabric.run_files import EVENTS, METRICS
 from planetary.fabric.run_host import GatewayOptions, RunHost
@@ -104,8 +104,6 @@ class Gateway(RunHost):
         self.config = chosen.config
         self.news = chosen.sentence(speed)
         log.info("%s", self.news)
-        if step_options(self.config) != step_options(config):  # of which the length of the schedule is one
-            self.prepared = await asyncio.to_thread(prepare_run, self.config, self.options.cache, self._set_stage)
         return True
 
     async def _train(self, prepared: Prepared) -> e.Finish:

@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install train soak test test-all test-unit lint format types layers bench clean
+.PHONY: help install train soak test test-quick test-rest test-all test-unit lint format types layers bench clean
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -35,13 +35,21 @@ $(STAMP): pyproject.toml src/planetary/version.py
 train: $(STAMP) ## train the example model with two workers (the main job)
 	$(BIN)/planetary train $(CONFIG) $(TRAIN_FLAGS)
 
-test: lint types layers test-all ## run every check and every test
+test: lint types layers test-quick ## run every check, the quick tests, one compiled step and one killed process
 
 # Two files at a time: tests of processes mostly wait. tests/conftest.py puts the quick ones first.
-test-all: $(STAMP) ## run every test and no check
-	$(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
+PYTEST_TWO = $(PYTEST) -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
-soak: $(STAMP) ## run what `make test` has no time for: thousands of fault schedules, every gradient, ten minutes of churn
+test-all: $(STAMP) ## run every test but soak, and no check
+	$(PYTEST_TWO)
+
+test-quick: $(STAMP) ## run the tests of `make test`, and no check
+	$(PYTEST_TWO) -m "not slow and not soak"
+
+test-rest: $(STAMP) ## run the tests of `make test-all` that `make test` leaves out
+	$(PYTEST_TWO) -m "slow and not soak"
+
+soak: $(STAMP) ## run what `make test-all` has no time for: thousands of fault schedules, every gradient, ten minutes of churn
 	$(PYTEST) -q -m soak $(PYTEST_FLAGS)
 	PLANETARY_CHURN_S=600 $(PYTEST) -q -m processes tests/collectives/test_ring_churn.py $(PYTEST_FLAGS)
 

@@ -1,4 +1,6 @@
-"""What holds for all tests: their order (quick, compiling, processes), and that no test's log handlers outlive it."""
+"""What holds for all tests: their order (quick, compiling, processes), which of them are slow, and that no test's log
+handlers outlive it.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,9 @@ def _tier(item: pytest.Item) -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_tier)  # stable: the order within a tier stays
+    for item in items:
+        if _tier(item) and not item.get_closest_marker("essential"):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

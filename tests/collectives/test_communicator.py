@@ -26,6 +26,7 @@ from planetary.core.errors import UserError
 pytestmark = pytest.mark.usefixtures("compiled_loops")
 
 
+@pytest.mark.slow
 def test_all_collectives_of_three_peers(transport: str) -> None:
     with ring(3, connections=2, piece_bytes=1 << 14, transport=transport) as (_, peers):
         assert sorted(peer.rank for peer in peers) == [0, 1, 2]

@@ -44,6 +44,7 @@ def test_one_part_is_no_loop() -> None:
     assert "while" not in step.stablehlo
 
 
+@pytest.mark.slow
 def test_a_transformer_trains_in_parts() -> None:
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8}
     rng = np.random.default_rng(0)

@@ -74,6 +74,7 @@ def test_gpt_gradients_equal_jax() -> None:
     assert check(gpt_loss, *gpt_arguments(), tolerance=1e-5) < 1e-5
 
 
+@pytest.mark.slow
 def test_gpt_gradient_agrees_with_finite_differences() -> None:
     with jax.enable_x64(True):
         finite_difference_check()

@@ -95,6 +95,7 @@ def test_such_a_loop_is_passed_by_values_that_it_hands_on_or_makes_anew() -> Non
     check(function, numbers(3))
 
 
+@pytest.mark.slow
 def test_samplers_are_recognised_by_their_call() -> None:
     def function(key: jax.Array, x: jax.Array) -> tuple[jax.Array, ...]:
         key = jax.random.wrap_key_data(key)
@@ -104,6 +105,7 @@ def test_samplers_are_recognised_by_their_call() -> None:
     check(function, jnp.uint32([0, 7]), numbers(2, 3), wrt=[1])
 
 
+@pytest.mark.slow
 def test_a_library_routine_with_such_a_loop_is_recognised() -> None:
     check(jax.scipy.special.gammainc, jnp.float32([0.5, 2.0]), jnp.float32([1.5, 1.0]))
     with pytest.raises(UnsupportedOpError, match=r"regularized_incomplete_beta.*JAX says"):

@@ -26,6 +26,7 @@ def test_gradients_of_the_table_equal_jax(group: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.soak)])
+@pytest.mark.slow
 def test_gradients_at_ties_poles_and_infinities_equal_jax(dtype: str) -> None:
     members = [c for c in edge_cases.cases(dtype) if not jax_can(c)]
     ratios = check_together(members)

@@ -176,6 +176,7 @@ def test_muon_is_that_of_optax_for_matrices_and_adamw_for_the_rest(model: Model,
     assert "adam.square.cube" in names
 
 
+@pytest.mark.slow
 def test_muon_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model) -> None:
     options = _options(optimizer="muon", nesterov=True, adam_for=("emb*",), matrix_stacks=("cub*",), clip_norm=0.0)
     run = Run(build_train_step(model, options), mlp_params(), CONSTANT)
@@ -221,6 +222,7 @@ def test_names_choose_what_does_not_decay(model: Model) -> None:
     _follow(run, _around(optax.scale_by_adam(0.9, 0.95, 1e-8), lambda params: mask))
 
 
+@pytest.mark.slow
 def test_the_average_of_the_weights_is_incremental_and_starts_after_the_first_update(model: Model) -> None:
     run = Run(build_train_step(model, _options(average_decay=0.8)), mlp_params(), CONSTANT)
     average, *rest = _follow(run, _around(optax.scale_by_adam(0.9, 0.95, 1e-8)))

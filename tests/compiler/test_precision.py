@@ -103,6 +103,7 @@ def test_float32_parameters_keep_updates_that_bf16_would_lose() -> None:
     assert np.mean(moved < spacing / 4) > 0.9
 
 
+@pytest.mark.slow
 def test_micro_batches_and_low_precision_go_together() -> None:
     whole = Run(build_train_step(mlp_model(8), StepOptions(precision="bf16")), mlp_params())
     parts = Run(build_train_step(mlp_model(2), StepOptions(precision="bf16", micro_batches=4)), mlp_params())

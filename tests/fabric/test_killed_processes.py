@@ -48,6 +48,7 @@ def check_finished(run: KillableRun, rounds: int) -> None:
     assert load_latest(run.folder / "checkpoints").info.round == rounds
 
 
+@pytest.mark.essential
 def test_a_killed_worker_comes_back_and_trains_its_lease(start: Start) -> None:
     run = start("--rounds=6")
     started = run.wait_for_event("lease_started", round=2)

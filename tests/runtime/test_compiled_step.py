@@ -116,6 +116,7 @@ def test_newer_nvidia_chips_get_the_newest_known_code() -> None:
 # --- the executor -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.essential
 def test_steps_are_those_of_the_reference(built: Built, executor: IreeExecutor) -> None:
     trial = verification.make_trial(built.step.spec, built.model.initial("param"), {})
     expected = verification.run_expected(built.step, trial)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from step_runs import Run
+from step_runs import Run, scalars
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler import Target, build_train_step, compile_artifact, load_model, verify_artifact
@@ -68,7 +68,7 @@ def _first_step(step: TrainStep, weights: list[np.ndarray], batch: list[np.ndarr
     """Run one step of SGD from a state of zeros with XLA; return the loss and the new state."""
     params, state = step.spec.params, step.spec.opt_state
     dtypes = [tensor.dtype for tensor in (*params, *state)] + ["f32", "f32"]
-    arguments = [*weights, *(tensor.zeros() for tensor in state), np.array(0, np.int32), *batch]
+    arguments = [*weights, *(tensor.zeros() for tensor in state), *scalars(0), *batch]
     results = run_reference(step.portable, "train_step", arguments, dtypes)
     return float(results[-2]), results[len(params) : -2]
 
@@ -217,7 +217,7 @@ def test_an_integer_table_among_the_weights_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["nanogpt_bf16", "nanochat_d2_bf16", "qwen"])
 def test_the_compiled_step_is_verified_and_the_loss_falls(name: str, tmp_path: Path) -> None:
     model = model_of(name)
-    step = build_train_step(model, StepOptions(learning_rate=0.02, schedule="constant", weight_decay=0))
+    step = build_train_step(model, StepOptions(weight_decay=0))
     store, host = BlobStore(tmp_path), Target("cpu", "host", host_features())
     artifact = compile_artifact(step, host, store)
     params, buffers = model.initial("param"), model.initial("buffer")
@@ -241,7 +241,7 @@ def test_the_compiled_step_is_verified_and_the_loss_falls(name: str, tmp_path: P
     run = IreeExecutor(store.path(artifact.digest), step.spec)
     try:
         run.load(params, buffers, None)
-        losses = [run.train_step(index, batch)[0] for index in range(12)]
+        losses = [run.train_step(index, 0.02, batch)[0] for index in range(12)]
     finally:
         run.close()
     assert losses[0] == pytest.approx(np.log(VOCABULARY), rel=0.1)

@@ -8,7 +8,7 @@ import pytest
 
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
-from planetary.data.fitting import fit_to_data
+from planetary.data.fitting import changes, fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 
 SMALL = ["train.inner_steps=2", "train.batch_size=2", "train.sequence_length=7", "eval.batches=1"]
@@ -23,6 +23,7 @@ def given(folder: Path, nbytes: int, *overrides: str, name: str = "t.txt") -> tu
 def test_a_run_that_fits_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config, data = given(tmp_path, 7000, "optimizer.warmup_steps=3")
     assert fit_to_data(config, data) == config
+    assert changes(config, config) == ""
     assert not caplog.text
 
 
@@ -39,6 +40,8 @@ def test_inner_steps_shrink_to_the_training_batches(tmp_path: Path, caplog: pyte
     assert fitting.optimizer.warmup_steps == 44 // 5
     assert "train.inner_steps: 11 instead of 50, because the training data has 184 tokens" in caplog.text
     assert "optimizer.warmup_steps: 8 instead of 60, because the run has only 44 inner steps" in caplog.text
+    said = "fitted to the data: train.inner_steps is 11 instead of 50, optimizer.warmup_steps is 8 instead of 60"
+    assert changes(config, fitting) == said
     data.order(fitting)
     assert fitting.eval.batches == 1
 

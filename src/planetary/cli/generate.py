@@ -81,7 +81,12 @@ def run(args: argparse.Namespace) -> int:
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     model = load_trained(args.run, args.checkpoint, args.experts)
     ids = [int(token) for token in model.tokenizer.encode(prompt.encode())]
-    drawn = continue_tokens(model.logits, model.params, ids, window=model.window, sampling=sampling)
+    size = model.tokenizer.vocab_size  # a model may have more tokens than there is text for
+
+    def logits(params: Any, tokens: Any) -> Any:
+        return model.logits(params, tokens)[..., :size]
+
+    drawn = continue_tokens(logits, model.params, ids, window=model.window, sampling=sampling)
     end = model.tokenizer.end_of_document
     until_end = itertools.takewhile(lambda token: token != end, itertools.islice(drawn, args.tokens))
     sys.stdout.write(prompt)

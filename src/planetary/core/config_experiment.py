@@ -155,7 +155,7 @@ def _check_key(key: str, origin: str) -> None:
     if key not in known:
         raise UserError(
             f"{origin}: unknown key {key}; did you mean {nearest(key, known)}? "
-            f"Keys of experiment.json: {', '.join(known)}. Anything else needs TOML"
+            f"Keys of experiment.json: {', '.join(EXPERIMENT_KEYS)}. Anything else needs TOML"
         )
 
 

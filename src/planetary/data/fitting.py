@@ -40,6 +40,21 @@ def fit_to_data(config: Config, data: PreparedData) -> Config:
     return with_fitting_warmup(_within_epochs(config, data))
 
 
+FITTED = ("train.rounds", "train.inner_steps", "eval.batches", "optimizer.warmup_steps")
+"""Keys that a run may have smaller than it was given them."""
+
+
+def changes(given: Config, fitted: Config) -> str:
+    """Return what `fit_to_data` changed, for a display; "" for nothing."""
+    found = []
+    for dotted in FITTED:
+        section, key = dotted.split(".")
+        before, after = (getattr(getattr(config, section), key) for config in (given, fitted))
+        if before != after:
+            found.append(f"{dotted} is {after} instead of {before}")
+    return f"fitted to the data: {', '.join(found)}" if found else ""
+
+
 def _batches(config: Config, tokens: int, part: str) -> int:
     batches = tokens // config.tokens_per_batch
     if not batches:

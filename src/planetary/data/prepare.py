@@ -261,6 +261,8 @@ def _build(config: Config, recipe: _Recipe, folder: Path) -> Preparation:
     for name, (origin, first, number) in parts.items():
         seed = config.run.seed if name == "train" else HELD_OUT_SEED
         if number < 1:
+            if not any(writer.count for writer in flat.values()):
+                raise UserError(f"the training data {config.data.source} is empty: expected text or tokens")
             raise UserError(
                 f"the {name.replace('_', '-')} part of {config.data.source} has fewer than {block_tokens} "
                 f"tokens (sequence_length + 1), of {sum(writer.count for writer in flat.values())} in all: "

@@ -15,6 +15,7 @@ from planetary.core.clock import Clock
 from planetary.core.config import Config
 from planetary.core.errors import CompileError, RemoteProtocolError
 from planetary.core.tensors import TensorSpec
+from planetary.data.fitting import changes, fit_to_data
 from planetary.data.reader import read_slice
 from planetary.diloco.ring import state_specs
 from planetary.fabric import events as e
@@ -73,6 +74,7 @@ class Gateway(RunHost):
             )
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
+            self.news = changes(self.config, self.prepared.config)
             self.config = self.prepared.config
             if not await self._fit(self.prepared):
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
@@ -101,7 +103,7 @@ class Gateway(RunHost):
         if speed is None:
             return False
         chosen = fit(config, speed)
-        self.config = chosen.config
+        self.config = fit_to_data(chosen.config, prepared.data)  # its rounds may be more than data.max_epochs allows
         self.news = chosen.sentence(speed)
         log.info("%s", self.news)
         return True

@@ -19,6 +19,7 @@ from planetary.core.clock import Clock
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.data.fitting import changes
 from planetary.data.slices import LeaseLedger
 from planetary.fabric import events as e
 from planetary.fabric.compiling import CompileTarget, Published
@@ -112,6 +113,7 @@ class MixtureGateway(RunHost):
             self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
+            self.news = changes(self.config, self.prepared.config)
             self.config = self.prepared.config
             if prepared is not None:
                 await asyncio.to_thread(prepared, self.prepared)

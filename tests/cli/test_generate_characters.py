@@ -1,0 +1,77 @@
+"""`planetary generate` on runs whose tokens are characters, or tokens without text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import msgspec
+import numpy as np
+import pytest
+
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.cli.errors import EXIT_CODES
+from planetary.cli.main import main
+from planetary.compiler.export import find_builder
+from planetary.core.errors import UserError
+from planetary.core.tensors import TensorSpec
+from planetary.data.tokenizer import CharTokenizer
+
+SOURCE = "planetary.models.gpt2:build"
+SIZES = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 300}
+TEXT = "zwölf Boxkämpfer"
+
+
+def run_folder(folder: Path, data: str) -> Path:
+    lines = "\n".join(f"{key} = {value}" for key, value in SIZES.items())
+    (folder / "config.toml").write_text(
+        f'[data]\n{data}\n[train]\nsequence_length = 16\n[model]\nsource = "{SOURCE}"\n[model.options]\n{lines}\n'
+    )
+    leaves = jax.tree_util.tree_flatten_with_path(find_builder(SOURCE)(**SIZES, sequence_length=16)[1])[0]
+    arrays = {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(leaf) for path, leaf in leaves}
+    info = CheckpointInfo(
+        round=1,
+        config_hash="",
+        model="",
+        model_digest="",
+        param_specs=tuple(TensorSpec(n, "f32", a.shape) for n, a in arrays.items()),
+        data_key="",
+        controller=msgspec.Raw(b"{}"),
+        random_state={},
+    )
+    write_checkpoint(folder / "checkpoints", Checkpoint(info, arrays, arrays), keep=1)
+    return folder
+
+
+def test_text_is_drawn_from_the_characters_of_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path, 'tokenizer = "char"')
+    CharTokenizer(TEXT).save(run)
+    assert main(["generate", str(run), "--prompt", "zö", "--tokens", "60", "--temperature", "5"]) == 0
+    drawn = capsys.readouterr().out.strip("\n")
+    assert drawn.startswith("zö")
+    assert len(drawn) == 62
+    assert set(drawn) <= set(TEXT)  # never one of the model's 285 tokens that stand for no character
+
+
+def test_a_prompt_with_a_character_never_seen_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_folder(tmp_path, 'tokenizer = "char"')
+    CharTokenizer(TEXT).save(run)
+    assert main(["generate", str(run), "--prompt", "zwei"]) == EXIT_CODES[UserError]
+    assert "the characters 'i' are not among the 15 that the training data has" in capsys.readouterr().err.replace(
+        "\n", " "
+    )
+
+
+def test_a_run_without_its_characters_says_which_file_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_folder(tmp_path, 'tokenizer = "char"')
+    assert main(["generate", str(run), "--prompt", "z"]) == EXIT_CODES[UserError]
+    assert "characters.json" in capsys.readouterr().err
+
+
+def test_tokens_without_text_need_their_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for data in ('source = "t.u16"', 'source = "t.bin"\ntokenizer = "u16"'):
+        run = run_folder(tmp_path, data)
+        assert main(["generate", str(run), "--prompt", "z"]) == EXIT_CODES[UserError]
+        assert "tokenizer.json" in capsys.readouterr().err

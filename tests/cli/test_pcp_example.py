@@ -1,0 +1,35 @@
+"""PCP's files as they are: a model of torch-mlir, an `experiment.json`, a text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "pcp"
+
+
+@pytest.mark.processes
+@pytest.mark.compiles
+@pytest.mark.timeout(300)
+def test_the_example_trains_unchanged(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "planetary", "train", str(EXAMPLE / "experiment.json"), "--json"]
+    ended = subprocess.run(
+        [*command, f"--cache={tmp_path / 'cache'}"],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "wandb_project: no effect: metrics are not sent to wandb" in ended.stderr
+    run = tmp_path / "runs" / "pcp-small"
+    rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in rounds] == [1, 2, 3, 4, 5, 6]
+    assert rounds[-1]["eval_loss"] < rounds[0]["eval_loss"] < 5.6  # ln 256: nothing learned
+    characters = json.loads((run / "characters.json").read_text())["characters"]
+    assert characters == "".join(sorted(set((EXAMPLE / "data.txt").read_text())))

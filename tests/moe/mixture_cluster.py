@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
-from planetary.core.tensors import Tensors
+from planetary.core.step import FunctionSpec
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fabric import events as e
@@ -52,6 +52,7 @@ from planetary.moe.mixture_preparation import PreparedMixture, store_start
 from planetary.moe.payload_checks import KINDS, PayloadChecks
 from planetary.moe.plan import MixturePlan
 from planetary.moe.records import MixtureRecord, MixtureState, replay
+from planetary.moe.runner import ProgramRunner
 from planetary.moe.shard_payload import model_bytes
 from planetary.moe.signature import ComposerShape, Program
 from planetary.moe.sketch_window import FORGET_STEPS
@@ -71,7 +72,7 @@ from planetary.wire import messages as m
 STEP_S = 1.0
 
 
-class SharedProgram:
+class SharedProgram(ProgramRunner):
     """The mixture's program out of those that all tests of this package share, so that nothing is compiled again."""
 
     def __init__(self, plan: MixturePlan) -> None:
@@ -84,11 +85,14 @@ class SharedProgram:
             "whole": composer_runner(model, whole, training.dense, False),
         }
         functions = {f"{p}_{n}": s for p, run in self._parts.items() for n, s in run.program.functions.items()}
-        self.program = Program(b"", functions)
+        super().__init__(Program(b"", functions), self._parts["whole"])
 
-    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
+    def signature(self, function: str) -> FunctionSpec:
+        return self.program.functions[function]
+
+    def invoke(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         part, _, name = function.partition("_")
-        return self._parts[part](name, tensors)
+        return self._parts[part].invoke(name, arguments)
 
 
 def make_plan(

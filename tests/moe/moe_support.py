@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
@@ -14,18 +14,19 @@ from msgspec.structs import replace
 from planetary.compiler.interpreter import run_interpreter
 from planetary.compiler.step_options import StepOptions
 from planetary.core.schedules import Schedule
-from planetary.core.tensors import Tensors
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import TensorSpec
 from planetary.models.initial import draw
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, parameters
 from planetary.moe import ownership
 from planetary.moe.execution import XlaRunner, composer_runner, expert_runner
+from planetary.moe.runner import ProgramRunner
 from planetary.moe.settings import MoeTraining
 from planetary.moe.signature import ComposerShape, Program, signature
 from planetary.moe.states import TrainingState, assembled
 from planetary.moe.surrogate import FitOptions
 from planetary.moe.tiers import Cadence
 from planetary.moe.trainer import MoeTrainer, StepReport
-from planetary.runtime.host_arrays import in_order
 
 # Three experts on two composers: one of these has an empty slot. All tests share this model's programs.
 TINY = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 3})
@@ -50,17 +51,29 @@ class Later(Executor):
             most -= 1
 
 
-class Interpreted:
-    """Runs a program with StableHLO's reference interpreter, whose arithmetic no compiler reorders."""
-
+class _Interpreter:
     def __init__(self, program: Program) -> None:
         self.program = program
 
-    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        spec = signature(self.program, function)
-        kinds = [result.dtype for result in spec.results]
-        found = run_interpreter(self.program.portable, function, in_order(spec.arguments, tensors), kinds)
-        return {result.name: value for result, value in zip(spec.results, found, strict=True)}
+    def signature(self, function: str) -> FunctionSpec:
+        return signature(self.program, function)
+
+    def put(self, spec: TensorSpec, array: np.ndarray) -> Any:
+        return array
+
+    def get(self, spec: TensorSpec, handle: Any) -> np.ndarray:
+        return handle
+
+    def invoke(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        kinds = [result.dtype for result in self.signature(function).results]
+        return list(run_interpreter(self.program.portable, function, list(arguments), kinds))
+
+
+class Interpreted(ProgramRunner):
+    """Runs a program with StableHLO's reference interpreter, whose arithmetic no compiler reorders."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program, _Interpreter(program))
 
 
 def worker() -> XlaRunner:

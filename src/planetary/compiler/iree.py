@@ -8,7 +8,7 @@ import importlib.metadata
 import json
 import subprocess
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from planetary.compiler.targets import Target, compiler_flags
 from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
 from planetary.core.errors import CompileError, TrustError
-from planetary.core.step import ProgramSpec, StepSpec
+from planetary.core.step import FunctionSpec, ProgramSpec, StepSpec
 
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
@@ -134,8 +134,9 @@ def _label(target: Target, stablehlo_digest: str) -> ArtifactLabel:
 def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: ArtifactCache) -> Artifact:
     """Compile all functions of a module for `target` into one labelled artifact, or return what the cache has.
 
-    For programs of several functions that are called one by one, from host arrays to host arrays; a training step is
-    compiled by `compile_artifact`. The PJRT backends take the module as it is.
+    For programs of several functions that are called one by one; a training step is compiled by `compile_artifact`.
+    A function writes over the arguments that its results replace (`FunctionSpec.replaced`). The PJRT backends take
+    the module as it is.
 
     Args:
         portable: the module.
@@ -157,7 +158,7 @@ def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: A
         return known
     with ir.new_context():
         module = ir.parse_module(portable)
-        normalise.rewrite_for_iree(module)
+        _prepare_functions(module, spec.functions)
         normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest))
         text = ir.to_text(module)
     return entry.made(run_compiler(text, flags))
@@ -228,7 +229,13 @@ class _Entry:
         write_manifest(self.cache, manifest)
 
 
-def compile_functions(portable: bytes, target: Target, functions: Collection[str]) -> bytes:
+def _prepare_functions(module: ir.Module, functions: Mapping[str, FunctionSpec]) -> None:
+    normalise.rewrite_for_iree(module)
+    for name, function in ir.functions(module).items():
+        normalise.mark_in_place(function, functions[name].replaced)
+
+
+def compile_functions(portable: bytes, target: Target, functions: Mapping[str, FunctionSpec]) -> bytes:
     """Return the VMFB of some functions of a module, to be called one by one, for an IREE target of this machine.
 
     It carries no label: it is for the process that compiles it, not for others to fetch.
@@ -242,7 +249,7 @@ def compile_functions(portable: bytes, target: Target, functions: Collection[str
         for name, function in ir.functions(module).items():
             if name not in functions:
                 ir.erase_function(function)
-        normalise.rewrite_for_iree(module)
+        _prepare_functions(module, functions)
         text = ir.to_text(module)
     return run_compiler(text, compiler_flags(target))
 

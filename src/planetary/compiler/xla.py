@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import xla_bridge
 from jaxlib import xla_client
 
 from planetary.compiler import ir
@@ -19,6 +20,17 @@ from planetary.compiler.remat import barriers_to_selects
 from planetary.core.errors import CompileError, UserError
 
 _MESH = "island"
+
+
+def in_use() -> bool:
+    """Return whether JAX has opened devices in this process; their number and threads are then fixed."""
+    return xla_bridge.backends_are_initialized()
+
+
+def visible_gpus() -> list[int] | None:
+    """Return the numbers of the CUDA devices that JAX opens or has opened in this process; None: all."""
+    names = xla_bridge.CUDA_VISIBLE_DEVICES.value
+    return None if names == "all" else [int(name) for name in names.split(",")]
 
 
 def as_main(

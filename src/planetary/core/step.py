@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 
 from planetary.core.tensors import TensorSpec
@@ -43,9 +45,15 @@ class FunctionSpec(msgspec.Struct, frozen=True):
     arguments: tuple[TensorSpec, ...]
     results: tuple[TensorSpec, ...]
 
+    @property
+    def replaced(self) -> tuple[int, ...]:
+        """The argument that each of the first results overwrites: the one of its name."""
+        place = {spec: i for i, spec in enumerate(self.arguments)}
+        return tuple(place[spec] for spec in itertools.takewhile(place.__contains__, self.results))
+
 
 class ProgramSpec(msgspec.Struct, frozen=True):
-    """Signature of a module whose functions are called one by one, from host arrays to host arrays."""
+    """Signature of a module whose functions are called one by one."""
 
     model: str  # a name for people
     functions: dict[str, FunctionSpec]

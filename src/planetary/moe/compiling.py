@@ -96,19 +96,19 @@ def compared_with_xla(portable: bytes, spec: ProgramSpec, module: bytes, digest:
     """
     from planetary.compiler.verification_report import VerifyReport
     from planetary.moe.execution import XlaRunner
+    from planetary.runtime.device_program import run_once
     from planetary.runtime.iree_functions import IreeFunctions
 
     began = time.monotonic()
     reference = XlaRunner(Program(portable, spec.functions), optimise=False)
-    suspect = IreeFunctions(module, backend=target.backend)
+    suspect = IreeFunctions(module, spec.functions, backend=target.backend)
     worst = -1.0, ""
     for name, function in spec.functions.items():
         given = _arguments(function, spec.integers_below)
         expected = reference(name, given)
-        arrays = [given[s.name] for s in function.arguments]
-        results = suspect.call(name, function.arguments, arrays, function.results)
-        for result, found in zip(function.results, results, strict=True):
-            off = _difference(expected[result.name], found)
+        results = run_once(suspect, name, given)
+        for result in function.results:
+            off = _difference(expected[result.name], results[result.name])
             if not off <= TOLERANCE:
                 raise CompileError(
                     f"the compiled {name} computes something else than XLA: its result {result.name} is off by "

@@ -4,68 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
-from planetary.core.artifact_label import read_label
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
-from planetary.core.step import FunctionSpec
-from planetary.core.tensors import Tensors
 from planetary.fabric.worker import SendPayload, WorkerOptions
 from planetary.moe.composer_driver import ComposerDriver
 from planetary.moe.part import loaded_program
 from planetary.moe.plan import MixturePlan
-from planetary.moe.signature import Program, Runner, signature
-from planetary.runtime.backends import is_pjrt, runtime_version
-from planetary.runtime.host import host_features
-from planetary.runtime.host_arrays import in_order
+from planetary.moe.runner import open_program
 from planetary.wire import messages as m
 
 log = logging.getLogger(__name__)
-
-
-class LoadedProgram:
-    """A mixture's compiled program on an IREE device; see `moe.signature.Runner`.
-
-    Raises:
-        TrustError: the module is for another compiler version or another CPU, or was not made by planetary.
-        ResourceError: the device cannot be opened or the module not be loaded.
-    """
-
-    def __init__(self, module: bytes, functions: Mapping[str, FunctionSpec], options: WorkerOptions) -> None:
-        from planetary.runtime.iree_executor import check_label
-        from planetary.runtime.iree_functions import IreeFunctions
-
-        check_label(
-            read_label(module),
-            runtime_version=runtime_version(options.backend),
-            backend=options.backend,
-            features=host_features(),
-        )
-        self.program: Program = loaded_program(functions)
-        self._functions = IreeFunctions(
-            module, backend=options.backend, threads=options.threads or None, device_id=options.device_id
-        )
-
-    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """See `Runner`."""
-        spec = signature(self.program, function)
-        arrays = in_order(spec.arguments, tensors)
-        results = self._functions.call(function, spec.arguments, arrays, spec.results)
-        return {s.name: array for s, array in zip(spec.results, results, strict=True)}
-
-
-def open_program(artifact: Path, job: m.MixtureJob, options: WorkerOptions) -> Runner:
-    """Load a mixture's program on this worker's device."""
-    if is_pjrt(options.backend):
-        from planetary.moe.execution import XlaRunner
-
-        return XlaRunner(Program(artifact.read_bytes(), job.functions))
-    return LoadedProgram(artifact.read_bytes(), job.functions, options)
 
 
 class ComposerRole:
@@ -74,7 +27,14 @@ class ComposerRole:
     def __init__(self, job: m.MixtureJob, artifact: Path, options: WorkerOptions, send: SendPayload) -> None:
         self._job, self._send = job, send
         plan = msgspec.json.decode(job.plan, type=MixturePlan)
-        run = open_program(artifact, job, options)
+        run = open_program(
+            artifact.read_bytes(),
+            loaded_program(job.functions),
+            backend=options.backend,
+            threads=options.threads or None,
+            device_id=options.device_id,
+            island=options.island,
+        )
         self._fitting = ThreadPoolExecutor(1, thread_name_prefix="fitting")
         self._packing = ThreadPoolExecutor(1, thread_name_prefix="packing")
         beside = (self._fitting, self._packing) if plan.pace == "free" else (None, None)

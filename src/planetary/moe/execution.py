@@ -1,26 +1,28 @@
-"""Runs the functions of a program over named host arrays, with XLA or with IREE."""
+"""Programs of a mixture that this process builds and runs itself: the trainer's, and the references of checks.
+
+The trainer computes with XLA on this machine's CPU, whatever else is there: it is what others are compared with.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from planetary.core.step_options import StepOptions
-from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.programs import composer_program, expert_program
-from planetary.moe.signature import ComposerShape, Program, signature
-from planetary.runtime.host_arrays import in_order
+from planetary.moe.runner import ProgramRunner
+from planetary.moe.signature import ComposerShape, Program
+from planetary.runtime.pjrt_functions import PjrtFunctions
 
 if TYPE_CHECKING:
     from planetary.compiler.targets import Target
 
 
-class XlaRunner:
+class XlaRunner(ProgramRunner):
     """Runs a program with XLA on this machine's CPU; each function is compiled when it is first called.
 
     Args:
@@ -29,26 +31,10 @@ class XlaRunner:
     """
 
     def __init__(self, program: Program, *, optimise: bool = True) -> None:
-        self.program = program
-        self._optimise = optimise
-        self._compiled: dict[str, tuple[Any, list[str]]] = {}
-
-    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """See `Runner`."""
         import jax
 
-        from planetary.compiler import xla
-
-        spec = signature(self.program, function)
         device = jax.devices("cpu")[0]
-        if function not in self._compiled:
-            text, kinds = xla.as_main(self.program.portable, function)
-            self._compiled[function] = xla.compile_main(text, [device], optimise=self._optimise), kinds
-        executable, kinds = self._compiled[function]
-        arrays = in_order(spec.arguments, tensors)
-        placed = [xla.place(array, kind, device) for array, kind in zip(arrays, kinds, strict=True)]
-        results = xla.run(executable, placed)
-        return {s.name: np.asarray(parts[0]) for s, parts in zip(spec.results, results, strict=True)}
+        super().__init__(program, PjrtFunctions(program.portable, program.functions, device, optimise=optimise))
 
 
 @functools.lru_cache(maxsize=16)
@@ -71,7 +57,7 @@ def _expert_runner(config: LatentMoeConfig, slots: int, tokens: int, options: St
     return XlaRunner(expert_program(config, slots, tokens, options), optimise=optimise)
 
 
-class IreeRunner:
+class IreeRunner(ProgramRunner):
     """Compiles a program with IREE for one target and runs it on that device of this machine.
 
     Args:
@@ -88,13 +74,6 @@ class IreeRunner:
         from planetary.compiler.iree import compile_functions
         from planetary.runtime.iree_functions import IreeFunctions
 
-        self.program = program
-        module = compile_functions(program.portable, target, functions or list(program.functions))
-        self._functions = IreeFunctions(module, backend=target.backend)
-
-    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """See `Runner`."""
-        spec = signature(self.program, function)
-        arrays = in_order(spec.arguments, tensors)
-        results = self._functions.call(function, spec.arguments, arrays, spec.results)
-        return {s.name: array for s, array in zip(spec.results, results, strict=True)}
+        wanted = {name: program.functions[name] for name in functions or program.functions}
+        module = compile_functions(program.portable, target, wanted)
+        super().__init__(program, IreeFunctions(module, wanted, backend=target.backend))

@@ -13,6 +13,7 @@ import numpy as np
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.core.step import RATE, FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.runtime.device_program import DeviceProgram
 
 GRADIENT = "gradient."  # what a gradient's name has in front of its parameter's
 
@@ -60,13 +61,16 @@ class ComposerShape(msgspec.Struct, frozen=True):
             raise UserError(f"a composer has slots ≥ 1, rank ≥ 0 and batch_size ≥ 1, found {self}")
 
 
-class Runner(Protocol):
-    """A program ready to run. Nothing is kept between two calls."""
+class Runner(DeviceProgram, Protocol):
+    """A program ready to run: function by function on tensors that stay on its device, or from host to host."""
 
-    program: Program
+    @property
+    def program(self) -> Program:
+        """What it runs."""
+        ...
 
     def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """Return the results of a function by name; `tensors` has at least its arguments."""
+        """Return the results of a function by name; `tensors` has at least its arguments, and nothing stays there."""
         ...
 
 

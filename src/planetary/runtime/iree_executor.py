@@ -12,31 +12,14 @@ import numpy as np
 from planetary.core.artifact_label import ArtifactLabel, read_label
 from planetary.core.errors import ClosedError, LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.step import RATE, STEP, StepSpec
-from planetary.core.tensors import Tensors, TensorSpec, host_dtype
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.runtime.executor import StepResult
 from planetary.runtime.host import cpu_name, host_features, usable_cores
 from planetary.runtime.host_arrays import checked_batch, in_order
 from planetary.runtime.host_memory import keep_large_blocks
+from planetary.runtime.iree_memory import IreeMemory
 
 DRIVERS = {"cpu": "local-task", "cuda": "cuda", "hip": "hip", "vulkan": "vulkan", "metal": "metal"}
-
-ELEMENTS = {
-    "f64": iree.HalElementType.FLOAT_64,
-    "f32": iree.HalElementType.FLOAT_32,
-    "f16": iree.HalElementType.FLOAT_16,
-    "bf16": iree.HalElementType.BFLOAT_16,
-    "i64": iree.HalElementType.SINT_64,
-    "i32": iree.HalElementType.SINT_32,
-    "i16": iree.HalElementType.SINT_16,
-    "i8": iree.HalElementType.SINT_8,
-    "ui64": iree.HalElementType.UINT_64,
-    "ui32": iree.HalElementType.UINT_32,
-    "ui16": iree.HalElementType.UINT_16,
-    "ui8": iree.HalElementType.UINT_8,
-    "i1": iree.HalElementType.BOOL_8,
-    "complex<f32>": iree.HalElementType.COMPLEX_64,
-    "complex<f64>": iree.HalElementType.COMPLEX_128,
-}
 
 _SCALAR = TensorSpec(name="scalar", dtype="f32", shape=())
 
@@ -178,8 +161,7 @@ class IreeExecutor:
         self._backend = backend
         self._device = open_device(backend, device_id, threads)
         self.device_name = _names[backend, device_id]
-        usage = iree.BufferUsage.DEFAULT
-        self._usage = int(usage | iree.BufferUsage.MAPPING) if backend == "cpu" else int(usage)
+        self._memory = IreeMemory(self._device, backend)
         try:
             instance = iree.VmInstance()
             self._modules = [
@@ -221,7 +203,7 @@ class IreeExecutor:
         """Set the optimizer state to zeros. See `Executor.reset_opt_state`."""
         self._check_open()
         self._opt_state = None
-        self._opt_state = [self._upload(spec, spec.zeros()) for spec in self.spec.opt_state]
+        self._opt_state = [self._memory.upload(spec, spec.zeros()) for spec in self.spec.opt_state]
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
         """Return host copies of the parameters. See `Executor.read_params`."""
@@ -236,19 +218,22 @@ class IreeExecutor:
     def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
         """Run one inner step in place. See `Executor.train_step`."""
         state = [*self._loaded(self._params), *self._buffers, *self._loaded(self._opt_state)]
-        scalars = [self._upload(STEP, np.array(step, np.int32)), self._upload(RATE, np.array(rate, np.float32))]
+        scalars = [
+            self._memory.upload(STEP, np.array(step, np.int32)),
+            self._memory.upload(RATE, np.array(rate, np.float32)),
+        ]
         outputs = self._invoke(self._train, [*state, *scalars, *self._upload_batch(batch)])
         # The module writes parameters and optimizer state into the buffers they came from; only scalars are
         # new.
-        loss = self._read(_SCALAR, outputs.get_as_object(len(outputs) - 2, iree.HalBufferView))
-        norm = self._read(_SCALAR, outputs.get_as_object(len(outputs) - 1, iree.HalBufferView))
+        loss = self._memory.read(_SCALAR, outputs.get_as_object(len(outputs) - 2, iree.HalBufferView))
+        norm = self._memory.read(_SCALAR, outputs.get_as_object(len(outputs) - 1, iree.HalBufferView))
         return StepResult(float(loss), float(norm))
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
         """Return the mean loss of one batch. See `Executor.eval_step`."""
         arguments = [*self._loaded(self._params), *self._buffers, *self._upload_batch(batch)]
         outputs = self._invoke(self._eval, arguments)
-        return float(self._read(_SCALAR, outputs.get_as_object(0, iree.HalBufferView)))
+        return float(self._memory.read(_SCALAR, outputs.get_as_object(0, iree.HalBufferView)))
 
     def close(self) -> None:
         """Release what is on the device; the device itself stays open, see `open_device`."""
@@ -257,7 +242,7 @@ class IreeExecutor:
         self._closed = True
         # The bindings crash if a buffer outlives its device: drop them from the inside out.
         self._params, self._buffers, self._opt_state = None, [], None
-        del self._train, self._eval, self._context, self._modules, self._device
+        del self._train, self._eval, self._context, self._modules, self._memory, self._device
 
     # --- details --------------------------------------------------------------------------------------------
 
@@ -283,59 +268,11 @@ class IreeExecutor:
 
     def _upload_batch(self, batch: Sequence[np.ndarray]) -> list[Any]:
         arrays = checked_batch(self.spec.batch, batch)
-        return [self._upload(spec, array) for spec, array in zip(self.spec.batch, arrays, strict=True)]
+        return [self._memory.upload(spec, array) for spec, array in zip(self.spec.batch, arrays, strict=True)]
 
     def _upload_all(self, specs: Sequence[TensorSpec], tensors: Tensors) -> list[Any]:
         arrays = in_order(specs, tensors)
-        return [self._upload(spec, array) for spec, array in zip(specs, arrays, strict=True)]
-
-    def _upload(self, spec: TensorSpec, array: np.ndarray) -> Any:
-        if array.dtype == np.bool_:
-            array = array.view(np.int8)
-        try:
-            return self._device.allocator.allocate_buffer_copy(
-                memory_type=int(iree.MemoryType.DEVICE_LOCAL),
-                allowed_usage=self._usage,
-                device=self._device,
-                buffer=array,
-                element_type=ELEMENTS[spec.dtype],
-            )
-        except (RuntimeError, ValueError) as error:
-            raise ResourceError(
-                f"cannot put tensor {spec.name!r} ({spec.nbytes} bytes) on the {self._backend} device: {error}"
-            ) from error
-
-    def _read(self, spec: TensorSpec, view: Any) -> np.ndarray:
-        """Return the tensor's bytes as a host array; it may be a view of device memory: copy before the next
-        step.
-        """
-        if self._backend == "vulkan":
-            return np.frombuffer(self._staged(view), host_dtype(spec.dtype), spec.size).reshape(spec.shape)
-        raw = iree.DeviceArray(self._device, view).to_host()
-        return raw.view(host_dtype(spec.dtype)) if raw.dtype != host_dtype(spec.dtype) else raw
-
-    def _staged(self, view: Any) -> np.ndarray:
-        """Return the bytes of a buffer by way of one that the host sees.
-
-        IREE's own way (3.13) has Vulkan write into a numpy array, and Vulkan takes host memory at addresses that
-        are multiples of 4096 only, which numpy's are not.
-        """
-        source = view.get_buffer()
-        length = source.byte_length()
-        staging = self._device.allocator.allocate_buffer(
-            memory_type=int(iree.MemoryType.HOST_LOCAL | iree.MemoryType.DEVICE_VISIBLE),
-            allowed_usage=int(iree.BufferUsage.TRANSFER_TARGET | iree.BufferUsage.MAPPING_SCOPED),
-            allocation_size=length,
-        )
-        done = self._device.create_semaphore(0)
-        self._device.queue_copy(
-            source,
-            staging,
-            wait_semaphores=iree.HalFence.create_at(done, 0),
-            signal_semaphores=iree.HalFence.create_at(done, 1),
-        )
-        iree.HalFence.create_at(done, 1).wait()
-        return staging.map().asarray((length,), np.dtype(np.uint8)).copy()
+        return [self._memory.upload(spec, array) for spec, array in zip(specs, arrays, strict=True)]
 
     def _read_all(
         self, specs: Sequence[TensorSpec], views: Sequence[Any], into: Tensors | None
@@ -343,6 +280,6 @@ class IreeExecutor:
         found = {}
         for spec, view in zip(specs, views, strict=True):
             target = spec.empty() if into is None else into[spec.name]
-            np.copyto(target, self._read(spec, view), casting="no")
+            np.copyto(target, self._memory.read(spec, view), casting="no")
             found[spec.name] = target
         return found

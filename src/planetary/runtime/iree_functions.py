@@ -1,16 +1,19 @@
-"""Calls single functions of a compiled IREE module with host arrays; nothing stays on the device between calls."""
+"""Runs single functions of a compiled IREE module; see `DeviceProgram`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import iree.runtime as iree
 import numpy as np
 
 from planetary.core.errors import LocalProtocolError, ResourceError
-from planetary.core.tensors import TensorSpec, host_dtype
-from planetary.runtime.iree_executor import ELEMENTS, open_device
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import TensorSpec
+from planetary.runtime.device_program import Handle
+from planetary.runtime.iree_executor import open_device
+from planetary.runtime.iree_memory import IreeMemory
 
 
 class IreeFunctions:
@@ -18,6 +21,7 @@ class IreeFunctions:
 
     Args:
         module: bytes of a VMFB for this machine.
+        functions: signatures by name.
         backend: what it was compiled for, e.g. `"cpu"`.
         threads: of a CPU device; None: all usable cores.
         device_id: which device of the backend.
@@ -26,11 +30,18 @@ class IreeFunctions:
         ResourceError: the device cannot be opened or the module not be loaded.
     """
 
-    def __init__(self, module: bytes, *, backend: str, threads: int | None = None, device_id: int = 0) -> None:
-        self._backend = backend
+    def __init__(
+        self,
+        module: bytes,
+        functions: Mapping[str, FunctionSpec],
+        *,
+        backend: str,
+        threads: int | None = None,
+        device_id: int = 0,
+    ) -> None:
+        self._backend, self._signatures = backend, functions
         self._device = open_device(backend, device_id, threads)
-        usage = iree.BufferUsage.DEFAULT
-        self._usage = int(usage | iree.BufferUsage.MAPPING) if backend == "cpu" else int(usage)
+        self._memory = IreeMemory(self._device, backend)
         try:
             instance = iree.VmInstance()
             self._modules = [
@@ -40,41 +51,36 @@ class IreeFunctions:
             self._context = iree.VmContext(instance, self._modules)
         except (RuntimeError, ValueError) as error:
             raise ResourceError(f"cannot load a compiled module on the {backend} device: {error}") from error
+        self._found: dict[str, Any] = {}
 
-    def call(
-        self,
-        function: str,
-        arguments: Sequence[TensorSpec],
-        arrays: Sequence[np.ndarray],
-        results: Sequence[TensorSpec],
-    ) -> list[np.ndarray]:
-        """Return the results of a function as host arrays of their own.
+    def signature(self, function: str) -> FunctionSpec:
+        """See `DeviceProgram`."""
+        if function not in self._signatures:
+            known = ", ".join(self._signatures)
+            raise LocalProtocolError(f"the compiled module has no function {function!r}; it has: {known}")
+        return self._signatures[function]
 
-        Raises:
-            LocalProtocolError: the module has no such function.
-            ResourceError: the device fails.
-        """
-        found = self._modules[1].lookup_function(function)
-        if found is None:
-            raise LocalProtocolError(f"the compiled module has no function {function!r}")
-        inputs, outputs = iree.VmVariantList(len(arrays)), iree.VmVariantList(len(results))
+    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
+        """See `DeviceProgram`."""
+        return self._memory.upload(spec, array)
+
+    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
+        """See `DeviceProgram`."""
+        return np.array(self._memory.read(spec, handle))
+
+    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
+        """See `DeviceProgram`."""
+        if function not in self._found:
+            found = self._modules[1].lookup_function(function)
+            if found is None:
+                raise LocalProtocolError(f"the compiled module has no function {function!r}")
+            self._found[function] = found
+        count = len(self.signature(function).results)
+        inputs, outputs = iree.VmVariantList(len(arguments)), iree.VmVariantList(count)
         try:
-            for spec, array in zip(arguments, arrays, strict=True):
-                inputs.push_ref(self._upload(spec, array).ref)
-            self._context.invoke(found, inputs, outputs)
-            return [self._read(spec, outputs.get_as_object(i, iree.HalBufferView)) for i, spec in enumerate(results)]
+            for argument in arguments:
+                inputs.push_ref(argument.ref)
+            self._context.invoke(self._found[function], inputs, outputs)  # releases the interpreter lock
+            return [outputs.get_as_object(i, iree.HalBufferView) for i in range(count)]
         except (RuntimeError, ValueError) as error:
             raise ResourceError(f"{function} failed on the {self._backend} device: {error}") from error
-
-    def _upload(self, spec: TensorSpec, array: np.ndarray) -> Any:
-        return self._device.allocator.allocate_buffer_copy(
-            memory_type=int(iree.MemoryType.DEVICE_LOCAL),
-            allowed_usage=self._usage,
-            device=self._device,
-            buffer=array,
-            element_type=ELEMENTS[spec.dtype],
-        )
-
-    def _read(self, spec: TensorSpec, view: Any) -> np.ndarray:
-        raw = iree.DeviceArray(self._device, view).to_host()
-        return np.array(raw.view(host_dtype(spec.dtype)) if raw.dtype != host_dtype(spec.dtype) else raw)

@@ -6,7 +6,6 @@ parameters whole on every device and splits each batch among them; XLA's partiti
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -26,26 +25,49 @@ PLATFORMS = {"pjrt:cpu": "cpu", "pjrt:cuda": "cuda"}
 
 
 def _set_up_process(platform: str, first: int, count: int, threads: int | None) -> None:
-    """Give JAX exactly the wanted devices, if nothing in this process has used JAX yet.
+    """Give JAX exactly the wanted devices and threads, or check that a client which is open has them.
 
     Without it, a CPU worker would open the GPUs of the machine, and every GPU worker would take memory on all of them.
+
+    Raises:
+        UserError: JAX is in use in this process with other threads.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # the client lists its devices on the terminal otherwise
     import jax
 
+    from planetary.compiler import xla
+
+    if xla.in_use():
+        if platform == "cpu" and threads is not None and os.environ.get("NPROC") != str(threads):
+            raise UserError(
+                f"JAX is in use in this process with {os.environ.get('NPROC', 'all')} CPU threads and cannot change "
+                f"to {threads}; start another process"
+            )
+        return
     if platform == "cpu":
         if threads is not None:
             os.environ["NPROC"] = str(threads)  # the only way to tell XLA's CPU client
         jax.config.update("jax_platforms", "cpu")
         if count > 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-            with contextlib.suppress(RuntimeError):  # JAX is in use; too few devices are noticed later
-                jax.config.update("jax_num_cpu_devices", count)
+            jax.config.update("jax_num_cpu_devices", count)
         return
     jax.config.update("jax_platforms", f"{platform},cpu")
     jax.config.update("jax_cuda_visible_devices", ",".join(str(i) for i in range(first, first + count)))
 
 
-def _open_devices(backend: str, device_id: int, island: int, threads: int | None) -> list[Any]:
+def open_devices(backend: str, device_id: int = 0, island: int = 1, threads: int | None = None) -> list[Any]:
+    """Return JAX's devices for a worker: exactly those that were asked for.
+
+    Args:
+        backend: one of `PLATFORMS`.
+        device_id: which GPU, or which island of neighbouring GPUs; a CPU worker's devices are its process's own.
+        island: how many.
+        threads: of the CPU client; None: as it is.
+
+    Raises:
+        UserError: the backend is unknown, or JAX is in use in this process with other devices or threads.
+        ResourceError: the devices are not there.
+    """
     platform = PLATFORMS.get(backend)
     if platform is None:
         raise UserError(f"unknown backend {backend!r}; known: {', '.join(PLATFORMS)}")
@@ -53,18 +75,24 @@ def _open_devices(backend: str, device_id: int, island: int, threads: int | None
         raise UserError(f"a worker needs at least 1 thread, found {threads}")
     import jax
 
+    from planetary.compiler import xla
+
     first = device_id * island
     _set_up_process(platform, first, island, threads)
     try:
-        devices = jax.devices(platform)
+        devices = list(jax.devices(platform))
     except RuntimeError as error:
         raise ResourceError(f"cannot open the {backend} devices: {error}") from error
+    if platform != "cpu":
+        visible = xla.visible_gpus()
+        by_number = dict(zip(range(len(devices)) if visible is None else visible, devices, strict=False))
+        devices = [by_number[i] for i in range(first, first + island) if i in by_number]
     if len(devices) < island:
         raise ResourceError(
             f"worker {device_id} wants {island} {backend} devices, starting with number {first}: JAX lists "
             f"{len(devices)} for it ({', '.join(str(device) for device in devices)})"
         )
-    return list(devices[:island])
+    return devices[:island]
 
 
 class PjrtExecutor:
@@ -109,7 +137,7 @@ class PjrtExecutor:
             )
         self.spec = spec
         self._backend = backend
-        devices = _open_devices(backend, device_id, island, threads)
+        devices = open_devices(backend, device_id, island, threads)
         kind = cpu_name() if devices[0].platform == "cpu" else devices[0].device_kind
         self.device_name = kind if island == 1 else f"{island} × {kind}"
         import jax

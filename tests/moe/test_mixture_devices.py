@@ -1,0 +1,59 @@
+"""A composer's program runs on the device that was asked for, or on none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from moe_support import TINY, build, worker
+
+from planetary.compiler import Target
+from planetary.core.errors import ResourceError, UserError
+from planetary.moe.execution import IreeRunner
+from planetary.moe.part import loaded_program
+from planetary.moe.runner import open_program
+from planetary.moe.signature import state_specs, zeros_for
+from planetary.runtime import pjrt_executor
+from vulkan_device import missing_vulkan
+
+
+def test_a_composer_takes_the_backend_ordinal_and_threads_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = worker().program
+    asked: list[Any] = []
+    real = pjrt_executor.open_devices
+
+    def open_devices(*wanted: Any) -> list[Any]:
+        asked.append(wanted)
+        return real("pjrt:cpu")
+
+    monkeypatch.setattr(pjrt_executor, "open_devices", open_devices)
+    monkeypatch.setattr("planetary.moe.runner.require_backend", lambda *_: None)  # the plugin need not be here
+    open_program(program.portable, program, backend="pjrt:cuda", device_id=3, threads=2)
+    assert asked == [("pjrt:cuda", 3, 1, 2)]
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = worker().program
+    with pytest.raises(UserError, match="one device, found --island 2"):
+        open_program(program.portable, program, backend="pjrt:cpu", island=2)
+    monkeypatch.setattr("planetary.moe.runner.require_backend", lambda *_: None)
+    with pytest.raises(ResourceError, match="pjrt:cuda devices"):
+        open_program(program.portable, loaded_program(program.functions), backend="pjrt:cuda", device_id=63)
+    with pytest.raises(UserError, match="unknown backend 'pjrt:tpu'"):
+        open_program(program.portable, program, backend="pjrt:tpu")
+
+
+@pytest.mark.compiles
+@pytest.mark.skipif(bool(missing_vulkan()), reason=missing_vulkan())
+def test_an_expert_worker_computes_on_vulkan() -> None:
+    reference = worker()
+    half = build(TINY, slots=2, rank=3)
+    vulkan = IreeRunner(reference.program, Target("vulkan", "baseline"))
+    moments = zeros_for(state_specs(reference.program))
+    tensors = half.worker_inputs(0, half.gradients()) | moments | {"rate": np.array(0.01, np.float32)}
+    for function in ("proxy", "gradients", "update"):
+        expected, found = reference(function, tensors), vulkan(function, tensors)
+        tensors |= expected
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=name)

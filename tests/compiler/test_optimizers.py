@@ -102,12 +102,14 @@ def _around(core: optax.GradientTransformation, mask: Callable[[Any], Any] = _is
     ],
     ids=["adamw", "lion", "nesterov", "momentum", "sgd"],
 )
+@pytest.mark.slow
 def test_twenty_steps_are_those_of_optax(model: Model, changes: dict, core: optax.GradientTransformation) -> None:
     run = Run(build_train_step(model, _options(**changes)), mlp_params(), CONSTANT)
     _follow(run, _around(core))
 
 
 @pytest.mark.parametrize("min_size", [4, 128])
+@pytest.mark.slow
 def test_adafactor_is_that_of_optax(model: Model, min_size: int) -> None:
     """Its published order of transforms, factored (4) and whole (128)."""
     ours = optimizers.chain(
@@ -136,6 +138,7 @@ def test_adafactor_by_name_clips_and_decays_like_the_others(model: Model) -> Non
 
 
 @pytest.mark.parametrize("min_size", [4, 128])
+@pytest.mark.slow
 def test_adafactor_takes_a_stack_of_matrices_as_matrices_of_their_own(model: Model, min_size: int) -> None:
     """So that an expert's update is the same whichever experts it is computed beside."""
     stacked = _is_cube

@@ -43,6 +43,7 @@ def test_a_sign_may_flip_in_few_places_and_its_momentum_in_none() -> None:
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16", "f16"])
+@pytest.mark.slow
 def test_tolerance_follows_the_factors(precision: str) -> None:
     step, trial, good = _results(StepOptions(precision=precision))
     assert coarsest_factor(step.portable) == precision

@@ -114,6 +114,7 @@ def bare(tmp_path: Path, inputs: str, targets: str) -> Config:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
+@pytest.mark.slow
 def test_a_zoo_model_generates_from_its_run_folder(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

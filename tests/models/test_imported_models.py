@@ -63,6 +63,7 @@ def assert_gradients_equal(found: Mapping[str, np.ndarray], expected: Mapping[st
 
 
 @pytest.mark.parametrize(("example", "options"), MODELS[:2])
+@pytest.mark.slow
 def test_a_jax_librarys_model_keeps_its_loss_and_gradient(example: str, options: dict[str, int]) -> None:
     loss_fn, params, _ = find_builder(source(example))(**options)
     data = batch()

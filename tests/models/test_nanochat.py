@@ -27,6 +27,7 @@ def test_the_default_has_about_three_million_parameters() -> None:
     assert tokens.dtype == np.int32
 
 
+@pytest.mark.slow
 def test_the_papers_workload_has_exactly_its_parameter_count() -> None:
     options = {"n_layer": 8, "n_head": 8, "n_embd": 512, "vocab_size": 65_536, "sequence_length": 2048}
     config = nanochat.configure(options)

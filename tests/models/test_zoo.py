@@ -39,6 +39,7 @@ def built(name: str) -> tuple[Any, Any, list[np.ndarray]]:
 
 
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.slow
 def test_the_gradient_after_export_is_jaxs(name: str) -> None:
     loss, params, batch = built(name)
     leaves = jax.tree.leaves(params)

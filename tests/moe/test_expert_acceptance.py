@@ -164,6 +164,7 @@ def test_what_waits_to_be_sent_still_waits_after_an_update_that_came_exactly() -
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd", "lion"])
+@pytest.mark.slow
 def test_no_moments_of_honest_steps_are_taken_for_impossible(optimizer: Any) -> None:
     options = replace(OPTIONS, optimizer=optimizer, average_decay=0.5 if optimizer == "adamw" else 0.0)
     accepting = {"sketches": "owner", "acceptance": Policy(norm_ratio=10), "experts": options}
@@ -213,6 +214,7 @@ def wrong(group: str, name: str, value: float) -> Callable[[Improved], Improved]
         ("4bit", ("residuals", "up", np.nan), "not finite"),
     ],
 )
+@pytest.mark.slow
 def test_after_a_worker_with_impossible_state_an_honest_one_goes_on_as_if_nothing_had_been(
     tmp_path: Path, form: Any, bad: tuple[str, str, float], reason: str
 ) -> None:
@@ -318,6 +320,7 @@ def test_an_update_of_another_shape_is_refused_before_anything_of_that_shape_is_
         added(before.weights, {"gate": Delta("topk", SHAPES["up"], parts)})
 
 
+@pytest.mark.slow
 def test_in_lock_step_nothing_lags_behind_even_before_the_experts_have_come(tmp_path: Path) -> None:
     """Without surrogates nothing makes a composer wait for them with its first step."""
     policy = Policy(norm_ratio=10, window=0)

@@ -69,6 +69,7 @@ def found(before: dict[str, np.ndarray], improved: Improved, other: Sketch | Non
 @pytest.mark.parametrize(
     "options", [{}, {"activation": "swiglu"}, {"ternary": True}], ids=["relu2", "swiglu", "ternary"]
 )
+@pytest.mark.slow
 def test_the_effect_of_an_update_is_the_change_of_the_programs_proxy(options: dict) -> None:
     config = replace(TINY, **options)
     run = expert_runner(config, 2, TINY.batch_size * TINY.sequence_length, StepOptions(), False)
@@ -178,6 +179,7 @@ def test_checked_work_of_honest_workers_changes_nothing(tmp_path: Path, sketches
     assert len(set(places)) == len(updates)
 
 
+@pytest.mark.slow
 def test_a_worker_that_claims_false_gains_changes_nothing_and_is_used_no_more_after_three(tmp_path: Path) -> None:
     cluster = begin(tmp_path, "abw", audited=1.0)
     spoil(cluster.workers["w"], boasting)

@@ -77,6 +77,7 @@ def test_a_composer_that_owns_everything_computes_the_ordinary_model_bit_for_bit
     assert float(found["loss"]) == pytest.approx(float(loss(alone.whole_model())), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_after_export_are_jaxs_and_the_detach_survives(half: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = half.gradients()
     # An independent detach: JAX's own, which leaves no trace in an export.
@@ -139,6 +140,7 @@ def test_ternary_swiglu_experts_have_gradients() -> None:
 
 
 @pytest.mark.parametrize("rank", [3, TINY.n_hidden], ids=["surrogates", "copies"])
+@pytest.mark.slow
 def test_slots_with_room_for_all_tokens_equal_the_dense_mixture_forward_and_backward(rank: int) -> None:
     """Copies are computed in slots, as the experts are that they stand for."""
     dense, roomy = (
@@ -150,6 +152,7 @@ def test_slots_with_room_for_all_tokens_equal_the_dense_mixture_forward_and_back
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
 
 
+@pytest.mark.slow
 def test_slots_that_are_full_drop_the_later_tokens() -> None:
     rng = np.random.default_rng(0)
     up, down, u = (rng.standard_normal(s).astype(np.float32) for s in ((1, 4, 6), (1, 6, 4), (5, 4)))

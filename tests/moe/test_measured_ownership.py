@@ -34,6 +34,7 @@ def skewed(model: dict[str, np.ndarray], scores: list[float]) -> dict[str, np.nd
     return made
 
 
+@pytest.mark.slow
 def test_a_load_is_the_number_of_tokens_that_choose_an_expert() -> None:
     model = skewed(drawn_model(MODEL), [0, 1, 2, 3, 4, 5])
     loads = np.asarray(expert_loads(filled(parameters(MODEL), model), TOKENS, MODEL))

@@ -165,6 +165,7 @@ def test_the_last_steps_are_taken_by_who_is_left(tmp_path: Path) -> None:
     assert all(s.mixed_loss is not None for s in last.shards)
 
 
+@pytest.mark.slow
 def test_who_has_taken_fewer_steps_than_others_may_speak_for_their_experts(tmp_path: Path) -> None:
     """With several owners: one that was away for long, and then has to speak for a shard that was ahead of it."""
     plan = make_plan(tmp_path, steps=152, **TWICE)

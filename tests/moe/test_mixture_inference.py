@@ -92,6 +92,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_losses_with_every_choice_of_experts_are_those_that_the_run_reported(run: Path) -> None:
     found = evaluate_run(run, run.parent / "cache")
     assert (found.steps, found.round, found.tokens) == (STEPS, 2, (3, 2, TINY.sequence_length))
@@ -124,6 +125,7 @@ def test_the_table_of_an_unfinished_run_without_surrogates_says_so() -> None:
     assert rows[1:] == ["there are no surrogates: moe.rank is 0"]
 
 
+@pytest.mark.slow
 def test_a_run_generates_with_real_experts_with_surrogates_and_as_a_composer_has_it(
     run: Path, saved: SavedTraining, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -314,6 +314,7 @@ def test_operations_have_four_digits_and_a_prefix() -> None:
 
 
 @pytest.mark.parametrize("rank", [3, TINY.n_hidden])
+@pytest.mark.slow
 def test_changes_of_surrogates_in_four_bits_cost_what_a_refresh_sends(rank: int) -> None:
     _, _, (report,) = train(1, TINY, cadence=Cadence(refresh=1), rank=rank, refresh_form="4bit")
     sent_to_all = report.surrogate_bytes  # once for all receivers

@@ -42,6 +42,7 @@ def test_ternary_experts_learn_the_same_on_composers_and_on_expert_workers() -> 
     assert all((value != start[name]).any() for name, value in expected.items() if "up" in name)
 
 
+@pytest.mark.slow
 def test_exact_copies_refreshed_every_step_with_everybodys_sketches_and_no_horizon_are_end_to_end_training() -> None:
     config = replace(TINY, balance=0.0)  # the mean of balances over parts of a batch is not the whole batch's
     alone, one, first = train(6, config, composers=1, rank=0, cadence=TOGETHER)

@@ -119,6 +119,7 @@ def test_a_change_gives_the_owners_bits_to_who_has_what_was_changed_and_an_error
 
 @FORMS
 @pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside"])
+@pytest.mark.slow
 def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(
     tmp_path: Path, form: dict[str, Any], beside: bool
 ) -> None:
@@ -135,6 +136,7 @@ def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(
 
 @FORMS
 @pytest.mark.parametrize("lost", ["the base", "the connection", "the gateway", "the store"])
+@pytest.mark.slow
 def test_what_cannot_be_changed_is_sent_whole_once_and_changes_go_on_from_there(
     tmp_path: Path, lost: str, form: dict[str, Any]
 ) -> None:

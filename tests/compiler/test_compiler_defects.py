@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from planetary.compiler import ir, normalise
-from planetary.compiler.iree import compiler_version, run_compiler
+from planetary.compiler.iree import run_compiler
+from planetary.compiler.pipeline import compiler_version
 from planetary.compiler.targets import compiler_flags, parse_target
 from planetary.core.errors import CompileError
 from planetary.runtime.host import host_features

@@ -7,9 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.pipeline import LATEST_CHOICE
+from planetary.compiler.step_module import TrainStep
 from planetary.core.errors import CompileError
+from planetary.core.step import StepSpec
 from planetary.fabric import compiling
 from planetary.fabric.compiling import CompileTarget, Published, compile_apart
 
@@ -38,7 +43,8 @@ def outcome(
 
     monkeypatch.setattr(compiling, "Child", Fake)
     monkeypatch.setattr(compiling, "_write_request", lambda *arguments: None)
-    prepared: Any = None
+    spec = StepSpec("m", (), (), (), (), "d" * 64)
+    prepared = compiling.ModelToCompile(TrainStep("", spec, b""), {}, {})
     return asyncio.run(compile_apart(prepared, CompileTarget("vulkan", "baseline", ""), tmp_path))
 
 
@@ -49,6 +55,20 @@ def test_the_last_answer_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert outcome(monkeypatch, [PUBLISHED], 0, tmp_path) == PUBLISHED
     with pytest.raises(CompileError, match=r"^it is wrong; the tanh$"):
         outcome(monkeypatch, ["it is wrong", "it is wrong; the tanh"], 0, tmp_path)
+
+
+def test_what_was_published_needs_no_process_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    store = BlobStore(tmp_path / "blobs")
+    made = Published(store.put(b"artifact"), 8, "agrees")
+    assert outcome(monkeypatch, [made], 0, tmp_path) == made
+    assert outcome(monkeypatch, [], -11, tmp_path) == msgspec.structs.replace(made, cached=True)
+    store.link(LATEST_CHOICE, store.put(b"other flags"))  # as `planetary tune` does
+    with pytest.raises(CompileError, match="SIGSEGV"):
+        outcome(monkeypatch, [], -11, tmp_path)
+    assert outcome(monkeypatch, [made], 0, tmp_path) == made
+    store.path(made.digest).write_bytes(b"damaged")
+    with pytest.raises(CompileError, match="SIGSEGV"):
+        outcome(monkeypatch, [], -11, tmp_path)
 
 
 @pytest.mark.parametrize("code", [-11, None])
@@ -96,7 +116,8 @@ def test_a_refusal_is_logged_while_the_search_goes_on(tmp_path: Path, monkeypatc
     monkeypatch.setattr(compiling, "Child", Searching)
     monkeypatch.setattr(compiling, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(compiling, "_write_request", lambda *arguments: None)
-    prepared: Any = None
+    spec = StepSpec("m", (), (), (), (), "d" * 64)
+    prepared = compiling.ModelToCompile(TrainStep("", spec, b""), {}, {})
     with pytest.raises(CompileError, match=r"^it is wrong\. The search .* did not end\.$"):
         asyncio.run(compile_apart(prepared, CompileTarget("vulkan", "baseline", ""), tmp_path))
     assert heard == ["it is wrong. Searching for the operation that is wrong, for at most 5 minutes"]

@@ -289,7 +289,7 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
 def _gc(store: BlobStore, args: argparse.Namespace) -> int:
     from planetary.artifacts.collect import find_garbage
     from planetary.cli.option_values import seconds
-    from planetary.compiler.iree import compiler_version
+    from planetary.compiler.pipeline import compiler_version
     from planetary.monitor.human_numbers import size
 
     unused = seconds(args.unused_for, "--unused-for")

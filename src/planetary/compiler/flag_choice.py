@@ -16,6 +16,7 @@ import msgspec
 
 from planetary.compiler import ir
 from planetary.compiler.artifact_manifest import ArtifactCache
+from planetary.compiler.pipeline import LATEST_CHOICE
 from planetary.core.errors import TrustError, UserError
 
 MIN_GAIN = 0.03
@@ -118,7 +119,9 @@ def choose_flags(trials: Sequence[FlagTrial]) -> FlagChoice:
 
 def keep_choice(cache: ArtifactCache, key: str, choice: FlagChoice) -> None:
     """Remember a choice under `flag_key(...)`."""
-    cache.link(key, cache.put(msgspec.json.encode(choice)))
+    digest = cache.put(msgspec.json.encode(choice))
+    cache.link(key, digest)
+    cache.link(LATEST_CHOICE, digest)
 
 
 def read_choice(cache: ArtifactCache, key: str) -> FlagChoice | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import subprocess
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from planetary.compiler import ir, normalise
 from planetary.compiler.artifact_manifest import ArtifactCache, ArtifactManifest, read_manifest, write_manifest
 from planetary.compiler.flag_choice import flag_key, read_choice
+from planetary.compiler.pipeline import PIPELINE_VERSION, compiler_version
 from planetary.compiler.targets import Target, compiler_flags
 from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
@@ -24,7 +24,6 @@ from planetary.core.step import FunctionSpec, ProgramSpec, StepSpec
 COMPILE_TIMEOUT_S = 1800.0
 _SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
 """For a step that recomputes activations: IREE would otherwise start some of it as soon as its inputs are there."""
-_PIPELINE_VERSION = 5  # raise when `normalise.for_target` changes: part of the cache key
 
 
 @dataclass(frozen=True)
@@ -46,11 +45,6 @@ class Artifact:
     cached: bool
 
 
-def compiler_version() -> str:
-    """Return the version of IREE's compiler, e.g. `"3.13.0"`."""
-    return importlib.metadata.version("iree-base-compiler")
-
-
 def artifact_key(stablehlo_digest: str, target: Target, further_flags: Sequence[str] = ()) -> str:
     """Return the cache key of a target's artifact, as readable JSON."""
     key = {
@@ -60,7 +54,7 @@ def artifact_key(stablehlo_digest: str, target: Target, further_flags: Sequence[
         "target": target.name,
         "features": target.features,
         "flags": [*compiler_flags(target), *further_flags],
-        "pipeline": _PIPELINE_VERSION,
+        "pipeline": PIPELINE_VERSION,
     }
     return "vmfb " + json.dumps(key, sort_keys=True)
 

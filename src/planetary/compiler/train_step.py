@@ -16,31 +16,13 @@ from planetary.compiler.manifest import Manifest
 from planetary.compiler.precision import LossScale, round_contractions, round_stochastically
 from planetary.compiler.remat import rematerialise
 from planetary.compiler.remat_policy import Plan
+from planetary.compiler.step_module import TrainStep
 from planetary.compiler.step_options import StepOptions, optimizer_of, remat_budget
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 
 __all__ = ["StepOptions", "TrainStep", "build_train_step", "replaced_arguments"]
-
-
-@dataclass(frozen=True)
-class TrainStep:
-    """A training step in StableHLO.
-
-    Attributes:
-        stablehlo: the module as text; `spec.stablehlo_digest` is the sha256 of `portable`.
-        spec: its signature.
-        portable: the module as a portable artifact, readable by other releases.
-        remat: what is recomputed, and the activation memory of one micro-batch before and after; None without.
-        notes: sentences on what the step computes otherwise than the model says, for reports.
-    """
-
-    stablehlo: str
-    spec: StepSpec
-    portable: bytes
-    remat: Plan | None = None
-    notes: tuple[str, ...] = ()
 
 
 def build_train_step(

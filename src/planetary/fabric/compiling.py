@@ -8,6 +8,7 @@ says what happened.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -22,10 +23,12 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.errors import CompileError
+from planetary.compiler.pipeline import LATEST_CHOICE, PIPELINE_VERSION, compiler_version
+from planetary.core.errors import CompileError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.child import Child, describe_exit, end_with_parent
+from planetary.fabric.prepared_steps import environment
 from planetary.runtime.host import architecture, host_features
 
 if TYPE_CHECKING:
@@ -100,10 +103,48 @@ async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarg
             `TIME_LIMIT_S`, or the worker's "host" is another CPU than this machine's.
     """
     check_target(target)
+    store = BlobStore(cache / "blobs")
+    key = _published_key(store, prepared.step.spec, target)
+    known = await asyncio.to_thread(_known, store, key)
+    if known is not None:
+        return known
     with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
         folder = Path(name)
         await asyncio.to_thread(_write_request, folder, prepared, target, cache)
-        return await answer_of_child("planetary.fabric.compiling", folder)
+        published = await answer_of_child("planetary.fabric.compiling", folder)
+    if store.has(published.digest):
+        store.link(key, store.put(msgspec.json.encode(published)))
+    return published
+
+
+def _published_key(store: BlobStore, spec: StepSpec, target: CompileTarget) -> str:
+    """Return the key of what was published for a step and target.
+
+    Nothing that decides an artifact may be missing: beside the step and the target the compilers, and the flags that
+    `planetary tune` chose, of which the newest choice stands for all.
+    """
+    parts = {
+        "stablehlo": spec.stablehlo_digest,
+        "target": msgspec.to_builtins(target),
+        "iree": compiler_version(),
+        "pipeline": PIPELINE_VERSION,
+        "packages": environment(),
+        "flags": store.resolve(LATEST_CHOICE),
+    }
+    return "published 1 " + json.dumps(parts, sort_keys=True)
+
+
+def _known(store: BlobStore, key: str) -> Published | None:
+    digest = store.resolve(key)
+    if digest is None:
+        return None
+    try:
+        found = msgspec.json.decode(store.get(digest), type=Published)
+        for blob in filter(None, (found.digest, found.reference)):
+            store.verified_path(blob)
+    except (TrustError, UserError, msgspec.MsgspecError):
+        return None  # removed or damaged: made again
+    return msgspec.structs.replace(found, cached=True)
 
 
 def check_target(target: CompileTarget) -> None:

@@ -23,7 +23,7 @@ from planetary.fabric.budget import fit
 from planetary.fabric.compiling import CompileTarget, Published, compile_apart
 from planetary.fabric.controller import Controller
 from planetary.fabric.fitting import local_target, measure_speed
-from planetary.fabric.gateway_start import Start, begin, trim_metrics
+from planetary.fabric.gateway_start import Start, begin, own_record, step_news, trim_metrics
 from planetary.fabric.gateway_status import status_of
 from planetary.fabric.gateway_work import GatewayWork
 from planetary.fabric.preparation import Prepared, prepare_run
@@ -69,13 +69,15 @@ class Gateway(RunHost):
     async def run(self, prepared: Callable[[Prepared], None] | None = None) -> e.Finish:
         """Prepare and train until the run is finished, failed or stopped; `prepared` is called in between."""
         try:
+            own = await asyncio.to_thread(own_record, self.options)
             self.prepared = await self._interruptible(
-                asyncio.to_thread(prepare_run, self.config, self.options.cache, self._set_stage)
+                asyncio.to_thread(prepare_run, self.config, self.options.cache, self._set_stage, own)
             )
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
             self.news = changes(self.config, self.prepared.config)
             self.config = self.prepared.config
+            self.news = step_news(own, self.prepared) or self.news
             if not await self._fit(self.prepared):
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
             if prepared is not None:

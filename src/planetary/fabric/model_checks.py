@@ -60,14 +60,14 @@ def check_model(
         UserError: the model has fewer tokens than the tokenizer.
         NumericsError: loss or gradient of the first batch is not finite, or the gradient is zero.
     """
+    passed = cache / "checks" / f"{_key(config, step, data)}.json"
+    if passed.exists():
+        return
     from planetary.compiler.interpreter import step_cost
 
     cost = step_cost(step.spec)
     if cost > LARGEST_COST:
         log.info("the model is not tried before the run: a step of it takes %.1e operations", cost)
-        return
-    passed = cache / "checks" / f"{_key(config, step, data)}.json"
-    if passed.exists():
         return
     stage("trying the model on the first batch")
     _check_vocabulary(config, step, params, buffers, data)

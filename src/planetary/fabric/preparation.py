@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
+from planetary.compiler.step_module import TrainStep
 from planetary.core.config import Config, ModelConfig, is_function
 from planetary.core.errors import TrustError, UserError
 from planetary.core.schedules import Schedule
@@ -19,11 +20,17 @@ from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import TOKEN_DTYPES
 from planetary.fabric.model_checks import check_model
-from planetary.fabric.worker import pack
+from planetary.fabric.prepared_steps import (
+    StepRecord,
+    StoredArrays,
+    files_read,
+    find_record,
+    keep_record,
+    made_from,
+)
 
 if TYPE_CHECKING:
     from planetary.compiler.export import Model
-    from planetary.compiler.train_step import TrainStep
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,7 @@ class Prepared:
         step: the training step in StableHLO.
         params: initial parameters by name, host arrays.
         buffer_values: the model's constant inputs by name, host arrays.
-        buffers: digest of these, packed, in the store; "" without any.
+        record: what the step was made from; the store has all that it names.
     """
 
     config: Config
@@ -44,7 +51,12 @@ class Prepared:
     step: TrainStep
     params: Mapping[str, np.ndarray]
     buffer_values: Mapping[str, np.ndarray]
-    buffers: str
+    record: StepRecord
+
+    @property
+    def buffers(self) -> str:
+        """Digest of the buffers, packed, in the store; "" without any."""
+        return self.record.buffers
 
     @property
     def param_count(self) -> int:
@@ -52,8 +64,11 @@ class Prepared:
         return self.step.spec.param_count
 
 
-def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Prepared:
+def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: StepRecord | None = None) -> Prepared:
     """Prepare data, model and training step; `stage` is told what is being done.
+
+    A step that was made before from the same configuration, files and packages is read back. `own`: the record of the
+    run that goes on, which counts whatever became of these files and packages.
 
     Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `NumericsError`,
     `ResourceError`.
@@ -61,26 +76,50 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None]) -> Pr
     stage("preparing the data")
     data = prepare(config, cache / "data")
     config = fit_to_data(config, data)
+    store, options = BlobStore(cache / "blobs"), step_options(config)
+    if own is not None and own.made_from == made_from(config, options) and own.is_complete(store):
+        record: StepRecord | None = own
+    else:
+        record = find_record(store, config, options)
+    if record is None:
+        record = _make_step(config, options, store, stage)
+    else:
+        stage("reading the training step that was prepared before")
+    spec = record.spec
+    step = TrainStep("", spec, store.get(spec.stablehlo_digest), notes=record.notes)
+    _check_batch(config, step, data.vocab_size)
+    params = StoredArrays(store, record.params, spec.params)
+    buffers = StoredArrays(store, record.buffers, spec.buffers)
+    check_model(config, step, data, params=params, buffers=buffers, cache=cache, stage=stage)
+    return Prepared(config, data, step, params, buffers, record)
+
+
+def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Callable[[str], None]) -> StepRecord:
     stage("exporting the model to StableHLO")
     from planetary.compiler.export import export_model, load_model
     from planetary.compiler.train_step import build_train_step
 
     source = config.model.source
-    if is_function(source):
-        options = builder_options(config, source)
-        model = export_model(source, options, roles=config.model.roles)
-    else:
-        model = load_model(source, roles=config.model.roles, values_follow=bool(config.model.weights))
-    if config.model.weights:
-        model = given_weights(model, config.model)
+    with files_read() as read:
+        if is_function(source):
+            model = export_model(source, builder_options(config, source), roles=config.model.roles)
+        else:
+            model = load_model(source, roles=config.model.roles, values_follow=bool(config.model.weights))
+        if config.model.weights:
+            model = given_weights(model, config.model)
     stage("differentiating it and adding the optimizer")
-    step = build_train_step(model, step_options(config))
-    _check_batch(config, step, data.vocab_size)
-    params, buffers = model.initial("param"), model.initial("buffer")
-    check_model(config, step, data, params=params, buffers=buffers, cache=cache, stage=stage)
-    blob = pack(step.spec, buffers)
-    store = BlobStore(cache / "blobs")
-    return Prepared(config, data, step, params, buffers, store.put(blob) if blob else "")
+    step = build_train_step(model, options)
+    return keep_record(
+        store,
+        config,
+        options,
+        portable=step.portable,
+        spec=step.spec,
+        params=model.initial("param"),
+        buffers=model.initial("buffer"),
+        notes=step.notes,
+        read=read,
+    )
 
 
 def step_options(config: Config) -> StepOptions:

@@ -1,0 +1,14 @@
+"""What identifies this way of compiling, readable without loading a compiler: part of every cache key."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+PIPELINE_VERSION = 5  # raise when `normalise.for_target` changes
+
+LATEST_CHOICE = "latest choice of flags"  # the key of it: what was compiled under another one may be made anew
+
+
+def compiler_version() -> str:
+    """Return the version of IREE's compiler, e.g. `"3.13.0"`."""
+    return importlib.metadata.version("iree-base-compiler")

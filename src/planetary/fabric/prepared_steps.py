@@ -1,0 +1,290 @@
+"""Training steps that were prepared before, so that a model is exported and differentiated once.
+
+A record names, by digest, everything that preparing made: the portable StableHLO, the initial parameters and the
+buffers. It counts for a new run while nothing that decided it has changed: the configuration's part, the installed
+packages, and the files that the model's function was loaded from or read. A run keeps its record in its own folder, and
+is resumed with it whatever became of the model's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.store import BlobStore
+from planetary.core.config import Config, is_function
+from planetary.core.errors import TrustError, UserError
+from planetary.core.step import StepSpec
+from planetary.core.step_options import StepOptions
+from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.version import __version__
+
+FORMAT = 1  # raise when the same record would mean something else
+_PACKAGE = Path(__file__).parent.parent
+_DECIDING = tuple(str(_PACKAGE / part) for part in ("compiler", "models", "moe", "core/step"))
+"""Parts of this package that decide a step; their files count where it is not installed from a wheel."""
+
+
+class SourceFile(msgspec.Struct, frozen=True):
+    """A file that a model was made from."""
+
+    sha256: str
+    nbytes: int
+    modified_ns: int
+
+
+class StepRecord(msgspec.Struct, frozen=True):
+    """What a training step was made from, and what was made.
+
+    Attributes:
+        made_from: the configuration's part, as JSON: `made_from`.
+        environment: digest of the versions of Python and of the installed packages.
+        sources: files of the model by absolute path.
+        spec: signature of the step; the store has the module under `spec.stablehlo_digest`.
+        params: digest of the packed initial parameters.
+        buffers: digest of the packed buffers; "" without any.
+        notes: of the step.
+    """
+
+    made_from: str
+    environment: str
+    sources: dict[str, SourceFile]
+    spec: StepSpec
+    params: str
+    buffers: str
+    notes: tuple[str, ...] = ()
+
+    def is_complete(self, store: BlobStore) -> bool:
+        """Whether the store has all blobs of the record."""
+        return all(store.has(d) for d in (self.spec.stablehlo_digest, self.params, self.buffers) if d)
+
+    def changed_sources(self) -> list[str]:
+        """Return the files that are gone, or have other bytes than when the step was made."""
+        return [path for path, known in self.sources.items() if not _is_same(Path(path), known)]
+
+
+class StoredArrays(Mapping[str, np.ndarray]):
+    """Named arrays of a packed blob, read when the first one is asked for."""
+
+    def __init__(self, store: BlobStore, digest: str, specs: Iterable[TensorSpec]) -> None:
+        self._store, self._digest, self._specs = store, digest, {spec.name: spec for spec in specs}
+        self._arrays: dict[str, np.ndarray] = {}
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Return an array, read-only."""
+        if not self._arrays and self._specs:
+            blob, offset = self._store.get(self._digest), 0
+            for spec in self._specs.values():
+                self._arrays[spec.name] = np.frombuffer(blob, host_dtype(spec.dtype), spec.size, offset).reshape(
+                    spec.shape
+                )
+                offset += spec.nbytes
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names."""
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        """Return the number of arrays."""
+        return len(self._specs)
+
+
+def packed(specs: Iterable[TensorSpec], arrays: Mapping[str, np.ndarray]) -> bytes:
+    """Return the raw bytes of arrays, in the order of `specs`."""
+    return b"".join(np.ascontiguousarray(arrays[spec.name]).tobytes() for spec in specs)
+
+
+def made_from(config: Config, options: StepOptions) -> str:
+    """Return what in a configuration decides its training step, as JSON. No length of a run and no rate is in it."""
+    model, train = config.model, config.train
+    parts = {
+        "model": msgspec.to_builtins(model) | {"source": _resolved(model.source), "weights": _absolute(model.weights)},
+        "options": msgspec.to_builtins(options),
+        "batch_size": train.batch_size,
+        "sequence_length": train.sequence_length,
+        "seed": config.run.seed,
+    }
+    return json.dumps(parts, sort_keys=True, default=str)
+
+
+def find_record(store: BlobStore, config: Config, options: StepOptions) -> StepRecord | None:
+    """Return the record of a step that would be made the same way now; None if it has to be made."""
+    digest = store.resolve(_key(made_from(config, options)))
+    if digest is None:
+        return None
+    try:
+        record = msgspec.json.decode(store.get(digest), type=StepRecord)
+    except (TrustError, UserError, msgspec.MsgspecError):
+        return None  # damaged is as good as absent
+    same = record.environment == environment() and not record.changed_sources()
+    return record if same and record.is_complete(store) else None
+
+
+def keep_record(
+    store: BlobStore,
+    config: Config,
+    options: StepOptions,
+    *,
+    portable: bytes,
+    spec: StepSpec,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    notes: tuple[str, ...],
+    read: Iterable[Path],
+) -> StepRecord:
+    """Keep a step that was just made; `read`: files that were read for it.
+
+    Blobs are written first and the key last: a process that dies in between leaves no record.
+    """
+    files = {*read, *_loaded_files(), *_named_files(config)}
+    blob = packed(spec.buffers, buffers)
+    store.put(portable)
+    record = StepRecord(
+        made_from=made_from(config, options),
+        environment=environment(),
+        sources={str(path): _stamp(path) for path in sorted(files) if path.is_file() and not _is_elsewhere(path)},
+        spec=spec,
+        params=store.put(packed(spec.params, params)),
+        buffers=store.put(blob) if blob else "",
+        notes=notes,
+    )
+    store.link(_key(record.made_from), store.put(msgspec.json.encode(record)))
+    return record
+
+
+@contextlib.contextmanager
+def files_read() -> Iterator[set[Path]]:
+    """Collect the files that this thread opens for reading through Python, but for those of installed packages.
+
+    A model's function may read tables or settings: a step made from them is another one when they change.
+    """
+    _install_hook()
+    found: set[Path] = set()
+    _Reading.sink[threading.get_ident()] = found
+    try:
+        yield found
+    finally:
+        del _Reading.sink[threading.get_ident()]
+
+
+def environment() -> str:
+    """Return the digest of the versions of Python, of this package and of all installed ones."""
+    names = {f"python {sys.version}", f"planetary {__version__}"}
+    for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path}:
+        with contextlib.suppress(OSError):
+            names.update(name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info")))
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
+class _Reading:
+    """Who collects opened files, by thread; an audit hook cannot be taken away again."""
+
+    sink: dict[int, set[Path]] = {}  # noqa: RUF012
+    installed = False
+
+
+def _install_hook() -> None:
+    if not _Reading.installed:
+        _Reading.installed = True
+        sys.addaudithook(_observe)
+
+
+def _observe(event: str, arguments: tuple[Any, ...]) -> None:
+    if event != "open" or not _Reading.sink:
+        return
+    sink = _Reading.sink.get(threading.get_ident())
+    if sink is None or not isinstance(arguments[0], str | bytes):
+        return
+    mode, flags = arguments[1], arguments[2]
+    writes = any(c in mode for c in "wax+") if isinstance(mode, str) else bool(flags & (os.O_WRONLY | os.O_RDWR))
+    path = Path(os.path.abspath(os.fsdecode(arguments[0])))
+    if not writes and not _is_installed(path) and path.suffix != ".pyc":
+        sink.add(path)
+
+
+def _loaded_files() -> set[Path]:
+    """The files of all modules of this process that belong to no installed package."""
+    found = set()
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or not file.endswith(".py"):
+            continue
+        path = Path(file).absolute()
+        if not _is_installed(path):
+            found.add(path)
+    return found
+
+
+def _named_files(config: Config) -> set[Path]:
+    source = _resolved(config.model.source).rpartition(":")[0] if is_function(config.model.source) else ""
+    path = Path(source) if source else Path(config.model.source).absolute()
+    found = {path} if path.is_file() else set(path.rglob("*")) if path.is_dir() else set()
+    return {one for one in found if one.is_file()} | ({Path(config.model.weights).absolute()} - {Path().absolute()})
+
+
+_INSTALLED = tuple(
+    str(Path(path).absolute()) + os.sep
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    if (path := sysconfig.get_path(name))
+)
+
+
+def _is_installed(path: Path) -> bool:
+    return str(path).startswith((*_INSTALLED, "/proc/", "/sys/", "/dev/", "/usr/lib/", "/usr/share/", "/etc/"))
+
+
+def _is_elsewhere(path: Path) -> bool:
+    """Whether a file is a part of this package that decides no step."""
+    return path.is_relative_to(_PACKAGE) and not str(path).startswith(_DECIDING)
+
+
+def _resolved(source: str) -> str:
+    """Return a model's source with the file that it names: another folder's `model.py` is another model."""
+    if not is_function(source):
+        return _absolute(source)
+    place, _, name = source.rpartition(":")
+    if place.endswith(".py"):
+        return f"{Path(place).absolute()}:{name}"
+    with contextlib.suppress(ImportError, ValueError):
+        spec = importlib.util.find_spec(place)
+        if spec is not None and spec.origin is not None:
+            return f"{spec.origin}:{name}"
+    return source
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path and "://" not in path else path
+
+
+def _key(parts: str) -> str:
+    return f"prepared step {FORMAT} {parts}"
+
+
+def _stamp(path: Path) -> SourceFile:
+    status = path.stat()
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return SourceFile(digest, status.st_size, status.st_mtime_ns)
+
+
+def _is_same(path: Path, known: SourceFile) -> bool:
+    try:
+        status = path.stat()
+        if (status.st_size, status.st_mtime_ns) == (known.nbytes, known.modified_ns):
+            return True
+        return status.st_size == known.nbytes and _stamp(path).sha256 == known.sha256
+    except OSError:
+        return False

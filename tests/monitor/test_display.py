@@ -237,3 +237,11 @@ def test_sparkline_keeps_to_its_width_and_order() -> None:
     long = human.sparkline([float(-i) for i in range(100)], 10)
     assert len(long) == 10
     assert list(long) == sorted(long, reverse=True)
+
+
+def test_what_the_data_made_smaller_is_said_once() -> None:
+    before = RunStatus(run="r", state="preparing", rounds=6)
+    after = msgspec.structs.replace(before, rounds=5, fitted="fitted to the data: train.rounds is 5 instead of 6")
+    line = "note: fitted to the data: train.rounds is 5 instead of 6"
+    assert line in plain_lines(before, after)
+    assert line not in plain_lines(after, after)

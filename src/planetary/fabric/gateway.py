@@ -75,7 +75,7 @@ class Gateway(RunHost):
             )
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
-            self.news = changes(self.config, self.prepared.config)
+            self.fitted = changes(self.config, self.prepared.config)
             self.config = self.prepared.config
             self.news = step_news(own, self.prepared) or self.news
             if not await self._fit(self.prepared):

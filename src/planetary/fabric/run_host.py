@@ -75,6 +75,7 @@ class RunHost(ABC):
         self.ended_at: float | None = None
         self.metrics: list[RoundMetrics] = []
         self.news = ""  # the newest event worth telling
+        self.fitted = ""  # what the data made smaller
         self._tls, self._tokens = tls, tokens
         self._clock = clock or SystemClock()
         self._store = BlobStore(options.cache / "blobs")

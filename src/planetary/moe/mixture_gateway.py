@@ -113,7 +113,7 @@ class MixtureGateway(RunHost):
             self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
-            self.news = changes(self.config, self.prepared.config)
+            self.fitted = changes(self.config, self.prepared.config)
             self.config = self.prepared.config
             if prepared is not None:
                 await asyncio.to_thread(prepared, self.prepared)

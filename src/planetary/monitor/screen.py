@@ -86,6 +86,7 @@ class LiveScreen:
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
         self._unfitted = False
+        self._fitted = ""
 
     def show(self, status: RunStatus) -> None:
         """Redraw."""
@@ -94,6 +95,9 @@ class LiveScreen:
         if self._unfitted and status.rounds:  # the panel's newest event would be the next worker
             self._console.print(status.message)
         self._unfitted = not status.rounds
+        if status.fitted != self._fitted:
+            self._fitted = status.fitted
+            self._console.print(status.fitted)
         self._live.update(render(status, self._clock.wall(), self._console.width), refresh=True)
 
     def close(self) -> None:

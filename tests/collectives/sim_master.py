@@ -63,8 +63,8 @@ class SimMaster:
                         closed[1].put(reason)  # a string: the end of the stream
                 case me.Append(record):
                     self.group.journal.append(record)
-                case me.Solve(number, peers, costs):
-                    found = me.Solved(number, peers, solve(costs))
+                case me.Solve(number, peers, costs, purpose):
+                    found = me.Solved(number, peers, solve(costs), purpose)
                     self.group.world.after(0.05, partial(self.handle, found))
         self._schedule()
 

@@ -30,6 +30,7 @@ class Story:
     small: int = 0  # of these: through the master
     aborted: int = 0
     synced: int = 0
+    restarts: int = 0  # refusals to begin anew unnoticed, after which it was asked for
     struck: list[str] = field(default_factory=list)
 
 

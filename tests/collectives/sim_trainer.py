@@ -12,7 +12,7 @@ from sim_peer import SimPeer
 
 from planetary.collectives import messages as m
 from planetary.collectives import peer_events as pe
-from planetary.collectives.errors import AbortedError, RemovedError
+from planetary.collectives.errors import AbortedError, DisagreementError, RemovedError
 from planetary.collectives.options import SyncStrategy
 from planetary.collectives.shared_state import digest
 from planetary.collectives.small_operations import is_small
@@ -23,6 +23,8 @@ TAGS = 2
 
 class SimTrainer(SimPeer):
     """Begins once it is registered; `finished` says how it ended."""
+
+    _restart = False
 
     def registered(self, finish: pe.Finish) -> None:
         if finish.error is None:
@@ -57,16 +59,25 @@ class SimTrainer(SimPeer):
     def _sync(self) -> None:
         entries = (m.Entry("w", "f32", len(self.state), digest("blake2b", self.state)),)
         self._launch(
-            lambda call: pe.CallSync(call, TIMEOUT_S, self.revision, SyncStrategy.ENFORCE_POPULAR, entries),
+            lambda call: pe.CallSync(
+                call, TIMEOUT_S, self.revision, SyncStrategy.ENFORCE_POPULAR, entries, self._restart
+            ),
             self._after_sync,
         )
 
     def _after_sync(self, finish: pe.Finish) -> None:
         fetched = self._fetched.pop(finish.call, None)
         at = self._synced_at.pop(finish.call, None)
+        if isinstance(finish.error, DisagreementError) and "before all its members left" in str(finish.error):
+            # Nobody here has a checkpoint: the group begins anew, which takes an explicit word of every peer.
+            self._restart = True
+            self.group.story.restarts += 1
+            self._sync()
+            return
         if not self._again(finish, self._sync):
             return
         assert at is not None
+        self._restart = False
         if fetched is not None:
             self.state = fetched
         self.revision, seq = at

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import socket
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from real_ring import outcome, ring, together, vanish
 
-from planetary.collectives import AbortedError, ReduceOp, SharedState, StragglerError, SyncStrategy
+from planetary.collectives import (
+    AbortedError,
+    Communicator,
+    DisagreementError,
+    Master,
+    ReduceOp,
+    SharedState,
+    StragglerError,
+    SyncStrategy,
+)
 
 
 def connected_sockets() -> list[socket.socket]:
@@ -112,6 +124,35 @@ def test_groups_that_vote_differently_do_not_meet() -> None:
         together(work, 4)
         together(lambda i: peers[i].update_topology(), 4)
         together(lambda i: peers[i].barrier(), 4)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_state_of_a_group_that_emptied_is_not_forgotten(restarted: bool, tmp_path: Path) -> None:
+    """PCCL's report, section 8, promises it; the library forgets the revision with the last peer."""
+
+    def sync(master: Master, revision: int, value: float, *, restart: bool = False) -> list[Any]:
+        with contextlib.ExitStack() as stack:
+            peers = [
+                stack.enter_context(Communicator(master.address, name=f"peer-{i}", timeout_s=10)) for i in range(2)
+            ]
+            together(lambda i: peers[i].update_topology(min_world_size=2), 2)
+            states = [SharedState({"w": np.full(9, value, np.float32)}, revision=revision) for _ in peers]
+            return together(lambda i: outcome(lambda: peers[i].sync_shared_state(states[i], restart=restart)), 2)
+
+    journal = tmp_path / "journal"
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(Master("127.0.0.1:0", journal=journal))
+        assert [info.revision for info in sync(master, 3, 1.5)] == [3, 3]
+        if restarted:
+            master.stop()
+            master = stack.enter_context(Master("127.0.0.1:0", journal=journal))
+        for revision, value in ((0, 1.5), (3, 2.5)):  # another revision, another content
+            errors = sync(master, revision, value)
+            assert all(isinstance(error, DisagreementError) for error in errors), errors
+            assert "the group agreed on revision 3 before all its members left" in str(errors[0])
+        assert [info.revision for info in sync(master, 3, 1.5)] == [3, 3]
+        assert [info.revision for info in sync(master, 0, 7.0, restart=True)] == [0, 0]
+        assert [info.revision for info in sync(master, 1, 8.0)] == [1, 1]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16, np.float16, np.uint32, np.int64, np.float64])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planetary.collectives import quantise
-from planetary.collectives.options import QuantizationAlgorithm
+from planetary.collectives.options import Quantization, QuantizationAlgorithm, ReduceOp
 from planetary.collectives.quantise import BLOCK, add_encode, decode, decode_add, encode, encoded_bytes
 
 pytest.importorskip("numba")
@@ -68,3 +68,22 @@ def test_compiled_loops_give_numpys_bits(
     assert found[0] == expected[0]
     assert found[1] == expected[1]
     assert found[2] == expected[2]
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_nothing_is_compiled_in_an_operation(bits: int) -> None:
+    """It would take longer than the other peers wait for a piece."""
+    kernels = quantise.compiled()
+    assert kernels is not None
+    loops = [loop for loop in vars(kernels).values() if hasattr(loop, "signatures")]
+    quantise.check(Quantization(bits), "f32", ReduceOp.AVG)
+    known = {loop: list(loop.signatures) for loop in loops}
+    count = 3 * BLOCK + 5
+    own, data = hard_values(count), memoryview(bytearray(encoded_bytes(count, bits)))
+    encode(own, bits, QuantizationAlgorithm.MIN_MAX, data)
+    for received in (data, data.toreadonly()):  # from a socket, from memory that a neighbour shares
+        out, encoded = np.empty_like(own), memoryview(bytearray(len(data)))
+        decode(received, bits, out)
+        decode_add(received, bits, own, out)
+        add_encode(received, bits, QuantizationAlgorithm.MIN_MAX, own, out, encoded=encoded, divisor=2)
+    assert {loop: list(loop.signatures) for loop in loops} == known

@@ -38,6 +38,7 @@ def run_many(seeds: range) -> Counter[str]:
         seen["succeeded"] += group.story.succeeded
         seen["small"] += group.story.small
         seen["aborted"] += group.story.aborted
+        seen["restarts"] += group.story.restarts
         seen["finished"] += sum(peer.finished == "done" for peer in group.peers)
         if not group.story.struck:
             assert all(peer.finished == "done" for peer in group.peers)
@@ -58,6 +59,7 @@ def test_five_thousand_fault_schedules() -> None:
     assert seen["aborted"] > 3000
     assert seen["succeeded"] > 50_000
     assert seen["small"] > 5000
+    assert seen["restarts"] > 10
     assert seen["finished"] > 10_000
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from planetary.collectives.messages import Entry, Sync
 from planetary.collectives.options import SyncStrategy
-from planetary.collectives.sync_election import elect
+from planetary.collectives.sync_election import content_digest, elect, elect_again
 
 POPULAR, SEND, RECEIVE = SyncStrategy.ENFORCE_POPULAR, SyncStrategy.SEND_ONLY, SyncStrategy.RECEIVE_ONLY
 
 
-def offer(revision: int, *digests: str, strategy: SyncStrategy = POPULAR, count: int = 4) -> Sync:
+def offer(
+    revision: int, *digests: str, strategy: SyncStrategy = POPULAR, count: int = 4, restart: bool = False
+) -> Sync:
     entries = tuple(Entry(f"k{i}", "f32", count, digest) for i, digest in enumerate(digests))
-    return Sync(call=1, timeout_s=1, revision=revision, strategy=strategy, entries=entries)
+    return Sync(call=1, timeout_s=1, revision=revision, strategy=strategy, entries=entries, restart=restart)
 
 
 def test_the_popular_content_wins_and_only_dirty_names_travel() -> None:
@@ -73,3 +75,21 @@ def test_another_shape_is_removed_and_told_both() -> None:
 def test_contents_that_may_differ_are_neither_compared_nor_fetched() -> None:
     found = elect({"a": offer(1, "x", ""), "b": offer(1, "y", ""), "c": offer(1, "y", "")}, 0)
     assert [f.name for f in found.fetch["a"]] == ["k0"]
+
+
+def test_a_group_that_emptied_goes_on_from_its_last_state_only() -> None:
+    agreed = content_digest(offer(7, "x", "y").entries, "xxh3")
+
+    def again(*offers: Sync, algorithm: str = "xxh3") -> str:
+        found = elect_again({str(i): o for i, o in enumerate(offers)}, 7, agreed, algorithm)
+        return found.failure or f"revision {found.revision}"
+
+    assert again(offer(7, "x", "y"), offer(0, "new", "new")) == "revision 7"
+    assert again(offer(8, "x2", "y2")) == "revision 8"  # trained from it, and saved, before the group was lost
+    assert "revision 7 before all its members left, and revision 0 is on offer" in again(offer(0, "x", "y"))
+    assert "revision 7 before all its members left, and another content" in again(offer(7, "x", "z"))
+    assert again(offer(7, "other", "digests"), algorithm="blake2b") == "revision 7"  # cannot be compared
+    assert again(offer(0, "a", restart=True), offer(0, "a", restart=True)) == "revision 0"
+    assert "restart=True" in again(offer(0, "a", restart=True), offer(0, "a"))  # one peer alone does not decide it
+    receiver = offer(0, "x", "y", strategy=RECEIVE)
+    assert again(offer(3, "x", "y", restart=True), receiver) == "revision 3"

@@ -310,9 +310,14 @@ class Communicator(PeerCalls):
         state: SharedState | Mapping[str, Any],
         *,
         strategy: SyncStrategy = SyncStrategy.ENFORCE_POPULAR,
+        restart: bool = False,
         timeout_s: float | None = None,
     ) -> SyncInfo:
         """Make the state bit-identical on all members: the popular content of the newest revision wins.
+
+        A group that lost all its members goes on only from the state that they agreed on last, which the master
+        remembers by revision and digest: members come back with a checkpoint of it, or of the revision after it. With
+        `restart`, on every peer that offers a state, they may begin with any other one.
 
         `state` is a `SharedState`, or a mapping of names to arrays whose revision is counted here: one per call.
         The arrays must not change meanwhile. On failure they are as before on every peer. Raises `RemovedError` when
@@ -322,7 +327,7 @@ class Communicator(PeerCalls):
         counted = not isinstance(state, SharedState)
         if not isinstance(state, SharedState):
             state = SharedState(state, revision=0 if self._revision is None else self._revision + 1)
-        offered = state
+        offered, kind = state, SyncStrategy(strategy)
 
         def start(limit: float) -> Work:
             topology = self._topology
@@ -332,7 +337,7 @@ class Communicator(PeerCalls):
             work = Work("sync_shared_state")
             work.begun = ActiveSync(self, offered, topology).begin
             entries = offered.entries(topology.digest)
-            self._launch(work, lambda call: e.CallSync(call, limit, offered.revision, SyncStrategy(strategy), entries))
+            self._launch(work, lambda call: e.CallSync(call, limit, offered.revision, kind, entries, restart))
             return work
 
         info: SyncInfo = self._with_retry(timeout_s, start)

@@ -34,7 +34,9 @@ class GroupDesk:
         key: what bulk connections within the group show.
         ring: ids of the members, in order.
         epoch: number of the ring.
-        revision: of the shared state.
+        revision: of the shared state that the members agreed on last.
+        content: digest of that state, by `sync_election.content_digest`.
+        emptied: whether the group has lost all its members since.
         seq: number of the last operation.
         counts: how often calls were answered.
         pending: the last answer to whether newcomers wait.
@@ -48,6 +50,8 @@ class GroupDesk:
         self.ring: list[str] = []
         self.epoch = 0
         self.revision: int | None = None
+        self.content = ""
+        self.emptied = False
         self.seq = 0
         self.counts = m.Counts()
         self.pending = False
@@ -81,9 +85,9 @@ class GroupDesk:
         self.ring = list(ring)
         self.epoch += 1
         if not ring:
-            # Whoever comes next knows nothing of what was: its state may start anywhere, and links of the old
-            # members are not welcome.
-            self.revision, self.key = None, self._draw()
+            # Links of the old members are not welcome any more. The state that they agreed on is remembered: who comes
+            # next must not go on from another one unnoticed.
+            self.key, self.emptied = self._draw(), self.revision is not None
         self.remember()
 
     def remember(self) -> None:
@@ -94,7 +98,18 @@ class GroupDesk:
         """Return what a restarted master needs."""
         members = (self.peers[peer] for peer in self.ring)
         ring = tuple(MemberRecord(known.info, known.secret, known.digests) for known in members)
-        return GroupRecord(self.number, self.key, self.epoch, self.seq, self.revision, self.counts, self.pending, ring)
+        return GroupRecord(
+            self.number,
+            self.key,
+            self.epoch,
+            self.seq,
+            self.revision,
+            self.counts,
+            self.pending,
+            ring,
+            self.content,
+            self.emptied,
+        )
 
     def topology(self) -> m.Topology:
         """Return the message that describes the ring now."""

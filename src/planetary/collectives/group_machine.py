@@ -12,7 +12,7 @@ from planetary.collectives.group_desk import IDLE, GroupDesk
 from planetary.collectives.group_links import GroupLinks
 from planetary.collectives.group_measurement import RingMeasurement
 from planetary.collectives.group_operations import GroupOperations, Running, disagreement
-from planetary.collectives.master_events import Close, Instruction, Send
+from planetary.collectives.master_events import Close, Instruction, Send, Solved
 from planetary.collectives.small_operations import data_bytes, is_small
 from planetary.collectives.states import MASTER_OPERATION, advance
 
@@ -111,9 +111,12 @@ class GroupMachine:
         times.append(self._measurement.deadline())
         return min(times, default=math.inf)
 
-    def solved(self, peers: tuple[str, ...], order: tuple[int, ...] | None, now: float) -> list[Instruction]:
-        """The better ring was found."""
-        self._measurement.solved(peers, order)
+    def solved(self, event: Solved, now: float) -> list[Instruction]:
+        """The ring that was sought was found, or there is none."""
+        if event.purpose == "detour":
+            self.operations.detour(event.peers, event.order)
+        else:
+            self._measurement.solved(event.peers, event.order)
         self._check(now)
         return self.desk.take()
 
@@ -282,14 +285,19 @@ class GroupMachine:
     def _elect(self, gathering: Gathering, now: float) -> None:
         offers = {peer: gathering.requests[peer] for peer in self.desk.ring}
         syncs = {peer: offer for peer, offer in offers.items() if isinstance(offer, m.Sync)}
-        election = sync_election.elect(syncs, self.desk.revision)
+        desk, algorithm = self.desk, self.desk.topology().digest
+        if desk.emptied and desk.revision is not None:
+            election = sync_election.elect_again(syncs, desk.revision, desk.content, algorithm)
+        else:
+            election = sync_election.elect(syncs, desk.revision, algorithm)
         stay = tuple(peer for peer in self.desk.ring if peer not in election.removed)
         if election.failure or election.revision is None:
             for peer in stay:
                 reason = f"sync_shared_state: {election.failure}"
                 self.desk.answer(peer, m.CallFailed(call=syncs[peer].call, code="disagreement", reason=reason))
         else:
-            seq = self.operations.begin(Running("sync_shared_state", stay, revision=election.revision))
+            agreed = Running("sync_shared_state", stay, revision=election.revision, content=election.content)
+            seq = self.operations.begin(agreed)
             for peer in stay:
                 plan = m.SyncPlan(
                     call=syncs[peer].call, seq=seq, revision=election.revision, fetch=election.fetch[peer]

@@ -46,7 +46,7 @@ class RingMeasurement:
             return True
         self._probe = None
         if self._callers:
-            desk.out.append(Solve(desk.number, tuple(desk.ring), self._links.costs(desk.ring)))
+            desk.out.append(Solve(desk.number, tuple(desk.ring), self._links.costs(desk.ring), "better"))
         return True
 
     def measured(self, peer: str, message: m.Measured) -> None:

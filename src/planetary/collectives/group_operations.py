@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from planetary.collectives import messages as m
 from planetary.collectives.group_desk import IDLE, GroupDesk
 from planetary.collectives.group_links import GroupLinks
-from planetary.collectives.master_events import Append, Decided
+from planetary.collectives.master_events import Append, Decided, Solve
 from planetary.collectives.options import Spec
-from planetary.collectives.ring_order import solve
 from planetary.collectives.states import MASTER_OPERATION, advance
 
 _REMEMBERED = 4096  # outcomes of past operations, for peers that return in doubt
@@ -25,6 +24,7 @@ class Running:
     peers: tuple[str, ...]
     verify: bool = False
     revision: int | None = None  # of a synchronisation
+    content: str = ""  # digest of the state that it elected
     done: dict[str, m.Done | m.SyncDone] = field(default_factory=dict)
     state: str = "running"
 
@@ -83,7 +83,8 @@ class GroupOperations:
                 continue
             running.state = advance(MASTER_OPERATION, running.state, "all completed")
             if running.revision is not None:
-                self._desk.revision = running.revision
+                self._desk.revision, self._desk.content = running.revision, running.content
+                self._desk.emptied = False
                 self._desk.remember()
             self._desk.out.append(Append(Decided(self._desk.number, seq)))
             self.decided[seq] = None
@@ -112,12 +113,19 @@ class GroupOperations:
         if not self._links.blame((reporter, blamed)) or reporter not in ring or blamed not in ring:
             return
         self._links.give_up((reporter, blamed))
-        order = solve(self._links.costs(ring))
-        if order is None or len(ring) < 3:
-            return  # there is no way around; the peers go on trying until their budget ends
+        if len(ring) >= 3:  # with fewer there is no way around; the peers go on trying until their budget ends
+            self._desk.out.append(Solve(self._desk.number, tuple(ring), self._links.costs(ring), "detour"))
+
+    def detour(self, peers: tuple[str, ...], order: tuple[int, ...] | None) -> None:
+        """Lay the solver's ring around a broken link; the old one was in use until now.
+
+        Nothing changes where the ring is not that of `peers` any more, or where there is no way around (`order` None).
+        """
+        if order is None or peers != tuple(self._desk.ring):
+            return
         for seq, running in list(self.running.items()):
             self._abort(seq, "aborted", f"{running.title}: the ring was laid anew around a broken link", ())
-        self._desk.lay([ring[i] for i in order])
+        self._desk.lay([peers[i] for i in order])
         self._desk.tell_ring()
 
     def _odd_ones(self, running: Running) -> tuple[str, ...]:

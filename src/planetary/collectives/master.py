@@ -44,8 +44,6 @@ _FIRST_MESSAGE_S = 10.0
 _UNSENT_MOST = 64 << 20
 _LINGER_S = 2.0
 
-_Problem = tuple[int, tuple[str, ...], tuple[tuple[float, ...], ...]]  # group, peers, costs: see `Solve`
-
 
 class Master:
     """Orchestrates membership and consensus; no bulk data passes through it. Also a context manager.
@@ -96,7 +94,7 @@ class Master:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._posted: deque[Event] = deque()
-        self._problems: queue.SimpleQueue[_Problem | None] = queue.SimpleQueue()
+        self._problems: queue.SimpleQueue[Solve | None] = queue.SimpleQueue()
         self._wake_receive, self._wake_send = socket.socketpair()
         self.address = ""
 
@@ -270,8 +268,8 @@ class Master:
                 case Append(record):
                     if self._journal is not None:
                         self._journal.append(record)
-                case Solve(group, peers, costs):
-                    self._problems.put((group, peers, costs))
+                case Solve():
+                    self._problems.put(instruction)
         if self._journal is not None and self._journal.long:
             self._journal.rewrite(self._machine.records())
 
@@ -281,8 +279,7 @@ class Master:
         A thread of the master's whole life: Python 3.12 starts none while a program ends, and a master may serve then.
         """
         while (problem := self._problems.get()) is not None:
-            group, peers, costs = problem
-            self._posted.append(Solved(group, peers, solve(costs)))
+            self._posted.append(Solved(problem.group, problem.peers, solve(problem.costs), problem.purpose))
             self._wake()
 
     def _wake(self) -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
 from planetary.collectives.messages import Counts, FromPeer, Message, PeerInfo
+
+SolvePurpose = Literal["better", "detour"]
+"""Why a ring is sought: one that is better than the present, or one around a link that broke."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Solved:
     group: int
     peers: tuple[str, ...]
     order: tuple[int, ...] | None
+    purpose: SolvePurpose
 
 
 Event = Received | Closed | Tick | Solved
@@ -73,6 +78,7 @@ class Solve:
     group: int
     peers: tuple[str, ...]
     costs: tuple[tuple[float, ...], ...]
+    purpose: SolvePurpose
 
 
 Instruction = Send | Close | Append | Solve
@@ -97,6 +103,8 @@ class GroupRecord(msgspec.Struct, frozen=True, tag=True):
     counts: Counts
     pending: bool  # the last answer to `AskPending`
     ring: tuple[MemberRecord, ...]
+    content: str = ""  # digest of the shared state of `revision`
+    emptied: bool = False  # whether all members have gone since that was agreed on
 
 
 class Decided(msgspec.Struct, frozen=True, tag=True):

@@ -25,6 +25,7 @@ from planetary.collectives.master_events import (
 from planetary.net.addresses import is_loopback
 
 _NAME_MOST = 256
+_EMPTIED_MOST = 4096  # groups that left a state behind; a member of a new one is refused then
 
 
 class MasterMachine:
@@ -42,6 +43,7 @@ class MasterMachine:
         self._draw = draw
         self._alive_s, self._silent_s, self._peers_most = alive_s, silent_s, peers_most
         self.groups: dict[int, GroupMachine] = {}
+        self._emptied: dict[int, GroupRecord] = {}  # groups without peers: the state that they agreed on last
         self._where: dict[int, tuple[int, str]] = {}  # connection -> group, peer
         self._heard: dict[int, float] = {}
         self._spoke_at = 0.0
@@ -59,12 +61,16 @@ class MasterMachine:
             else:
                 last[record.number] = record
         for number, record in last.items():
+            if record.emptied and not record.ring:
+                self._emptied[number] = record
+                continue
             group = self._group(number)
             group.operations.decided = decided.get(number, {})
             desk = group.desk
             # Operations may have begun after the last record: leave their numbers behind.
             desk.seq = ((max([record.seq, *group.operations.decided]) >> 32) + 1) << 32
             desk.key, desk.epoch, desk.revision = record.key, record.epoch, record.revision
+            desk.content, desk.emptied = record.content, record.emptied
             desk.counts, desk.pending = record.counts, record.pending
             for member in record.ring:
                 known = Peer(member.info, member.secret, member.digests, None, return_by=now + grace_s)
@@ -95,8 +101,8 @@ class MasterMachine:
                 self._heard.pop(connection, None)
                 number, peer = self._where.pop(connection, (0, ""))
                 return self.groups[number].lose(peer, reason, now) if peer else []
-            case Solved(number, peers, order):
-                return self.groups[number].solved(peers, order, now) if number in self.groups else []
+            case Solved():
+                return self.groups[event.group].solved(event, now) if event.group in self.groups else []
             case Tick():
                 return self._tick(now)
 
@@ -111,7 +117,7 @@ class MasterMachine:
 
     def records(self) -> list[Record]:
         """Return a journal that says all there is to say."""
-        out: list[Record] = []
+        out: list[Record] = list(self._emptied.values())
         for group in self.groups.values():
             out.append(group.desk.record())
             out.extend(Decided(group.desk.number, seq) for seq in group.operations.decided)
@@ -147,6 +153,8 @@ class MasterMachine:
             return self._reject(connection, "a registration needs a group of 32 bits, a name and a port")
         if sum(len(group.desk.peers) for group in self.groups.values()) >= self._peers_most and not hello.peer:
             return self._reject(connection, f"the master has its {self._peers_most} peers")
+        if len(self._emptied) >= _EMPTIED_MOST and hello.group not in (*self.groups, *self._emptied):
+            return self._reject(connection, f"the master remembers the states of {len(self._emptied)} groups already")
         group = self._group(hello.group)
         peers, host = group.desk.peers, hello.host or seen_host
         if hello.peer:
@@ -191,6 +199,10 @@ class MasterMachine:
         group = self.groups.get(number)
         if group is None:
             group = self.groups[number] = GroupMachine(number, self._draw, self._everyone)
+            if (last := self._emptied.pop(number, None)) is not None:
+                desk = group.desk
+                desk.epoch, desk.seq = last.epoch, last.seq
+                desk.revision, desk.content, desk.emptied = last.revision, last.content, True
         return group
 
     def _everyone(self) -> tuple[int, int, int]:
@@ -205,7 +217,12 @@ class MasterMachine:
                 self._heard.pop(instruction.connection, None)
         for number in [number for number, group in self.groups.items() if not group.desk.peers]:
             desk = self.groups.pop(number).desk
-            out.append(Append(GroupRecord(number, desk.key, desk.epoch, desk.seq, None, m.Counts(), False, ())))
+            rest = GroupRecord(
+                number, desk.key, desk.epoch, desk.seq, desk.revision, m.Counts(), False, (), desk.content, desk.emptied
+            )
+            out.append(Append(rest))
+            if desk.emptied:
+                self._emptied[number] = rest
         return out
 
 

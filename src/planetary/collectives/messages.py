@@ -15,7 +15,7 @@ import msgspec
 from planetary.collectives.options import Spec, SyncStrategy
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a message or frame changes in a way that an older peer would misread."""
 
 STRANGER_BYTES = 16 << 10
@@ -127,6 +127,7 @@ class Sync(Message, frozen=True, kw_only=True):
     revision: int
     strategy: SyncStrategy
     entries: tuple[Entry, ...]
+    restart: bool = False  # whether a group that emptied may begin anew, at any revision
 
 
 class SyncDone(Message, frozen=True, kw_only=True):

@@ -67,6 +67,7 @@ class CallSync:
     revision: int
     strategy: SyncStrategy
     entries: tuple
+    restart: bool = False
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,15 @@ class PeerMachine:
             case e.CallOptimize(call, timeout_s):
                 optimize = m.Optimize(call=call, number=self.counts.optimizes + 1, timeout_s=timeout_s)
                 self._call(call, "optimize_topology", timeout_s, optimize, now)
-            case e.CallSync(call, timeout_s, revision, strategy, entries):
-                sync = m.Sync(call=call, timeout_s=timeout_s, revision=revision, strategy=strategy, entries=entries)
+            case e.CallSync(call, timeout_s):
+                sync = m.Sync(
+                    call=call,
+                    timeout_s=timeout_s,
+                    revision=event.revision,
+                    strategy=event.strategy,
+                    entries=event.entries,
+                    restart=event.restart,
+                )
                 self._call(call, "sync_shared_state", timeout_s, sync, now)
             case e.LinkMeasured(seq, to, bytes_per_s, latency_s):
                 self._send(m.Measured(seq=seq, to=to, bytes_per_s=bytes_per_s, latency_s=latency_s), now)

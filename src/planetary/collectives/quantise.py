@@ -164,6 +164,9 @@ def _encode_compiled(kernels: ModuleType, values: np.ndarray, bits: int, head: n
 
 def _codes_compiled(kernels: ModuleType, data: memoryview, bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return codes [n] and heads [blocks, 2]."""
+    # Some memory that pieces come in is read-only, and numba compiles its loops for read-only and for writable arrays
+    # separately. `_warm_up` cannot know which comes, so all of it is read-only: nothing is compiled in an operation.
+    data = data.toreadonly()
     blocks = -(-count // BLOCK)
     head = np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2)
     codes = np.frombuffer(data[blocks * _HEAD :], "<u2" if bits == 16 else np.uint8)

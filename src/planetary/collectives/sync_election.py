@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from planetary.collectives.messages import Entry, Fetch, Sync
 from planetary.collectives.options import SyncStrategy
@@ -19,15 +22,47 @@ class Election:
         removed: peer -> the rule it broke.
         fetch: peer -> what it lacks; peers that lack nothing have an empty tuple.
         failure: why nothing could be elected; empty otherwise.
+        content: digest of the elected state.
     """
 
     revision: int | None = None
     removed: Mapping[str, str] = field(default_factory=dict)
     fetch: Mapping[str, tuple[Fetch, ...]] = field(default_factory=dict)
     failure: str = ""
+    content: str = ""
 
 
-def elect(offers: Mapping[str, Sync], current: int | None) -> Election:
+def elect_again(offers: Mapping[str, Sync], last: int, content: str, algorithm: str) -> Election:
+    """Decide for a group that lost all its members, which agreed last on revision `last` with digest `content`.
+
+    The state that the new members go on from must be that one, or one more revision trained from it; or every peer
+    that sends one asks for a restart. PCCL's report (section 8) promises the same. `algorithm` names the digests; a
+    content that was digested by another one is known by its revision only.
+    """
+    senders = [offer for offer in offers.values() if offer.strategy is not SyncStrategy.RECEIVE_ONLY]
+    if senders and all(offer.restart for offer in senders):
+        return elect(offers, None, algorithm)
+    election = elect(offers, last, algorithm)
+    if election.failure or election.revision is None:
+        return election
+    same_kind = content.partition(":")[0] == algorithm
+    if election.revision == last + 1 or (election.revision == last and (not same_kind or election.content == content)):
+        return election
+    found = "another content" if election.revision == last else f"revision {election.revision}"
+    return Election(
+        failure=f"the group agreed on revision {last} before all its members left, and {found} is on offer. Restore a "
+        f"checkpoint of revision {last}, or call sync_shared_state(restart=True) on every peer that offers a state to "
+        "begin anew"
+    )
+
+
+def content_digest(entries: Sequence[Entry], algorithm: str) -> str:
+    """Return a digest of a whole state, after the name of the algorithm that made those of its entries."""
+    ordered = sorted(entries, key=lambda entry: entry.name)
+    return f"{algorithm}:{hashlib.sha256(msgspec.json.encode(ordered)).hexdigest()}"
+
+
+def elect(offers: Mapping[str, Sync], current: int | None, algorithm: str = "") -> Election:
     """Decide. `offers` is peer -> its state, in ring order; `current` the group's last revision, None for the first.
 
     1. A revision may be one more than the current one at most; the first one is free.
@@ -36,6 +71,8 @@ def elect(offers: Mapping[str, Sync], current: int | None) -> Election:
        It is older than the current one only when everybody who had that is gone.
     3. Everybody's names, types and sizes must be the winner's. Contents marked as free to differ are not compared.
     4. SEND_ONLY peers must have the winning content.
+
+    `algorithm` names the digests of the entries; it is part of the elected content's digest.
     """
     removed: dict[str, str] = {}
     if current is not None:
@@ -88,7 +125,7 @@ def elect(offers: Mapping[str, Sync], current: int | None) -> Election:
         peer: tuple(Fetch(f.name, f.digest, tuple(d for d in f.donors if d not in removed)) for f in items)
         for peer, items in fetch.items()
     }
-    return Election(revision, removed, fetch)
+    return Election(revision, removed, fetch, content=content_digest(winner.entries, algorithm))
 
 
 def _shape(offer: Sync) -> tuple[tuple[str, str, int, bool], ...]:

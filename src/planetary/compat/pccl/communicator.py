@@ -10,7 +10,7 @@ from typing import Any
 
 from planetary import collectives as c
 from planetary.collectives.elements import Flat
-from planetary.compat.pccl.security import invite_token, warn_unencrypted
+from planetary.compat.pccl.security import invite_token, restarts, warn_unencrypted
 from planetary.compat.pccl.types import (
     BITS,
     OURS,
@@ -144,7 +144,9 @@ class Communicator:
         self._need("pcclSynchronizeSharedState")
         with pccl_errors("pcclSynchronizeSharedState", Result.INVALID_USAGE):
             info = self._comm.sync_shared_state(
-                shared_state._state, strategy=c.SyncStrategy[SharedStateSyncStrategy(strategy).name]
+                shared_state._state,
+                strategy=c.SyncStrategy[SharedStateSyncStrategy(strategy).name],
+                restart=restarts(),
             )
         return SharedStateSyncInfo(info.tx_bytes, info.rx_bytes)
 

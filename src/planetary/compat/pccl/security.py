@@ -1,4 +1,4 @@
-"""TLS for programs that have no words for it: authority and invite come from the environment.
+"""What programs for PCCL have no words for, from the environment: authority, invite, and a group's new beginning.
 
 PCCL's classes take an address and nothing else, and its masters listen on all interfaces. So a program that is not
 edited can be given certificates by its environment only.
@@ -17,6 +17,7 @@ from planetary.net.invite import mint
 
 AUTHORITY = "PLANETARY_AUTHORITY"
 INVITE = "PLANETARY_INVITE"
+RESTART = "PLANETARY_RESTART"
 INVITE_FILE = "newest-invite.txt"
 _INVITE_LIFE_S = 7 * 86400.0
 
@@ -59,6 +60,11 @@ def invite_token() -> str:
         return Path(given).read_text().strip()
     except OSError as error:
         raise UserError(f"cannot read the invite of {INVITE}={given}: {error.strerror or error}") from error
+
+
+def restarts() -> bool:
+    """Return whether `PLANETARY_RESTART=1` lets a group that lost all its peers begin anew, at any revision."""
+    return os.environ.get(RESTART, "") == "1"
 
 
 def warn_unencrypted(subject: str) -> None:

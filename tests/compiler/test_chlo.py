@@ -3,6 +3,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from planetary.compiler import build_train_step, chlo, export_model, ir
 from planetary.compiler.differentiate import differentiate
@@ -19,6 +20,7 @@ def loss(params: dict, x: jnp.ndarray, y: jnp.ndarray) -> jnp.ndarray:
     return jnp.sum(values) + jnp.sum(exact * y) + jnp.sum(jax.lax.lgamma(jnp.abs(x) + params["w"]))
 
 
+@pytest.mark.slow
 def test_a_stored_model_keeps_chlo_operations_and_their_gradients() -> None:
     w = np.full(6, 1.5, np.float32)
     model = export_loss(loss, {"w": w}, (X, X))

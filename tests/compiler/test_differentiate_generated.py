@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from vjp_oracle import check
@@ -103,6 +104,7 @@ def test_pad_slice_and_broadcast_attributes(data: st.DataObject) -> None:
 
 @FEW
 @given(st.data())
+@pytest.mark.slow
 def test_gather_and_scatter_with_any_indices(data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 4))
     index = st.integers(-6, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from mixture_checks import check_steps, check_streams, of_kind
 from mixture_cluster import LIFETIME_S, MixtureCluster, Worker, make_plan
 from msgspec.structs import replace
@@ -51,6 +52,7 @@ def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_it
     assert 0 < len(refreshed) < 24
 
 
+@pytest.mark.slow
 def test_a_composer_that_gets_its_state_on_a_slow_line_is_not_restarted_meanwhile(tmp_path: Path) -> None:
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=400), seed=32)
     cluster.start("a")

@@ -9,6 +9,7 @@ import pytest
 from bad_input_support import events, gateway, node_flags, run, started, write_config
 
 from planetary.artifacts.checkpoint import load_latest
+from planetary.runtime.backends import CPU_BACKENDS
 from vulkan_device import missing_vulkan
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(400)]
@@ -22,7 +23,8 @@ def test_a_mixed_run_trains_with_every_worker(tmp_path: Path, shared_cache: Path
         process, announced = stack.enter_context(gateway(config, tmp_path, shared_cache, plain=True))
         for backend in backends:
             name = backend.replace(":", "-")
-            flags = [f"--backend={backend}", f"--node-name={name}", "--threads=1", "--latency-budget=10"]
+            flags = [f"--backend={backend}", f"--node-name={name}", "--latency-budget=10"]
+            flags += ["--threads=1"] if backend in CPU_BACKENDS else []
             state = f"--state={tmp_path / f'state-{name}'}"
             logs = tmp_path / f"{name}.log"
             manager = ["node-manager", *node_flags(announced, tmp_path, shared_cache), *flags, state]
@@ -62,3 +64,6 @@ def test_a_node_without_what_its_backend_needs_says_so(tmp_path: Path) -> None:
     ended = run("node-manager", "--host=h", "--plain-loopback", "--backend=pjrt:tpu", cwd=tmp_path)
     assert ended.code == 2
     assert "pjrt:cuda" in ended.said
+    ended = run("node-manager", "--host=h", "--plain-loopback", "--backend=vulkan", "--threads=2", cwd=tmp_path)
+    assert ended.code == 2
+    assert "2 threads for backend 'vulkan': only CPU devices have threads" in ended.said

@@ -6,6 +6,7 @@ import importlib.util
 
 import pytest
 
+from planetary.core.errors import UserError
 from planetary.runtime import backends
 from planetary.runtime.backend_choice import choose_backend
 
@@ -42,3 +43,15 @@ def test_pjrt_is_a_candidate_where_jax_is_installed(monkeypatch: pytest.MonkeyPa
     assert backends.installed_backends()[-2:] == ["cpu", "pjrt:cpu"]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert backends.installed_backends()[-1] == "cpu"
+
+
+def test_threads_are_for_cpus_and_numbers_start_at_0() -> None:
+    for backend in ("cuda", "vulkan", "pjrt:cuda"):
+        with pytest.raises(UserError, match=f"4 threads for backend '{backend}'"):
+            backends.check_device(backend, 0, 4)
+    with pytest.raises(UserError, match="starts at 0, found -1"):
+        backends.check_device("cuda", -1, None)
+    with pytest.raises(UserError, match="at least 1 thread"):
+        backends.check_device("pjrt:cpu", 0, 0)
+    backends.check_device("cuda", 1, None)
+    backends.check_device("cpu", 1, 4)

@@ -330,3 +330,9 @@ def test_opening_and_closing_never_waits_forever(built: Built, batch: list[np.nd
 def test_one_thread_pool_per_process(built: Built, executor: IreeExecutor) -> None:
     with pytest.raises(UserError, match="another process"):
         IreeExecutor(built.store.path(built.artifact.digest), built.step.spec, threads=97)
+
+
+def test_a_device_number_counts_from_the_first(built: Built) -> None:
+    """-1 would be the driver's last device."""
+    with pytest.raises(UserError, match="starts at 0, found -1"):
+        IreeExecutor(built.store.path(built.artifact.digest), built.step.spec, device_id=-1)

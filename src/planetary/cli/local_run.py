@@ -22,6 +22,7 @@ from planetary.fabric.child import Child, describe_exit, on_stop_signals, planet
 from planetary.fabric.run_files import EVENTS
 from planetary.fabric.status import RunStatus
 from planetary.monitor.screen import open_screen
+from planetary.runtime.backends import CPU_BACKENDS, check_device
 from planetary.runtime.host import usable_cores
 
 START_LIMIT_S = 60.0  # for the gateway's process to listen
@@ -89,14 +90,19 @@ class LocalRun:
 
     @property
     def _threads(self) -> int:
-        """Of each worker."""
+        """Of each worker; 0 for GPUs."""
         fabric = self._config.fabric
+        if fabric.backend not in {"auto", *CPU_BACKENDS}:
+            check_device(fabric.backend, 0, fabric.threads or None)
+            return 0
         return fabric.threads or max(1, usable_cores() // fabric.workers)
 
     async def _start_node(self, announcement: Announcement, scratch: Path) -> Child:
         fabric, options = self._config.fabric, self._options
         flags = [f"--host={announcement.host}", f"--port={announcement.port}", f"--scale={fabric.workers}"]
-        flags += [f"--backend={fabric.backend}", f"--target={fabric.target}", "--node-name=local"]
+        # "host" is the default for every backend, and a CPU's: of a GPU it means the backend's own default.
+        target = "" if fabric.target == "host" else fabric.target
+        flags += [f"--backend={fabric.backend}", f"--target={target}", "--node-name=local"]
         flags += [f"--island={fabric.island}"]
         flags += [f"--threads={self._threads}", f"--latency-budget={fabric.latency_budget_s}"]
         flags += [f"--cache={options.cache}", f"--state={options.folder / 'workers'}", f"--logs={self._logs}"]

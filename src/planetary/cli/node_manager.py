@@ -43,11 +43,12 @@ def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_fil
     from planetary.cli import node_flags
     from planetary.fabric.backend_trial import BackendTrial
     from planetary.fabric.child import planetary_command
-    from planetary.runtime.backends import installed_backends
+    from planetary.runtime.backends import CPU_BACKENDS, installed_backends
 
     def with_backend(backend: str) -> argparse.Namespace:
         target = node_flags.target_with_auto(args.target, backend)
-        return argparse.Namespace(**{**vars(args), "backend": backend, "target": target})
+        threads = args.threads if backend in CPU_BACKENDS else 0
+        return argparse.Namespace(**{**vars(args), "backend": backend, "target": target, "threads": threads})
 
     def command(backend: str, folder: Path) -> list[str]:
         flags = node_flags.pass_on(with_backend(backend), token_file)
@@ -68,7 +69,7 @@ def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_fil
     choice = asyncio.run(trial.choose())
     logging.getLogger(__name__).info("%s", choice.why)
     chosen = with_backend(choice.backend)
-    args.backend, args.target, args.chosen = chosen.backend, chosen.target, choice.why
+    args.backend, args.target, args.threads, args.chosen = chosen.backend, chosen.target, chosen.threads, choice.why
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.fabric.child import end_with_parent, planetary_command
     from planetary.fabric.node_manager import NodeManager, NodeOptions
     from planetary.net.client import Trust
-    from planetary.runtime.backends import require_backend
+    from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend
     from planetary.runtime.host import usable_cores
 
     if args.scale < 1:
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("an island needs a PJRT backend by name (--backend pjrt:cuda), found --backend auto")
     if args.backend != "auto":
         require_backend(args.backend, args.island)
+        check_device(args.backend, 0, args.threads or None)
         node_flags.target_of(args)  # raises for one that no worker could have
     if args.end_with_parent:
         end_with_parent(lambda: os._exit(EXIT_OK))
@@ -100,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     address = node_flags.address_of(args, args.host, args.port)
     if address.token:
         Trust(address.token)  # a malformed token is found here, once, and not by every worker
-    if args.backend in {"auto", "cpu", "pjrt:cpu"} and args.threads == 0:
+    if args.backend in {"auto", *CPU_BACKENDS} and args.threads == 0:
         args.threads = max(1, usable_cores() // args.scale)
     timings = Timings(args.latency_budget)
     with node_flags.token_for_children(args) as token_file:

@@ -48,11 +48,12 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.errors import PlanetaryError
     from planetary.fabric.child import end_with_parent
     from planetary.fabric.worker import WorkerOptions, WorkerShell
-    from planetary.runtime.backends import require_backend
+    from planetary.runtime.backends import check_device, require_backend
     from planetary.runtime.host_memory import keep_large_blocks
 
     keep_large_blocks()  # before any thread
     require_backend(args.backend, args.island)
+    check_device(args.backend, args.device_id, args.threads or None)
     if args.end_with_parent:
         end_with_parent(lambda: os._exit(EXIT_OK))
     node = node_flags.node_name(args)

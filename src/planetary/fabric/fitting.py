@@ -52,6 +52,10 @@ def local_target(config: Config) -> CompileTarget:
     name = config.fabric.target
     if is_pjrt(backend):
         name = PJRT_TARGET
+    elif backend != "cpu" and name == "host":
+        from planetary.compiler.targets import DEFAULT_NAMES
+
+        name = DEFAULT_NAMES[backend]
     return CompileTarget(backend, name, target_features(backend, name))
 
 

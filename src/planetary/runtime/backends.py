@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from planetary.runtime.executor import Executor
 
 PJRT_TARGET = "stablehlo"  # what a PJRT worker is sent: the portable artifact, which it compiles itself
+CPU_BACKENDS = ("cpu", "pjrt:cpu")  # whose workers share the cores of their machine
 _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 
 
@@ -73,12 +74,30 @@ def runtime_version(backend: str) -> str:
     return iree_version()
 
 
+def check_device(backend: str, device_id: int, threads: int | None) -> None:
+    """Raise `UserError` for a device that cannot be, and for threads that a device has no use for.
+
+    Args:
+        backend: e.g. `"cuda"`.
+        device_id: number of the device, or of the worker on its machine.
+        threads: of a CPU device; None: not given.
+    """
+    if device_id < 0:
+        raise UserError(f"a device's number starts at 0, found {device_id}")
+    if threads is None:
+        return
+    if backend not in CPU_BACKENDS:
+        raise UserError(f"{threads} threads for backend {backend!r}: only CPU devices have threads; leave them out")
+    if threads < 1:
+        raise UserError(f"a worker needs at least 1 thread, found {threads}")
+
+
 def runtime_identity(backend: str) -> str:
     """Return what decides how an artifact is executed on a device: versions of the runtime and of GPU drivers."""
     from importlib.metadata import version
 
     parts = [version("jaxlib") if is_pjrt(backend) else runtime_version(backend)]
-    if backend not in {"cpu", "pjrt:cpu"}:
+    if backend not in CPU_BACKENDS:
         for path in ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version"):
             with contextlib.suppress(OSError):
                 parts.append(" ".join(Path(path).read_text().split()))

@@ -37,6 +37,10 @@ class Executor(Protocol):
         """What steps run on, as its driver names it; a CPU by its model."""
         ...
 
+    def peak_memory(self) -> int:
+        """Return the most bytes that were allocated on the device at once; 0 where its runtime does not count."""
+        ...
+
     def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
         """Put everything on the device; `opt_state` None starts from zeros."""
         ...

@@ -13,6 +13,7 @@ from planetary.core.artifact_label import ArtifactLabel, read_label
 from planetary.core.errors import ClosedError, LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.step import RATE, STEP, StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.runtime.backends import check_device
 from planetary.runtime.executor import StepResult
 from planetary.runtime.host import cpu_name, host_features, usable_cores
 from planetary.runtime.host_arrays import checked_batch, in_order
@@ -90,10 +91,9 @@ def _make_device(backend: str, device_id: int, threads: int | None) -> Any:
     driver_name = DRIVERS.get(backend)
     if driver_name is None:
         raise UserError(f"unknown backend {backend!r}; known: {', '.join(DRIVERS)}")
+    check_device(backend, device_id, threads)
     if backend == "cpu":
         wanted = usable_cores() if threads is None else threads
-        if wanted < 1:
-            raise UserError(f"a worker needs at least 1 thread, found {wanted}")
         keep_large_blocks()
         if _Threads.count is None:
             iree.flags.parse_flags(f"--task_topology_group_count={wanted}")
@@ -179,6 +179,12 @@ class IreeExecutor:
         self._buffers: list[Any] = []
         self._opt_state: list[Any] | None = None
         self._closed = False
+
+    def peak_memory(self) -> int:
+        """Return the most bytes that were allocated on the device at once. See `Executor.peak_memory`."""
+        self._check_open()
+        counted = self._device.allocator.statistics
+        return int(counted["device_bytes_peak"] + counted["host_bytes_peak"])
 
     # --- state on the device --------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import numpy as np
 from planetary.core.errors import ClosedError, LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.step import RATE, STEP, StepSpec
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
+from planetary.runtime.backends import check_device
 from planetary.runtime.executor import StepResult
 from planetary.runtime.host import cpu_name
 from planetary.runtime.host_arrays import checked_batch, in_order
@@ -71,8 +72,7 @@ def open_devices(backend: str, device_id: int = 0, island: int = 1, threads: int
     platform = PLATFORMS.get(backend)
     if platform is None:
         raise UserError(f"unknown backend {backend!r}; known: {', '.join(PLATFORMS)}")
-    if threads is not None and threads < 1:
-        raise UserError(f"a worker needs at least 1 thread, found {threads}")
+    check_device(backend, device_id, threads)
     import jax
 
     from planetary.compiler import xla
@@ -166,6 +166,12 @@ class PjrtExecutor:
             portable, name, replaced=replaced, split=split, devices=len(devices), platform=devices[0].platform
         )
         return self._xla.compile_main(text, devices)
+
+    def peak_memory(self) -> int:
+        """Return the most bytes on one device at once; 0 on CPUs, where XLA does not count."""
+        self._check_open()
+        counted = [device.memory_stats() or {} for device in self._whole.device_set]
+        return max(int(stats.get("peak_bytes_in_use", 0)) for stats in counted)
 
     # --- state on the device --------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from planetary.fabric import events as e
 from planetary.fabric.controller import Controller
 from planetary.fabric.records import AnyRecord, RunStarted
@@ -15,8 +17,8 @@ ROUNDS = 3
 class Bench:
     """A controller without a world: its instructions are collected, and time is what the test says."""
 
-    def __init__(self, workers: int = 1) -> None:
-        self.policy = policy(rounds=ROUNDS, workers=workers)
+    def __init__(self, workers: int = 1, *, local: bool = False) -> None:
+        self.policy = msgspec.structs.replace(policy(rounds=ROUNDS, workers=workers), local=local)
         started = RunStarted(run="sim", rounds=ROUNDS, config_hash="c", model="m", params=8)
         self.controller = Controller(self.policy, replay([started]), 0.0)
         self.now = 0.0

@@ -60,13 +60,48 @@ def test_one_message_that_cannot_be_sent_is_no_reason_to_end() -> None:
     assert bench.finish is None
 
 
-def test_a_target_that_cannot_be_compiled_ends_the_run_as_that() -> None:
+UNKNOWN = e.CompileFailed("cpu", "host", "", "unknown cuda target 'sm_91'")
+
+
+def test_a_first_worker_whose_target_cannot_be_compiled_is_refused_and_the_others_train() -> None:
     bench = Bench()
+    first = bench.connect("odd")
+    bench.tell(UNKNOWN)
+    (refused,) = bench.records(WorkerRefused)
+    assert refused.worker == "odd/0"
+    assert "unknown cuda target 'sm_91'" in refused.reason
+    assert (first, m.Shutdown(reason=refused.reason, ok=False)) in bench.sent
+    bench.tell(e.Closed(first, "the connection ended"))
+    assert bench.finish is None
+    assert bench.controller.stall == "waiting for a worker that can train: odd/0 cannot"
+    session = bench.join("good")
+    assert len(bench.records(RoundStarted)) == 1
+    assert bench.task_of(session) > 0
+
+
+def test_a_run_that_nobody_can_train_ends_at_its_deadline_with_the_reason() -> None:
+    bench = Bench()
+    session = bench.connect("odd")
+    bench.tell(UNKNOWN)
+    bench.tell(e.Closed(session, "the connection ended"))
+    bench.now += bench.policy.abandon_after_s - 1.0
+    bench.tell(e.Tick())
+    assert bench.finish is None
+    bench.now += 1.0
+    bench.tell(e.Tick())
+    assert bench.finish is not None
+    assert (bench.finish.ok, bench.finish.kind) == (False, "deserted")
+    assert "no worker was connected for 120 s; the last failure: " in bench.finish.reason
+    assert "unknown cuda target 'sm_91'" in bench.finish.reason
+
+
+def test_a_local_run_whose_target_cannot_be_compiled_ends_at_once() -> None:
+    bench = Bench(local=True)
     bench.join("a")
-    bench.tell(e.CompileFailed("cpu", "host", "", "unknown cpu target 'sm_80'"))
+    bench.tell(UNKNOWN)
     assert bench.finish is not None
     assert bench.finish.kind == "compile"
-    assert "unknown cpu target 'sm_80'" in bench.finish.reason
+    assert "unknown cuda target 'sm_91'" in bench.finish.reason
 
 
 def test_a_worker_whose_device_is_wrong_takes_no_part_and_the_others_go_on() -> None:
@@ -84,7 +119,7 @@ def test_a_worker_whose_device_is_wrong_takes_no_part_and_the_others_go_on() -> 
 
 
 def test_a_run_whose_only_device_is_wrong_fails_with_the_reason() -> None:
-    bench = Bench()
+    bench = Bench(local=True)
     bench.tell(e.Received(bench.connect("wrong"), m.DeviceRefused(artifact="a" * 64, reason="'head' is off")))
     assert bench.finish is not None
     assert (bench.finish.ok, bench.finish.kind) == (False, "compile")

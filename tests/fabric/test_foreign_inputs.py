@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bad_input_support import events, run, write_config
+from bad_input_support import events, gateway, node_flags, run, started, wait_for, write_config
 
 from token_models import text_model
 
@@ -22,3 +22,25 @@ def test_a_model_of_64_bit_tokens_trains(tmp_path: Path, shared_cache: Path) -> 
     closed = [event for event in events(folder) if event["event"] == "delta_accepted"]
     assert len(closed) == 3
     assert closed[-1]["loss"] < closed[0]["loss"] - 0.1
+
+
+def test_a_first_worker_without_an_artifact_is_refused_and_a_cpu_worker_trains(
+    tmp_path: Path, shared_cache: Path
+) -> None:
+    """IREE does not compile comparisons of 16-bit targets for Vulkan; a CPU joins later."""
+    (tmp_path / "model.mlir").write_text(text_model("uint16", "uint16"))
+    config = write_config(tmp_path, model__source='"model.mlir"', model__options="{}")
+    with gateway(config, tmp_path, shared_cache, plain=True) as (process, announced):
+        wait_for("the run began", lambda: events(tmp_path / "run"), process)
+        flags = node_flags(announced, tmp_path, shared_cache)
+        odd = run("node-manager", *flags, "--backend=vulkan", "--target=sm_90a", "--node-name=odd", cwd=tmp_path)
+        assert odd.code == 4, odd.err
+        note = "vulkan:sm_90a is compiled as sm_89"
+        assert note in " ".join(odd.err.split())
+        assert note in (tmp_path / "gateway.log").read_text()
+        (refused,) = [event for event in events(tmp_path / "run") if event["event"] == "worker_refused"]
+        assert refused["worker"] == "odd/0"
+        assert "IREE 3.13.0 cannot compile the training step" in refused["reason"]
+        with started("node-manager", *flags, cwd=tmp_path):
+            assert process.wait(90) == 0, (tmp_path / "gateway.log").read_text()
+    assert events(tmp_path / "run")[-1]["ok"]

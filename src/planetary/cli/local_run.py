@@ -77,6 +77,7 @@ class LocalRun:
         flags += [f"--cache={options.cache}", f"--port={self._config.fabric.port}"]
         flags += [f"--gateway-port={options.dashboard_port}"]
         flags += ["--plain-loopback"] if options.plain else []
+        flags += [f"--local-threads={self._threads}"]
         if options.resume:
             flags += [f"--resume={options.folder}", f"--set=train.rounds={self._config.train.rounds}"]
             flags += [f"--set=fabric.workers={self._config.fabric.workers}"]
@@ -85,7 +86,6 @@ class LocalRun:
             resolved = scratch / f"{self._config.run.name}.toml"
             resolved.write_text(to_toml(self._config))
             flags += [f"--gateway-config={resolved}", f"--run-dir={options.folder}"]
-            flags += [f"--local-threads={self._threads}"]
         return await Child.start(planetary_command("gateway", *flags), log=self._logs / "gateway.log")
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import platform
 import secrets
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from planetary.cli.errors import EXIT_CODES, EXIT_USAGE
+from planetary.compiler.targets import BACKEND_ALIASES, DEFAULT_NAMES, nearest
 from planetary.core.config_schema import Backend, Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.fabric.dial import Address
@@ -32,15 +34,17 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         default="cpu",
+        type=lambda text: BACKEND_ALIASES.get(text, text),
         choices=get_args(Backend),
         metavar="BACKEND",
-        help=f"what executes the training step: {', '.join(get_args(Backend))} (default: %(default)s)",
+        help=f"what executes the training step: {', '.join(get_args(Backend))}; rocm is hip (default: %(default)s)",
     )
     parser.add_argument(
         "--target",
         default="",
         help='what it is compiled for: "host", "baseline", "x86-64-v3", or a chip such as sm_80 or gfx942 '
-        '(default: "host" for cpu, else the oldest supported chip)',
+        "; chips that the compiler does not know, such as sm_90a, take the code of the nearest older one "
+        '(default: "host" for cpu, else a chip that most later ones are compatible with)',
     )
     parser.add_argument(
         "--island",
@@ -146,8 +150,17 @@ def target_of(args: argparse.Namespace) -> str:
                 "it finds; leave it out"
             )
         return PJRT_TARGET
-    defaults = {"cpu": "host", "cuda": "sm_80", "hip": "gfx942", "vulkan": "baseline", "metal": "macos"}
-    return args.target or defaults[args.backend]
+    # A configuration's default, "host", means the backend's own.
+    given = "" if args.target == "host" and args.backend != "cpu" else args.target
+    target = given or DEFAULT_NAMES[args.backend]
+    nearest(args.backend, target)  # raises for an unknown one
+    return target
+
+
+def log_target(args: argparse.Namespace) -> None:
+    """Say what is compiled in place of `--target`, where that is something else."""
+    if not is_pjrt(args.backend) and (note := nearest(args.backend, target_of(args))[1]):
+        logging.getLogger("planetary").info("%s", note)
 
 
 def target_with_auto(target: str, backend: str) -> str:

@@ -99,6 +99,8 @@ def run(args: argparse.Namespace) -> int:
         end_with_parent(lambda: os._exit(EXIT_OK))
     node = node_flags.node_name(args)
     log_to_stderr(f"node {node}", verbose=getattr(args, "debug", False))
+    if args.backend != "auto":
+        node_flags.log_target(args)
     address = node_flags.address_of(args, args.host, args.port)
     if address.token:
         Trust(address.token)  # a malformed token is found here, once, and not by every worker

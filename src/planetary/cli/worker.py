@@ -59,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     node = node_flags.node_name(args)
     name = args.worker_name or f"{node}/{args.device_id}"
     log_to_stderr(f"worker {name}", verbose=getattr(args, "debug", False))
+    node_flags.log_target(args)
     host, port = node_flags.parse_address(args.connect)
     options = WorkerOptions(
         address=node_flags.address_of(args, host, port),

@@ -15,7 +15,7 @@ from planetary.compiler import ir, normalise
 from planetary.compiler.artifact_manifest import ArtifactCache, ArtifactManifest, read_manifest, write_manifest
 from planetary.compiler.flag_choice import flag_key, read_choice
 from planetary.compiler.pipeline import PIPELINE_VERSION, compiler_version
-from planetary.compiler.targets import Target, compiler_flags
+from planetary.compiler.targets import Target, compiler_flags, nearest
 from planetary.compiler.train_step import TrainStep, replaced_arguments
 from planetary.core.artifact_label import ArtifactLabel
 from planetary.core.errors import CompileError, TrustError
@@ -216,7 +216,7 @@ class _Entry:
             features=target.features,
             compiler="" if target.is_pjrt else compiler_version(),
             flags=tuple(self.flags),
-            notes=self.notes,
+            notes=(*self.notes, *filter(None, [nearest(target.backend, target.name)[1]])),
             spec=spec if isinstance(spec, StepSpec) else None,
             program=spec if isinstance(spec, ProgramSpec) else None,
         )

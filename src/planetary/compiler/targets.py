@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -15,8 +15,28 @@ PJRT_BACKENDS = ("pjrt:cpu", "pjrt:cuda")
 _X86_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 _BASELINE_CPUS = {"x86_64": "x86-64", "aarch64": "generic"}
-# This build of the compiler knows no newer NVIDIA chip; PTX for an older one runs on newer ones.
-_NEWEST_CUDA = 89
+
+# What this build of the compiler (IREE 3.13) takes; `tests/compiler/test_target_names.py` asks it.
+CUDA_CHIPS = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 120, 121)
+_NEWER_CUDA_CHIPS = (88, 90, 100, 101, 103, 110)  # that exist, and it does not know
+_OLDER_CUDA_CHIPS = (50, 52, 53)
+HIP_CHIPS = tuple(
+    f"gfx{chip}" for chip in ("908", "90a", "942", "950", "1100", "1101", "1103", "1150", "1151", "1200", "1201")
+)
+HIP_PRODUCTS = (
+    *("mi100", "mi210", "mi250", "mi250x", "mi300a", "mi300x", "mi308x", "mi325x", "mi350x", "mi355x"),
+    *("rx7700xt", "rx7800xt", "rx7900xt", "rx7900xtx", "rx9060xt", "rx9070", "rx9070xt", "r9700", "v710", "w7800"),
+    "w7900",
+)
+VULKAN_NAMES = (
+    *("pascal", "volta", "turing", "ampere", "ada", "rdna1", "rdna2", "rdna3", "rdna4", "cdna1", "cdna2", "cdna3"),
+    *("cdna4", "valhall", "valhall1", "valhall2", "valhall3", "valhall4", "adreno", "vp_android_baseline_2022"),
+    *("a100", "rtx3080", "rtx3090", "rtx4090", "rx7900xtx", "gfx1010", "gfx1030", *HIP_CHIPS),
+)
+_METAL_NAME = "macos"
+
+BACKEND_ALIASES = {"rocm": "hip"}
+"""Other names of backends: IREE's compiler and PCP say rocm, IREE's runtime hip."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -65,6 +85,7 @@ def parse_target(text: str, here: str) -> Target:
     if text in PJRT_BACKENDS:
         return Target(text, DEFAULT_NAMES[text])
     backend, _, rest = text.partition(":")
+    backend = BACKEND_ALIASES.get(backend, backend)
     name, _, features = rest.partition(":")
     name = name or DEFAULT_NAMES.get(backend, "")
     if backend == "cpu":
@@ -78,6 +99,62 @@ def parse_target(text: str, here: str) -> Target:
     return target
 
 
+def nearest(backend: str, name: str) -> tuple[str, str]:
+    """Return what is compiled for a target, by the compiler's own name for it, and a note; "" if that is the target.
+
+    A CUDA artifact holds PTX of a virtual architecture, which the driver compiles for the chip. PTX for compute
+    capability X.Y runs on every chip of the same or a later one; only PTX for targets with the suffix a or f is for
+    one chip or family, and it is never made here (CUDA C++ Programming Guide, "Application Compatibility" and
+    "Feature Set Compiler Targets"). So a chip that the compiler does not know takes the newest older one. AMD's
+    binaries are for one chip each and have no such substitute. Metal artifacts hold shader source, which every Mac
+    compiles for its own GPU.
+
+    Raises:
+        UserError: there is no such target, or none that runs on it; the text lists the known ones.
+    """
+    if backend == "cpu" and name not in ("host", "baseline", *_X86_LEVELS):
+        raise _unknown(backend, name, ("host", "baseline", *_X86_LEVELS))
+    if backend == "metal":
+        if name in {_METAL_NAME, "baseline", "host"} or re.fullmatch(r"(apple-)?m\d(-?(pro|max|ultra))?", name.lower()):
+            note = "" if name == _METAL_NAME else f"metal:{name} takes the artifact of every Mac ({_METAL_NAME})"
+            return _METAL_NAME, note
+        raise _unknown(backend, name, (_METAL_NAME, "baseline", "m1, m2, …"))
+    if backend == "hip":
+        if name not in (*HIP_CHIPS, *HIP_PRODUCTS):
+            raise _unknown(backend, name, (*HIP_CHIPS, *HIP_PRODUCTS))
+        return name, ""
+    if backend == "vulkan" and (name in {"", "baseline"} or name in VULKAN_NAMES):
+        return name, ""
+    if backend in {"cuda", "vulkan"}:
+        others = ("baseline", *VULKAN_NAMES) if backend == "vulkan" else ()
+        return _nearest_nvidia(backend, name, others)
+    return name, ""
+
+
+def _nearest_nvidia(backend: str, name: str, others: tuple[str, ...]) -> tuple[str, str]:
+    known = (*(f"sm_{chip}" for chip in sorted({*CUDA_CHIPS, *_NEWER_CUDA_CHIPS})), "sm_90a, sm_100a, …", *others)
+    found = re.fullmatch(r"sm_(\d+)([af]?)", name)
+    chip = int(found[1]) if found is not None else 0
+    if found is None or chip not in (*CUDA_CHIPS, *_NEWER_CUDA_CHIPS, *_OLDER_CUDA_CHIPS) or (found[2] and chip < 90):
+        raise _unknown(backend, name, known)
+    if chip in _OLDER_CUDA_CHIPS:
+        raise UserError(
+            f"{backend} target {name!r} is older than what the compiler supports; known: {', '.join(known)}"
+        )
+    taken = max(older for older in CUDA_CHIPS if older <= chip)
+    if taken == chip and not found[2]:
+        return name, ""
+    why = (
+        "the compiler does not know that chip" if taken != chip else "the compiler does not use what only that chip has"
+    )
+    code = "PTX" if backend == "cuda" else "SPIR-V"
+    return f"sm_{taken}", f"{backend}:{name} is compiled as sm_{taken}: {why}, and {code} for an older one runs on it"
+
+
+def _unknown(backend: str, name: str, known: Sequence[str]) -> UserError:
+    return UserError(f"unknown {backend} target {name!r}; known: {', '.join(known)}")
+
+
 def compiler_flags(target: Target) -> list[str]:
     """Return the flags of `iree-compile` for `target`, or raise `UserError` for an unknown one.
 
@@ -86,7 +163,8 @@ def compiler_flags(target: Target) -> list[str]:
     """
     make = _FLAGS.get(target.backend)
     if make is None:
-        raise UserError(f"unknown backend {target.backend!r}; known: {', '.join((*_FLAGS, *PJRT_BACKENDS))}")
+        known = (*_FLAGS, *BACKEND_ALIASES, *PJRT_BACKENDS)
+        raise UserError(f"unknown backend {target.backend!r}; known: {', '.join(known)}")
     return make(target)
 
 
@@ -112,31 +190,23 @@ def _cpu(target: Target) -> list[str]:
 
 
 def _cuda(target: Target) -> list[str]:
-    found = re.fullmatch(r"sm_(\d+)", target.name)
-    if found is None:
-        raise UserError(f"unknown cuda target {target.name!r}; expected e.g. sm_80")
-    chip = min(int(found.group(1)), _NEWEST_CUDA)
-    return ["--iree-hal-target-device=cuda", f"--iree-cuda-target=sm_{chip}"]
+    return ["--iree-hal-target-device=cuda", f"--iree-cuda-target={nearest('cuda', target.name)[0]}"]
 
 
 def _hip(target: Target) -> list[str]:
-    return ["--iree-hal-target-device=hip", f"--iree-rocm-target={_word(target)}"]
+    return ["--iree-hal-target-device=hip", f"--iree-rocm-target={nearest('hip', target.name)[0]}"]
 
 
 def _vulkan(target: Target) -> list[str]:
+    name, _ = nearest("vulkan", target.name)
     flags = ["--iree-hal-target-device=vulkan"]
-    return flags if target.name in {"", "baseline"} else [*flags, f"--iree-vulkan-target={_word(target)}"]
+    return flags if name in {"", "baseline"} else [*flags, f"--iree-vulkan-target={name}"]
 
 
 def _metal(target: Target) -> list[str]:
+    nearest("metal", target.name)
     # The runtime compiles the shader source itself, so no Apple tools are needed here.
     return ["--iree-hal-target-device=metal", "--iree-metal-compile-to-metallib=false"]
-
-
-def _word(target: Target) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", target.name):
-        raise UserError(f"unknown {target.backend} target {target.name!r}")
-    return target.name
 
 
 _FLAGS: dict[str, Callable[[Target], list[str]]] = {

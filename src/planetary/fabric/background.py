@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from planetary.compiler.targets import nearest
 from planetary.core.errors import PlanetaryError
 from planetary.fabric import events as e
 from planetary.fabric.compiling import CompileTarget, Published
@@ -47,6 +48,8 @@ class Background:
         backend, target, features = instruction.backend, instruction.target, instruction.features
         began = time.monotonic()
         try:
+            if note := nearest(backend, target)[1]:
+                log.info("%s", note)
             published = await self._compile_for(CompileTarget(backend, target, features))
         except PlanetaryError as error:
             self.post(e.CompileFailed(backend, target, features, str(error)))

@@ -180,7 +180,7 @@ class Controller:
                 if self.training.ring is not None:
                     self.training.ring.ready(worker, message)
             case m.DeviceRefused():
-                self.membership.device_refused(worker, message.reason)
+                self.membership.refuse_worker(worker, message.reason)
                 self._lose(worker, message.reason, now)
             case m.ReduceDone() if self.training.ring is not None:
                 self.training.ring.done(worker, message)
@@ -324,7 +324,7 @@ class Controller:
             else:
                 self._end("done", f"all {self.policy.rounds} rounds are done")
         elif deserted is not None and now >= deserted:
-            self._end("deserted", f"no worker was connected for {self.policy.abandon_after_s:.0f} s")
+            self._end("deserted", self.membership.desertion)
         elif self.membership.hopeless:
             kind, failure = self.membership.last_failure
             self._end(kind, f"no usable worker is left; the last failure: {failure}")

@@ -58,7 +58,7 @@ def begin(config: Config, options: GatewayOptions, prepared: Prepared, ring_port
         TrustError: the checkpoint is damaged, or belongs to another model, data set or configuration.
     """
     folder = options.folder
-    policy = policy_of(config, prepared)
+    policy = msgspec.structs.replace(policy_of(config, prepared), local=options.local_threads is not None)
     earlier = list(read_json_lines(folder / EVENTS, AnyRecord)) if (folder / EVENTS).exists() else []
     if not options.resume:
         if earlier:

@@ -88,12 +88,12 @@ class Membership:
                 self._offer_job(worker, event.digest)
 
     def compile_failed(self, event: CompileFailed) -> None:
-        """Turn away everyone who needs an artifact that cannot be made."""
+        """Turn away everyone who needs an artifact that cannot be made; the others go on."""
         target = (event.backend, event.target, event.features)
         del self._artifacts[target]
+        reason = f"the training step does not work on {event.backend}:{event.target}: {event.reason}"
         for worker in [w for w in self._desk.workers.values() if _target(w) == target]:
-            reason = f"the training step does not work on {event.backend}:{event.target}: {event.reason}"
-            self.ban(worker, reason, "compile")
+            self.refuse_worker(worker, reason)
 
     def fetch(self, worker: WorkerSession, message: m.FetchBlob) -> None:
         """Send a blob that the worker's job needs."""
@@ -120,8 +120,8 @@ class Membership:
             )
         )
 
-    def device_refused(self, worker: WorkerSession, reason: str) -> None:
-        """The worker's device is of no use; the others go on."""
+    def refuse_worker(self, worker: WorkerSession, reason: str) -> None:
+        """The worker's target or device is of no use; the others go on."""
         self._desk.append(
             WorkerRefused(
                 worker=worker.worker,
@@ -189,9 +189,25 @@ class Membership:
 
     @property
     def hopeless(self) -> bool:
-        """Whether only banned workers are left and nobody else is connected."""
+        """Whether only banned workers are left, nobody else is connected, and other workers would fare no better.
+
+        A target that cannot be compiled or a device that computes wrongly says nothing about the workers to come:
+        unless there are none, the run waits for them until its desertion deadline.
+        """
         others = [s for s in self._desk.supervisors.values() if s.worker not in self.banned]
-        return bool(self.banned) and not self._desk.workers and not others
+        only_banned = bool(self.banned) and not self._desk.workers and not others
+        return only_banned and not self.others_may_do_better
+
+    @property
+    def others_may_do_better(self) -> bool:
+        """Whether workers may come for which the last failure says nothing."""
+        return self.last_failure[0] == "compile" and not self._desk.policy.local
+
+    @property
+    def desertion(self) -> str:
+        """Why the run ends at its desertion deadline."""
+        reason = f"no worker was connected for {self._desk.policy.abandon_after_s:.0f} s"
+        return reason if not self.banned else f"{reason}; the last failure: {self.last_failure[1]}"
 
     def whom_we_wait_for(self) -> str:
         """Say for people why no worker is ready."""
@@ -201,6 +217,8 @@ class Membership:
             return f"waiting for {', '.join(loading)} to load the training step"
         if coming:
             return f"waiting for {', '.join(coming)} to start"
+        if self.banned:
+            return f"waiting for a worker that can train: {', '.join(sorted(self.banned))} cannot"
         return "waiting for a worker to connect"
 
     def _offer_job(self, worker: WorkerSession, digest: str) -> None:

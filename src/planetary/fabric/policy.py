@@ -32,6 +32,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What every kind of run has: who may take part and what they are given."""
 
     run: str
+    local: bool = False  # all workers are started with the run, on its machine: none will come when these are of no use
     abandon_after_s: float  # the run fails when no worker was connected for this long; 0: never
     max_strikes: int = 3  # consecutive failed tasks after which a worker is not used any more
     heartbeat_s: float

@@ -322,14 +322,14 @@ class MixtureController:
         if self.state.round >= self.policy.rounds and not self.rounds.under_way:
             self._end("done", f"all {self.policy.rounds} rounds are done")
         elif deserted is not None and now >= deserted:
-            self._end("deserted", f"no worker was connected for {self.policy.abandon_after_s:.0f} s")
+            self._end("deserted", self.membership.desertion)
         elif self.membership.hopeless or self._too_few():
             kind, failure = self.membership.last_failure
             self._end(kind, f"too few usable workers are left for the composers; the last failure: {failure}")
 
     def _too_few(self) -> bool:
         """Whether banned workers leave a shard that nobody will ever compose."""
-        if not self.membership.banned:
+        if not self.membership.banned or self.membership.others_may_do_better:
             return False
         names = {w.worker for w in self.desk.workers.values()}
         names |= {s.worker for s in self.desk.supervisors.values() if s.restart_expected}

@@ -134,7 +134,7 @@ class MixtureGateway(RunHost):
     async def _train(self, prepared: PreparedMixture) -> e.Finish:
         folder, options = self.options.folder, self.options
         self._set_stage("reading the run folder")
-        start = await asyncio.to_thread(begin_mixture, self.config, folder, options.resume, prepared, self._payloads)
+        start = await asyncio.to_thread(begin_mixture, self.config, options, prepared, self._payloads)
         self._start = start
         self._checks = PayloadChecks(prepared.plan, prepared.dense, prepared.experts)
         # Not before: a resume may replace the file of metrics.

@@ -5,6 +5,9 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.payload_store import PayloadStore
@@ -23,6 +26,9 @@ from planetary.moe.plan import OwnerMap
 from planetary.moe.records import MixtureRecord, MixtureStarted, MixtureState, apply, replay
 from planetary.moe.syncer_messages import SyncPolicy
 from planetary.moe.tiers import Tier
+
+if TYPE_CHECKING:
+    from planetary.fabric.run_host import GatewayOptions
 
 STUCK_AFTER_S = 120.0
 """A composer without a step for this long, and for twenty of its usual steps, is restarted."""
@@ -46,7 +52,7 @@ def owners_of_run(folder: Path) -> OwnerMap | None:
 
 
 def begin_mixture(
-    config: Config, folder: Path, resume: bool, prepared: PreparedMixture, store: PayloadStore
+    config: Config, options: GatewayOptions, prepared: PreparedMixture, store: PayloadStore
 ) -> MixtureStart:
     """Read or make the run folder.
 
@@ -55,8 +61,9 @@ def begin_mixture(
         TrustError: it was started with another configuration.
         ResourceError: the payload store fails.
     """
+    folder, resume = options.folder, options.resume
     earlier = list(read_json_lines(folder / EVENTS, MixtureRecord)) if (folder / EVENTS).exists() else []
-    policy = mixture_policy(config, prepared)
+    policy = msgspec.structs.replace(mixture_policy(config, prepared), local=options.local_threads is not None)
     steps = prepared.plan.steps_per_round
     if not resume:
         if earlier:

@@ -141,6 +141,21 @@ def test_plain_lines_pass_over_the_moment_between_two_rounds() -> None:
     assert plain_lines(status(), nobody) == ["waiting: waiting for workers"]
 
 
+def test_plain_lines_tell_how_long_a_stage_took() -> None:
+    exporting = RunStatus(run="demo", state="preparing", stage="exporting", stage_since=100.0)
+    compiling = RunStatus(run="demo", state="waiting", stage="compiling for cpu:host", stage_since=103.6)
+    training = RunStatus(run="demo", state="training", stage_since=115.6)
+    assert plain_lines(exporting, compiling)[-2:] == ["exporting: took 3.6 s", "waiting: compiling for cpu:host"]
+    assert "compiling for cpu:host: took 12 s" in plain_lines(compiling, training)
+    quick = RunStatus(run="demo", state="waiting", stage="compiling for cpu:host", stage_since=100.4)
+    assert not [line for line in plain_lines(exporting, quick) if "took" in line]
+
+
+def test_the_display_counts_the_seconds_of_a_stage() -> None:
+    shown = RunStatus(run="demo", state="preparing", stage="exporting", stage_since=1060.0, started_at=1050.0)
+    assert "exporting, 12 s" in drawn(shown, now=1072.0)
+
+
 def test_the_end_is_told_once_and_without_an_old_stage() -> None:
     ended = status(state="finished", stage="waiting for workers")
     assert plain_lines(status(), ended) == ["finished"]

@@ -25,6 +25,8 @@ class Background:
         """`compile_for` compiles and verifies what workers run; `post` takes the events."""
         self._compile_for, self.post = compile_for, post
         self._tasks: set[asyncio.Task[None]] = set()
+        self.compiled_at = 0.0  # Unix time in seconds at which compiling last ended; 0: it never did
+        self.compiling: dict[str, float] = {}  # target -> Unix time in seconds at which it began
 
     def compile(self, instruction: e.Compile) -> None:
         """Begin; `Compiled` or `CompileFailed` is posted."""
@@ -46,7 +48,8 @@ class Background:
 
     async def _compile(self, instruction: e.Compile) -> None:
         backend, target, features = instruction.backend, instruction.target, instruction.features
-        began = time.monotonic()
+        began, name = time.monotonic(), f"{backend}:{target}"
+        self.compiling.setdefault(name, time.time())
         try:
             if note := nearest(backend, target)[1]:
                 log.info("%s", note)
@@ -58,6 +61,9 @@ class Background:
             log.exception("compiling for %s:%s failed", backend, target)
             self.post(e.CompileFailed(backend, target, features, f"{type(error).__name__}: {error}"))
             return
+        finally:
+            self.compiling.pop(name, None)
+            self.compiled_at = time.time()
         seconds = time.monotonic() - began
         self.post(
             e.Compiled(

@@ -50,6 +50,7 @@ def base_status(host: RunHost, state: Progress | None) -> RunStatus:
         run=config.run.name,
         state="preparing",
         stage=host.stage,
+        stage_since=host.stage_since,
         rounds=0 if host.is_unfitted else config.train.rounds,
         inner_steps=config.train.inner_steps,
         started_at=host.started_at,
@@ -108,10 +109,14 @@ def status_of(gateway: Gateway) -> RunStatus:
     if controller is None:
         return base_status(gateway, None)
     state = controller.state
+    stage, since = gateway.compiling
+    if not stage:
+        stage = controller.stall or _stage(gateway, controller)
     return msgspec.structs.replace(
         base_status(gateway, state),
         state=_run_state(controller),
-        stage=controller.stall or _stage(gateway, controller),
+        stage=stage,
+        stage_since=since,
         round=state.open.round if state.open is not None else state.round,
         reducing=state.closing.round if state.closing is not None else 0,
         workers=workers_seen(

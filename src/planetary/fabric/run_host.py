@@ -71,6 +71,7 @@ class RunHost(ABC):
         self.options = options
         self.traffic = Traffic()
         self.stage = "starting"
+        self.stage_since = 0.0  # Unix time in seconds; 0: before any
         self.started_at = 0.0  # Unix time in seconds
         self.ended_at: float | None = None
         self.metrics: list[RoundMetrics] = []
@@ -173,8 +174,18 @@ class RunHost(ABC):
         if self._lock is not None:
             self._lock.release()
 
+    @property
+    def compiling(self) -> tuple[str, float]:
+        """What is being compiled, for people, and since when (Unix time in seconds).
+
+        When nothing is: "", and when the last thing was, or since when the stage is what it is.
+        """
+        for target, since in self._work.compiling.items():
+            return f"compiling and verifying the training step for {target}, kept for the next run", since
+        return "", max(self.stage_since, self._work.compiled_at)
+
     def _set_stage(self, stage: str) -> None:
-        self.stage = stage
+        self.stage, self.stage_since = stage, self._clock.wall()
         log.info("%s", stage)
 
     # --- connections ------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     state: RunState
     stage: str = ""  # what is being done, for people, while the state is preparing, waiting or finishing
+    stage_since: float = 0.0  # Unix time in seconds at which the stage began; 0: not known
     round: int = 0  # the open round, or the last finished one when none is open; 1-based
     reducing: int = 0  # overlap: the round before it, while its results are being reduced; 0: none is
     rounds: int = 0  # that the run is to have; 0: its length is not known yet

@@ -92,6 +92,8 @@ def _progress(status: RunStatus, now: float, width: int) -> RenderableType:
         left = f"round {status.round} of {status.rounds}, {status.reducing} is being reduced"
     else:
         left = f"round {status.round} of {status.rounds}"
+    if status.stage and status.stage_since and status.state in ("preparing", "waiting", "finishing"):
+        left += f", {human.duration(max(0.0, now - status.stage_since))}"
     done = fraction_done(status)
     row = Table.grid(expand=True, padding=(0, 2, 0, 0))
     if status.state == "preparing":

@@ -25,8 +25,17 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
     lines += _round_lines(before, after)
     if after.message and (before is None or before.message != after.message):
         lines.append(f"note: {after.message}")
+    lines += _stage_times(before, after)
     lines += _state_lines(before, after)
     return lines
+
+
+def _stage_times(before: RunStatus | None, after: RunStatus) -> list[str]:
+    """Return how long a stage that ended took, where that was a second or more."""
+    if before is None or not before.stage_since or before.stage.startswith("waiting"):
+        return []
+    seconds = after.stage_since - before.stage_since
+    return [f"{before.stage}: took {human.duration(seconds)}"] if seconds >= 1 else []
 
 
 def _state_lines(before: RunStatus | None, after: RunStatus) -> list[str]:

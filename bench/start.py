@@ -31,7 +31,7 @@ SMALL = {
     "optimizer.warmup_steps": 5,
     "eval.batches": 2,
 }
-CASES = ("cold start", "another run, twice as long", "--resume --rounds 6")
+CASES = ("cold start", "another run, twice as long", "--resume --rounds 9")
 
 
 def seconds_to_round(tree: Path, arguments: list[str], first: int) -> float:
@@ -63,7 +63,7 @@ def measure(tree: Path, folder: Path) -> list[float]:
     return [
         seconds_to_round(tree, [config, *sets, f"--run-dir={first}", cache], 1),
         seconds_to_round(tree, [config, *sets, "--rounds=6", f"--run-dir={second}", cache], 1),
-        seconds_to_round(tree, ["--resume", str(first), "--rounds=6", cache], 4),
+        seconds_to_round(tree, ["--resume", str(first), "--rounds=9", cache], 4),
     ]
 
 

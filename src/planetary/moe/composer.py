@@ -23,6 +23,7 @@ from planetary.moe.signature import GRADIENT, Runner, in_layer
 from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates, subsample
 from planetary.moe.states import ComposerState, Surrogates, computed_weights
 from planetary.moe.surrogate import Fitted, are_copies, expert_outputs, fit_surrogates, initial_surrogates
+from planetary.runtime.device_program import ResidentTensors
 
 replace = msgspec.structs.replace
 
@@ -115,13 +116,14 @@ class ComposerSteps:
 
     def sketches(self, step: int, composer: int, found: Tensors) -> list[EncodedSketch]:
         """Return the sketch of every layer of one step."""
-        made = []
-        for layer in range(self.config.n_layer):
-            u, g_y, gates = (found[in_layer(layer, "seen", what)] for what in ("u", "g_y", "gates"))
-            sketch = sketch_from_gates((layer, step, composer), u, g_y, gates, self.config.n_active)
-            sketch = subsample(sketch, self.training.sketch_fraction, self.config.seed)
-            made.append(encode(sketch, self.training.precision, self.config.n_expert))
-        return made
+        return [self.sketch(step, composer, layer, found) for layer in range(self.config.n_layer)]
+
+    def sketch(self, step: int, composer: int, layer: int, found: Tensors) -> EncodedSketch:
+        """Return the sketch of one layer of one step."""
+        u, g_y, gates = (found[in_layer(layer, "seen", what)] for what in ("u", "g_y", "gates"))
+        sketch = sketch_from_gates((layer, step, composer), u, g_y, gates, self.config.n_active)
+        sketch = subsample(sketch, self.training.sketch_fraction, self.config.seed)
+        return encode(sketch, self.training.precision, self.config.n_expert)
 
     def offloaded(
         self, step: int, composer: ComposerState, sketches: Sequence[Sequence[EncodedSketch]]
@@ -178,9 +180,14 @@ class ComposerSteps:
         options = training.fit
         return refitted(before, improved, sketches, progress=step, slots=slots, config=self.config, options=options)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether composers fit surrogates, on rows of their own steps."""
+        return self.training.composers > 1 and bool(self.training.rank) and not self.workers_fit
+
     def remember(self, composer: ComposerState, found: Tensors) -> ComposerState:
         """Return the composer with the rows of a step among those that surrogates are fitted on."""
-        if self.training.composers == 1 or not self.training.rank or self.workers_fit:
+        if not self.remembers:
             return composer
         rows = [
             remember(old, found[in_layer(i, "seen", "u")], found[in_layer(i, "seen", "gates")])
@@ -222,10 +229,10 @@ class ComposerSteps:
         size = sum(delta.nbytes for delta in (*sent_a, *sent_b))
         return LayerFit(layer, ids, a, b, fitted.error, size, tuple(zip(sent_a, sent_b, strict=True)))
 
-    def published(self, composer: ComposerState, names: Sequence[str], steps: int) -> Published:
-        """Return what a composer publishes of some tensors, `steps` steps after their last merge."""
+    def published(self, number: int, tensors: Tensors, steps: int) -> Published:
+        """Return what a composer publishes of a fragment, `steps` steps after its last merge."""
         tokens = steps * self.batch * self.config.sequence_length
-        return Published(composer.number, composer.named(names), tokens, steps)
+        return Published(number, tensors, tokens, steps)
 
     def _computed(self, experts: Tensors) -> Tensors:
         return computed_weights(experts, self.config) if self._masters else experts
@@ -300,8 +307,13 @@ def named_experts(layers: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.nd
 
 def mean_loss(run: Runner, tensors: Tensors, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
     """Return the mean cross-entropy over batches of (tokens, targets)."""
-    losses = [run("evaluate", {**tensors, "tokens": x, "targets": y})["cross_entropy"] for x, y in batches]
-    return float(np.mean([float(loss) for loss in losses]))
+    held, losses = ResidentTensors(run), []
+    held.put(tensors)
+    for tokens, targets in batches:
+        found = held.call("evaluate", arrays={"tokens": tokens, "targets": targets})
+        losses.append(float(held.get(["cross_entropy"])["cross_entropy"]))
+        held.drop(found)
+    return float(np.mean(losses))
 
 
 def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoeConfig) -> dict[str, np.ndarray]:

@@ -19,7 +19,6 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import NumericsError, RemoteProtocolError
-from planetary.core.tensors import Tensors
 from planetary.moe import composer_machine as c
 from planetary.moe.composer import ComposerSteps, mean_loss, owned_by
 from planetary.moe.composer_data import HELD_OUT, ComposerData
@@ -31,6 +30,7 @@ from planetary.moe.ownership import owned_slots
 from planetary.moe.part import Part
 from planetary.moe.payloads import fragment_bytes, fragment_from, sketch_bytes
 from planetary.moe.plan import MixturePlan
+from planetary.moe.resident_composer import ResidentComposer
 from planetary.moe.round_losses import RoundLosses
 from planetary.moe.shard_payload import model_from, shard_bytes, shard_from
 from planetary.moe.signature import Runner, parameter_specs
@@ -81,7 +81,8 @@ class ComposerDriver:
         self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, expert, masters=masters)
         self._names = plan.fragments(parameter_specs(composer.program), parameter_specs(self.steps.expert.program))
         self.machine = ComposerMachine(plan, list(self._names))
-        self.state: ComposerState | None = None
+        self._run = run
+        self.composer: ResidentComposer | None = None
         self._surrogates = (
             SurrogateTraffic(plan, self.steps, self.machine, self._tell, background=fitting, leave=self._leave)
             if plan.has_surrogates
@@ -94,6 +95,11 @@ class ComposerDriver:
         self._published: dict[Key, Mapping[str, np.ndarray]] = {}
         self._losses = RoundLosses()
         self._reported_at = -math.inf
+
+    @property
+    def state(self) -> ComposerState | None:
+        """The composer on the host; None before it has a shard."""
+        return None if self.composer is None else self.composer.state
 
     @property
     def bank(self) -> Surrogates | None:
@@ -148,9 +154,9 @@ class ComposerDriver:
                 case c.Publish():
                     self._publish(action)
                 case c.Fit():
-                    assert self.state is not None
+                    assert self.composer is not None
                     assert self._surrogates is not None
-                    self._surrogates.fit(self.state)
+                    self._surrogates.fit(self.composer.without_dense)
                 case c.Keep():
                     self._keep()
                 case c.View():
@@ -186,7 +192,7 @@ class ComposerDriver:
                 self._own(message, payload)
             case m.StandBy():
                 self.machine.stands_by()
-                self.state = None
+                self.composer = None
             case m.FragmentMerged():
                 key = (Tier(message.tier), message.fragment)
                 if key in self.machine.held and self.machine.merged(key, message.version, message.shards):
@@ -215,7 +221,8 @@ class ComposerDriver:
         if not message.payload:
             self.machine.owns(message.shard, message.epoch, message.step, None, message.speaks)
             return
-        self.state, step, held = shard_from(payload, self.plan)
+        state, step, held = shard_from(payload, self.plan)
+        self.composer = ResidentComposer(self.steps, self._run, state)
         self.machine.owns(message.shard, message.epoch, step, held, message.speaks)
         self._data.forget()
         self._published.clear()
@@ -228,23 +235,20 @@ class ComposerDriver:
         self.machine.speaks = shards
 
     def _step(self) -> None:
-        assert self.state is not None
+        assert self.composer is not None
         began = self._clock()
         step, progress = self.machine.done, self.machine.progress
         tokens, targets = self._data.batch(self.machine.shard, step)
-        found = self.steps.gradients(self.state, self.bank, tokens, targets)
-        loss = float(found["cross_entropy"])
+        loss = self.composer.gradients(self.bank, tokens, targets)
         if not math.isfinite(loss):
             raise NumericsError(
                 f"the loss of shard {self.machine.shard} became {loss} at step {step + 1}; a lower "
                 "optimizer.learning_rate or optimizer.clip_norm may help"
             )
-        state = self.steps.update_dense(self.state, progress, found)
+        self.composer.update(progress, experts=not self.plan.offloads)
         if self.plan.offloads:
-            self._offer_sketches(step, found)
-        else:
-            state = self.steps.update_experts(state, progress, found)
-        self.state = self.steps.remember(state, found)
+            self._offer_sketches(self.composer, step)
+        self.composer.end_step()
         self.machine.stepped()
         seconds = self._clock() - began
         self._losses.stepped(loss, seconds)
@@ -253,35 +257,36 @@ class ComposerDriver:
             self._reported_at = began
             self._tell(m.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
 
-    def _offer_sketches(self, step: int, found: Tensors) -> None:
+    def _offer_sketches(self, composer: ResidentComposer, step: int) -> None:
         wanted = [layer for layer in range(self.plan.model.n_layer) if self.machine.may_offer(layer)]
         if not wanted:
             return
-        sketches = self.steps.sketches(step, self.machine.shard, found)
+        found = composer.seen(wanted)
         for layer in wanted:
+            sketch = self.steps.sketch(step, self.machine.shard, layer, found)
             self.machine.offered(layer)
             version = self.machine.expert_versions[layer]
             known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
-            self._tell(m.OfferSketches, "sketch", partial(sketch_bytes, sketches[layer]), **known)
+            self._tell(m.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
 
     def _use_experts(self, message: m.UseExperts, payload: Packed) -> None:
-        if self.state is None or message.shard != self.machine.shard:
+        if self.composer is None or message.shard != self.machine.shard:
             return
         self.machine.answered(message.layer, message.arrived, message.waiting)
         held = self.machine.expert_versions[message.layer]
         if not self.machine.improved(message.layer, message.version, message.step):
             return
-        experts, fitted = list(self.state.experts), list(self.state.fitted or [{} for _ in self.state.experts])
+        state = self.composer.without_dense
         if message.base < 0:
-            experts[message.layer], surrogates = weights_from(payload)
+            experts, surrogates = weights_from(payload)
         elif message.base == held:
-            experts[message.layer], surrogates = changed_from(payload, experts[message.layer])
+            experts, surrogates = changed_from(payload, state.experts[message.layer])
         else:
             raise RemoteProtocolError(
                 f"the gateway changes version {message.base} of layer {message.layer}'s experts; here is {held}"
             )
-        fitted[message.layer] = surrogates or fitted[message.layer]
-        self.state = msgspec.structs.replace(self.state, experts=tuple(experts), fitted=tuple(fitted))
+        fitted = state.fitted[message.layer] if state.fitted else {}
+        self.composer.replace_experts(message.layer, experts, surrogates or fitted)
 
     def _improve(self, message: m.ImproveExperts, payload: Packed) -> None:
         before, sketches = work_from(payload)
@@ -290,19 +295,20 @@ class ComposerDriver:
         self._tell(m.ExpertsImproved, "improved", partial(improved_bytes, improved), task=message.task)
 
     def _adopt(self, action: c.Adopt) -> None:
-        assert self.state is not None
+        assert self.composer is not None
         names = self._names[action.key]
         merged = fragment_from(self._arrived.pop(action.key))
         new = {name: merged[name].copy() for name in names}
         published = self._published.pop(action.key, None)
         if action.carry and published is not None:
-            now = self.state.named(names)
+            now = self.composer.named(names)
             new = {name: value + (now[name] - published[name]) for name, value in new.items()}
-        self.state = self.state.with_named(new)
+        self.composer.adopt(new)
 
     def _publish(self, action: c.Publish) -> None:
-        assert self.state is not None
-        one = self.steps.published(self.state, self._names[action.key], action.steps)
+        assert self.composer is not None
+        tensors = self.composer.named(self._names[action.key])
+        one = self.steps.published(self.machine.shard, tensors, action.steps)
         self._published[action.key] = one.tensors
         tier, fragment = action.key
         self._tell(
@@ -317,18 +323,18 @@ class ComposerDriver:
         )
 
     def _keep(self) -> None:
-        assert self.state is not None
-        pack = partial(shard_bytes, self.state, self.machine.done, dict(self.machine.held), self.plan)
+        assert self.composer is not None
+        pack = partial(shard_bytes, self.composer.state, self.machine.done, dict(self.machine.held), self.plan)
         self._tell(m.KeepShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
         self._losses.saved(self.machine.progress // self.plan.steps_per_round)
 
     def _view(self) -> None:
-        if self.state is None or self.bank is None:
+        if self.composer is None or self.bank is None:
             return
         held_out = self._data.held_out()
         # At the end nobody waits for this composer; before, one batch is all the time that it gets.
         used = held_out if self.machine.finished else held_out[:1]
-        view = composer_view(self.steps, self.state, self.bank, used)
+        view = composer_view(self.composer, self.plan.model, self.bank, used)
         if math.isfinite(view.mixed) and math.isfinite(view.surrogates):
             losses = {"mixed_loss": view.mixed, "surrogate_loss": view.surrogates}
             self._tell(m.ViewModel, "view", partial(view_bytes, view), **losses)

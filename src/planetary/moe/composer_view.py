@@ -9,11 +9,12 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError
-from planetary.moe.composer import ComposerSteps
+from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.composer_data import Batch
 from planetary.moe.plan import MixturePlan
+from planetary.moe.resident_composer import ResidentComposer
 from planetary.moe.routing import all_layers
-from planetary.moe.states import ComposerState, Surrogates
+from planetary.moe.states import Surrogates
 
 ROWS = 128
 """Tokens whose routing composers compare."""
@@ -33,19 +34,18 @@ class ComposerView(msgspec.Struct, frozen=True):
 
 
 def composer_view(
-    steps: ComposerSteps, state: ComposerState, bank: Surrogates, batches: Sequence[Batch]
+    composer: ResidentComposer, model: LatentMoeConfig, bank: Surrogates, batches: Sequence[Batch]
 ) -> ComposerView:
     """Evaluate a composer's view on held-out batches."""
     losses: dict[bool, list[float]] = {True: [], False: []}
     first: np.ndarray | None = None
     for tokens, targets in batches:
         for own in (True, False):
-            arguments = steps.arguments(state if own else state.owning_nothing(), bank)
-            found = steps.composer("evaluate", {**arguments, "tokens": tokens, "targets": targets})
+            found = composer.evaluate(bank, tokens, targets, own=own)
             losses[own].append(float(found["cross_entropy"]))
             if first is None:
-                every = all_layers(found, steps.config.n_layer).reshape(steps.config.n_layer, -1, steps.config.n_expert)
-                first = every[:, :ROWS].reshape(-1, steps.config.n_expert)
+                every = all_layers(found, model.n_layer).reshape(model.n_layer, -1, model.n_expert)
+                first = every[:, :ROWS].reshape(-1, model.n_expert)
     assert first is not None
     return ComposerView(float(np.mean(losses[True])), float(np.mean(losses[False])), first)
 

@@ -21,6 +21,7 @@ from planetary.moe.signature import GRADIENT, Runner, signature
 from planetary.moe.sketch import EncodedSketch, Sketch, decode, dense_gates
 from planetary.moe.states import computed_weights
 from planetary.moe.surrogate import FitOptions, expert_outputs, fit_surrogates
+from planetary.runtime.device_program import ResidentTensors
 
 
 class HeldExperts(msgspec.Struct, frozen=True):
@@ -60,26 +61,6 @@ class Improved(msgspec.Struct, frozen=True):
     surrogates: dict[str, np.ndarray] = {}
 
 
-def sketched_gradient(
-    run: Runner, weights: Tensors, sketches: Sequence[Sketch], slots: np.ndarray, experts: int
-) -> dict[str, np.ndarray]:
-    """Return the gradients of one layer's experts: the mean over the composers' sketches, in their order.
-
-    Args:
-        run: an expert program for at least as many tokens as a sketch has.
-        weights: [slots, ...] by name.
-        sketches: of the same layer and step.
-        slots: which experts are in the slots, i32 [slots].
-        experts: of the model.
-    """
-    total: dict[str, np.ndarray] = {}
-    for sketch in sketches:
-        found = run("gradients", {**weights, **_inputs(run, sketch, slots, experts)})
-        total = {name: total[name] + value for name, value in found.items()} if total else found
-    count = np.float32(len(sketches))
-    return total if len(sketches) == 1 else {name: value / count for name, value in total.items()}
-
-
 def improve(
     run: Runner,
     weights: Tensors,
@@ -101,22 +82,29 @@ def improve(
         TrustError: a sketch is damaged.
     """
     sketches = [decode(sketch) for sketch in encoded]
-    now: Tensors = weights
-    held: Tensors = moments
-    before = _proxies(run, now, sketches, slots, experts) if proxies else np.zeros(len(slots))
+    held = ResidentTensors(run)
+    held.put({**weights, **moments})
+    inputs = []
+    for i, sketch in enumerate(sketches):
+        arrays = _inputs(run, sketch, slots, experts)
+        inputs.append({name: f"{name}/{i}" for name in arrays})
+        held.put({f"{name}/{i}": value for name, value in arrays.items()})
+    before = _proxies(held, inputs) if proxies else np.zeros(len(slots))
     for _ in range(inner_steps):
-        gradients = sketched_gradient(run, now, sketches, slots, experts)
+        _find_gradients(held, inputs)
         if trust:
             for name, start in weights.items():
-                gradients[GRADIENT + name] = gradients[GRADIENT + name] + np.float32(trust) * (now[name] - start)
-        now, held = optimizer_step(run, now, held, rate, gradients)
-    after = _proxies(run, now, sketches, slots, experts) if proxies else np.zeros(len(slots))
+                far = np.float32(trust) * (held.get([name])[name] - start)
+                held.put({GRADIENT + name: held.get([GRADIENT + name])[GRADIENT + name] + far})
+        held.call("update", arrays={RATE.name: np.array(rate, np.float32)})
+    after = _proxies(held, inputs) if proxies else np.zeros(len(slots))
+    now = held.get(weights)
     if trust and proxies:
         after = after + [
             trust / 2 * sum(float(np.sum(np.square(now[n][s] - w[s]))) for n, w in weights.items())
             for s in range(len(slots))
         ]
-    return Improved(dict(now), dict(held), before, after)
+    return Improved(now, held.get(moments), before, after)
 
 
 def optimizer_step(
@@ -279,6 +267,20 @@ def _inputs(run: Runner, sketch: Sketch, slots: np.ndarray, experts: int) -> dic
     return {name: np.pad(a, ((0, missing), (0, 0))) if missing else a for name, a in arrays.items()}
 
 
-def _proxies(run: Runner, weights: Tensors, sketches: Sequence[Sketch], slots: np.ndarray, experts: int) -> np.ndarray:
-    found = [run("proxy", {**weights, **_inputs(run, sketch, slots, experts)})["proxy"] for sketch in sketches]
+def _find_gradients(held: ResidentTensors, inputs: Sequence[Mapping[str, str]]) -> None:
+    """Put the gradients of one layer's experts on the device: the mean over the sketches, in their order."""
+    total: dict[str, np.ndarray] = {}
+    for names in inputs:
+        found = held.call("gradients", names)
+        if len(inputs) > 1:  # one sketch's gradients need not leave the device
+            new = held.get(found)
+            total = {name: total[name] + value for name, value in new.items()} if total else new
+    held.put({name: value / np.float32(len(inputs)) for name, value in total.items()})
+
+
+def _proxies(held: ResidentTensors, inputs: Sequence[Mapping[str, str]]) -> np.ndarray:
+    found = []
+    for names in inputs:
+        held.call("proxy", names)
+        found.append(held.get(["proxy"])["proxy"])
     return np.mean(found, axis=0)

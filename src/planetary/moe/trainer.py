@@ -245,7 +245,7 @@ class MoeTrainer:
         due = tuple(key for key in cadence.due(done) if cadence.horizon(key[0]) > 1 and key in self._names)
         for key in due:
             names, horizon = self._names[key], cadence.horizon(key[0])
-            published = [self.steps.published(c, names, horizon) for c in composers]
+            published = [self.steps.published(c.number, c.named(names), horizon) for c in composers]
             previous = {n: syncer.start[n] for n in names}
             velocity = {n: syncer.velocity.get(n, np.zeros_like(v)) for n, v in previous.items()}
             merged, speed = merge(previous, velocity, published, self.training.merge)

@@ -150,3 +150,28 @@ def test_a_converted_boolean_in_a_product_changes_sign_when_optimised() -> None:
     assert (found == -1).all(), f"{MENDED} the select in normalise.lookups_to_matmuls, a convert will do"
     found = run_here(rewritten(LOOKUP, normalise.lookups_to_matmuls), wanted, table, flags=flags)
     assert (found == 1).all()
+
+
+NARROW_SUMS = """
+func.func @main(%x: tensor<512x256xf32>, %w: tensor<512x256xf32>) -> tensor<256x256xf32> {
+  %0 = stablehlo.convert %x : (tensor<512x256xf32>) -> tensor<512x256xbf16>
+  %1 = stablehlo.convert %w : (tensor<512x256xf32>) -> tensor<512x256xbf16>
+  %2 = stablehlo.dot_general %0, %1, contracting_dims = [0] x [0]
+      : (tensor<512x256xbf16>, tensor<512x256xbf16>) -> tensor<256x256xbf16>
+  %3 = stablehlo.convert %2 : (tensor<256x256xbf16>) -> tensor<256x256xf32>
+  return %3 : tensor<256x256xf32>
+}
+"""
+
+
+def test_a_product_with_a_narrow_result_is_summed_in_it() -> None:
+    rng = np.random.default_rng(0)
+    # Whole numbers of at most 7 bits are exact in bf16.
+    x, w = (rng.integers(-127, 128, (512, 256)).astype(np.float32) for _ in range(2))
+    expected = x.T.astype(np.float64) @ w
+
+    def error(text: str) -> float:
+        return float(np.abs(run_here(text, x, w) - expected).max() / np.abs(expected).max())
+
+    assert error(NARROW_SUMS) > 2**-7, f"{MENDED} normalise.contractions_to_f32"
+    assert error(rewritten(NARROW_SUMS, normalise.contractions_to_f32)) <= 2**-8

@@ -69,8 +69,11 @@ def test_the_noise_of_bf16_activations_is_measured_and_bounded() -> None:
     step = build_train_step(model)
     trial = make_trial(step.spec, model.initial("param"), {})
     rounded = run_expected(step, trial)
-    wide = run_expected(step, trial, lambda source, *rest: run_reference(widened(source), *rest))
-    noise = noise_between(step.spec, rounded, wide)
+    strict, wide = (
+        run_expected(step, trial, lambda source, *rest, r=r: run_reference(widened(source, rounding=r), *rest))
+        for r in (True, False)
+    )
+    noise = noise_between(step.spec, strict, wide)
     assert all(amount < 0.02 * abs(float(rounded[name])) for name, amount in noise.items() if "loss" in name)
     square = "adam.square.arg15"
     change = float(np.abs(rounded[square] - trial.before[square]).max())
@@ -99,6 +102,8 @@ def test_a_widened_module_keeps_its_signature() -> None:
     """
     x = to_host_dtype(np.array([1, 1, 1, 1], np.float32), "bf16")
     (narrow,) = run_reference(text, "main", [x], ["bf16"])
-    (wide,) = run_reference(widened(text), "main", [x], ["bf16"])
+    (wide,) = run_reference(widened(text, rounding=False), "main", [x], ["bf16"])
+    (strict,) = run_reference(widened(text, rounding=True), "main", [x], ["bf16"])
+    np.testing.assert_array_equal(strict, narrow)
     np.testing.assert_array_equal(as_float(wide, "bf16"), np.full(4, 0.333984375, np.float32))
     assert not np.array_equal(narrow, wide)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
 from planetary.compiler.powers import powers_by_parity
+from planetary.compiler.precision import CONTRACTIONS
 from planetary.compiler.product_order import order_products
 from planetary.core.artifact_label import ArtifactLabel
 
@@ -51,6 +52,7 @@ def rewrite_for_iree(module: ir.Module) -> None:
     split_long_reductions(module)
     keep_apart_broadcasts(module)
     powers_by_parity(module)
+    contractions_to_f32(module)
     order_products(module)
 
 
@@ -257,6 +259,25 @@ def _put_barrier(value: ir.Value, users: Sequence[ir.Operation]) -> None:
         guarded = ir.emit("stablehlo.optimization_barrier", [value], [value.type]).results[0]
     for op in users:
         op.operands[0] = guarded
+
+
+def contractions_to_f32(module: ir.Module) -> None:
+    """Let contractions with a bf16 or f16 result sum in f32, and round their result once.
+
+    Why: IREE 3.13 adds the products in the type of the result, on CPUs in some tilings: a sum of 512 products of bf16
+    is off by 1.3 % of the largest, where one rounding is 0.2 %. Meaning: fewer roundings.
+    """
+    for name in sorted(CONTRACTIONS):
+        for op in _find(module, name):
+            result = op.results[0]
+            element = ir.element_of(result)
+            if str(element) not in {"bf16", "f16"}:
+                continue
+            with ir.insert_before(op), ir.located(op):
+                wide = ir.clone(op, list(op.operands))
+                wide.results[0].set_type(ir.tensor(ir.shape_of(result), ir.f32()))
+                ir.replace_uses(result, ops.convert(wide.results[0], element))
+            op.erase()
 
 
 def mark_in_place(function: ir.Operation, replaced: Sequence[int]) -> None:

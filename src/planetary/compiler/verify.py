@@ -113,7 +113,7 @@ def verify_artifact(
         trial = draw_trial(spec, values, buffers)
         expected = run_expected(train_step, trial)
         found = found_with(trial)
-        noise = _noise(train_step, trial, expected)
+        noise = _noise(train_step, trial)
         suspect = _Suspect(train_step, trial, expected, found, noise, subject.target, open_runner)
         name, error, against, right = suspect.judge(target, on_refusal)
         if cache is not None:
@@ -240,18 +240,23 @@ def run_expected(train_step: TrainStep, trial: Trial, run: Run = run_reference) 
     return dict(zip(names, results, strict=True)) | {"eval_loss": evaluated[0]}
 
 
-def _noise(train_step: TrainStep, trial: Trial, expected: Mapping[str, np.ndarray]) -> dict[str, float]:
+def _noise(train_step: TrainStep, trial: Trial) -> dict[str, float]:
     """Return, by name, what rounding in 16-bit arithmetic between contractions changes; empty without any."""
     if not rounds_between_operations(train_step.portable):
         return {}
-    return noise_between(train_step.spec, expected, run_expected(train_step, trial, _run_widened))
+    rounded, wide = (run_expected(train_step, trial, _run_widened(rounding)) for rounding in (True, False))
+    return noise_between(train_step.spec, rounded, wide)
 
 
-def _run_widened(
-    stablehlo: bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str], /
-) -> list[np.ndarray]:
-    """Run a function with XLA, with f32 in place of all 16-bit arithmetic."""
-    return run_reference(widened(stablehlo), function, arguments, result_dtypes)
+def _run_widened(rounding: bool) -> Run:
+    """Return what runs a function with XLA, with f32 in place of all 16-bit arithmetic."""
+
+    def run(
+        stablehlo: bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str], /
+    ) -> list[np.ndarray]:
+        return run_reference(widened(stablehlo, rounding=rounding), function, arguments, result_dtypes)
+
+    return run
 
 
 def _arguments(spec: StepSpec, trial: Trial, function: str) -> tuple[list[str], list[np.ndarray]]:

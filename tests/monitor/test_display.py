@@ -256,7 +256,7 @@ def test_sparkline_keeps_to_its_width_and_order() -> None:
 
 def test_what_the_data_made_smaller_is_said_once() -> None:
     before = RunStatus(run="r", state="preparing", rounds=6)
-    after = msgspec.structs.replace(before, rounds=5, fitted="fitted to the data: train.rounds is 5 instead of 6")
+    after = msgspec.structs.replace(before, rounds=5, notes=("fitted to the data: train.rounds is 5 instead of 6",))
     line = "note: fitted to the data: train.rounds is 5 instead of 6"
     assert line in plain_lines(before, after)
     assert line not in plain_lines(after, after)

@@ -75,9 +75,8 @@ class Gateway(RunHost):
             )
             if self.prepared is None:
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
-            self.fitted = changes(self.config, self.prepared.config)
+            self.notes += filter(None, (changes(self.config, self.prepared.config), step_news(own, self.prepared)))
             self.config = self.prepared.config
-            self.news = step_news(own, self.prepared) or self.news
             if not await self._fit(self.prepared):
                 return e.Finish(False, self._stop_reason or "stopped", "stopped")
             if prepared is not None:
@@ -106,8 +105,8 @@ class Gateway(RunHost):
             return False
         chosen = fit(config, speed)
         self.config = fit_to_data(chosen.config, prepared.data)  # its rounds may be more than data.max_epochs allows
-        self.news = chosen.sentence(speed)
-        log.info("%s", self.news)
+        self.notes.append(chosen.sentence(speed))
+        log.info("%s", self.notes[-1])
         return True
 
     async def _train(self, prepared: Prepared) -> e.Finish:

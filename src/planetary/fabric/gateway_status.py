@@ -55,7 +55,7 @@ def base_status(host: RunHost, state: Progress | None) -> RunStatus:
         inner_steps=config.train.inner_steps,
         started_at=host.started_at,
         message=host.news,
-        fitted=host.fitted,
+        notes=tuple(host.notes),
     )
     if state is None:
         return status

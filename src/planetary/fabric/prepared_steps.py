@@ -67,8 +67,13 @@ class StepRecord(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
     def is_complete(self, store: BlobStore) -> bool:
-        """Whether the store has all blobs of the record."""
-        return all(store.has(d) for d in (self.spec.stablehlo_digest, self.params, self.buffers) if d)
+        """Whether the store has all blobs of the record, undamaged; a damaged one is removed."""
+        try:
+            for digest in filter(None, (self.spec.stablehlo_digest, self.params, self.buffers)):
+                store.verified_path(digest)
+        except (TrustError, UserError):
+            return False
+        return True
 
     def changed_sources(self) -> list[str]:
         """Return the files that are gone, or have other bytes than when the step was made."""
@@ -151,17 +156,17 @@ def keep_record(
     """
     files = {*read, *_loaded_files(), *_named_files(config)}
     blob = packed(spec.buffers, buffers)
-    store.put(portable)
+    _put_whole(store, portable)
     record = StepRecord(
         made_from=made_from(config, options),
         environment=environment(),
         sources={str(path): _stamp(path) for path in sorted(files) if path.is_file() and not _is_elsewhere(path)},
         spec=spec,
-        params=store.put(packed(spec.params, params)),
-        buffers=store.put(blob) if blob else "",
+        params=_put_whole(store, packed(spec.params, params)),
+        buffers=_put_whole(store, blob) if blob else "",
         notes=notes,
     )
-    store.link(_key(record.made_from), store.put(msgspec.json.encode(record)))
+    store.link(_key(record.made_from), _put_whole(store, msgspec.json.encode(record)))
     return record
 
 
@@ -267,6 +272,16 @@ def _resolved(source: str) -> str:
 
 def _absolute(path: str) -> str:
     return str(Path(path).absolute()) if path and "://" not in path else path
+
+
+def _put_whole(store: BlobStore, data: bytes) -> str:
+    """Store a blob and return its digest; one of the same name that was damaged is replaced."""
+    digest = store.put(data)
+    try:
+        store.verified_path(digest)
+    except TrustError:  # which removed it
+        store.put(data)
+    return digest
 
 
 def _key(parts: str) -> str:

@@ -76,7 +76,7 @@ class RunHost(ABC):
         self.ended_at: float | None = None
         self.metrics: list[RoundMetrics] = []
         self.news = ""  # the newest event worth telling
-        self.fitted = ""  # what the data made smaller
+        self.notes: list[str] = []  # what was decided before training
         self._tls, self._tokens = tls, tokens
         self._clock = clock or SystemClock()
         self._store = BlobStore(options.cache / "blobs")

@@ -19,8 +19,8 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
         lines.append(f"run {after.run}: {after.rounds} rounds of {after.inner_steps} inner steps")
     elif before is None:
         lines.append(f"run {after.run}: its length will be fitted to this machine")
-    if after.fitted and (before is None or before.fitted != after.fitted):
-        lines.append(f"note: {after.fitted}")
+    told = before.notes if before is not None else ()
+    lines += [f"note: {note}" for note in after.notes if note not in told]
     lines += _worker_lines(before, after)
     lines += _round_lines(before, after)
     if after.message and (before is None or before.message != after.message):

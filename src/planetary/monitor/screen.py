@@ -85,19 +85,16 @@ class LiveScreen:
         # The caller decides when to draw; a thread of rich's own would draw in the middle of its work.
         self._live = Live(console=self._console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
-        self._unfitted = False
-        self._fitted = ""
+        self._told: tuple[str, ...] = ()
 
     def show(self, status: RunStatus) -> None:
         """Redraw."""
         from planetary.monitor.display import render
 
-        if self._unfitted and status.rounds:  # the panel's newest event would be the next worker
-            self._console.print(status.message)
-        self._unfitted = not status.rounds
-        if status.fitted != self._fitted:
-            self._fitted = status.fitted
-            self._console.print(status.fitted)
+        for note in status.notes:
+            if note not in self._told:  # the panel's newest event would be the next worker
+                self._console.print(note)
+        self._told = status.notes
         self._live.update(render(status, self._clock.wall(), self._console.width), refresh=True)
 
     def close(self) -> None:

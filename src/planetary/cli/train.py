@@ -146,8 +146,7 @@ def _train_baseline(config: Any, options: Any) -> None:
 def _say_what_happened(folder: Path, report: Any) -> None:
     import os
 
-    from planetary.core.config import load_config
-    from planetary.fabric.preparation import is_built_by_code
+    from planetary.core.config import is_function, load_config
     from planetary.fabric.run_files import CONFIG
 
     shown = os.path.relpath(folder)
@@ -159,6 +158,6 @@ def _say_what_happened(folder: Path, report: Any) -> None:
     if quality.gap_to_baseline is not None:
         parts.append(f"{quality.gap_to_baseline:+.2%} against one worker")
     print(f"Trained {', '.join(parts)}. Picture: {shown}/loss.png")
-    if is_built_by_code(load_config(folder / CONFIG).model.source):  # a StableHLO model has its loss only
+    if is_function(load_config(folder / CONFIG).model.source):  # a StableHLO model has its loss only
         print(f'Try it:   planetary generate {shown} --prompt "def "')
     print(f"Go on:    planetary train --resume {shown} --rounds {speed.rounds * 2}   look: planetary dashboard {shown}")

@@ -122,11 +122,6 @@ def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Ca
     )
 
 
-def is_built_by_code(source: str) -> bool:
-    """Whether a model's source is a function, `module:build`, rather than a file of StableHLO."""
-    return ":" in source and "://" not in source
-
-
 def step_options(config: Config) -> StepOptions:
     """Return what the configuration says about the training step, but for its learning rate."""
     optimizer, train = config.optimizer, config.train

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from planetary.cli.trained_model import can_generate
+from planetary.core.config import load_config
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pcp"
 
 
@@ -33,3 +36,10 @@ def test_the_example_trains_unchanged(tmp_path: Path) -> None:
     assert rounds[-1]["eval_loss"] < rounds[0]["eval_loss"] < 5.6  # ln 256: nothing learned
     characters = json.loads((run / "characters.json").read_text())["characters"]
     assert characters == "".join(sorted(set((EXAMPLE / "data.txt").read_text())))
+    # The model is its loss only; the logits are found in its graph, so generation is offered and works.
+    assert can_generate(load_config(run / "config.toml"))
+    generate = [sys.executable, "-m", "planetary", "generate", str(run), "--prompt", "the ", "--tokens", "20"]
+    said = subprocess.run(generate, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr
+    assert said.stdout.startswith("the ")
+    assert len(said.stdout) == len("the ") + 20 + 1

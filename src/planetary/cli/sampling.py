@@ -1,8 +1,7 @@
 """Continuing a text with a model's logits, one token at a time.
 
-There is no cache of keys and values: each token costs one forward pass over the whole window, compiled
-once. That needs nothing from a model but `logits(params, tokens)`, and a small model answers faster than
-people read.
+There is no cache of keys and values: each token costs one forward pass over the whole window. That needs nothing
+from a model but `logits(params, tokens)`, and a small model answers faster than people read.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 def continue_tokens(
-    logits: Callable[[Any, jax.Array], jax.Array],
+    logits: Callable[[Any, np.ndarray], jax.Array],
     params: Any,
     prompt: Sequence[int],
     *,
@@ -44,9 +43,8 @@ def continue_tokens(
     """Yield tokens that continue `prompt`, without end. Equal arguments give equal tokens.
 
     Args:
-        logits: `logits(params, tokens i32 [1, window]) -> float [1, window, vocabulary]`, causal: position
-        i does
-            not depend on later tokens.
+        logits: `logits(params, tokens i32 [1, window]) -> float [1, window, vocabulary]`, causal: position i does not
+            depend on later tokens. Called once for each token: compiled, if it is to be fast.
         params: of the model.
         prompt: token ids, at least one.
         window: how many of the newest tokens the model sees.
@@ -60,8 +58,8 @@ def continue_tokens(
         raise UserError("the prompt is empty; give at least one character to continue")
 
     @jax.jit
-    def draw(params: Any, tokens: jax.Array, last: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        row = logits(params, tokens[None])[0, last].astype(jnp.float32)
+    def draw(scores: jax.Array, last: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        row = scores[0, last].astype(jnp.float32)
         finite = jnp.all(jnp.isfinite(row))
         if sampling.temperature == 0:
             return jnp.argmax(row), finite
@@ -78,7 +76,8 @@ def continue_tokens(
     tokens[:used] = newest
     base = jax.random.key(sampling.seed)
     for position in _naturals():
-        token, finite = draw(params, tokens, np.int32(used - 1), jax.random.fold_in(base, position))
+        scores = logits(params, tokens[None])
+        token, finite = draw(scores, np.int32(used - 1), jax.random.fold_in(base, position))
         if not bool(finite):
             raise NumericsError("the model's logits are not finite: its parameters are damaged or diverged")
         chosen = int(token)

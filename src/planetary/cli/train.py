@@ -146,7 +146,8 @@ def _train_baseline(config: Any, options: Any) -> None:
 def _say_what_happened(folder: Path, report: Any) -> None:
     import os
 
-    from planetary.core.config import is_function, load_config
+    from planetary.cli.trained_model import can_generate
+    from planetary.core.config import load_config
     from planetary.fabric.run_files import CONFIG
 
     shown = os.path.relpath(folder)
@@ -158,6 +159,6 @@ def _say_what_happened(folder: Path, report: Any) -> None:
     if quality.gap_to_baseline is not None:
         parts.append(f"{quality.gap_to_baseline:+.2%} against one worker")
     print(f"Trained {', '.join(parts)}. Picture: {shown}/loss.png")
-    if is_function(load_config(folder / CONFIG).model.source):  # a StableHLO model has its loss only
+    if can_generate(load_config(folder / CONFIG)):
         print(f'Try it:   planetary generate {shown} --prompt "def "')
     print(f"Go on:    planetary train --resume {shown} --rounds {speed.rounds * 2}   look: planetary dashboard {shown}")

@@ -16,12 +16,13 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.ternary_matrices import read_weights
-from planetary.compiler.export import find_builder
-from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, load_config
-from planetary.core.errors import UserError
+from planetary.compiler.export import Model, find_builder, load_model
+from planetary.compiler.logits import find_logits
+from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function, load_config
+from planetary.core.errors import CompileError, UserError
 from planetary.data.sources import token_dtype
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
-from planetary.fabric.preparation import builder_options, refuse_ternary_twice
+from planetary.fabric.preparation import builder_options, given_weights, refuse_ternary_twice
 from planetary.fabric.run_files import CONFIG
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class TrainedModel:
     """What is needed to continue a text."""
 
-    logits: Callable[[Any, jax.Array], jax.Array]  # (params, tokens i32 [B, T]) -> float [B, T, V]
+    logits: Callable[[Any, np.ndarray], jax.Array]  # (params, tokens i32 [1, T]) -> float [1, T, V], compiled
     params: Any  # the pytree that the model's code expects
     tokenizer: Tokenizer
     window: int  # tokens of a training sequence
@@ -43,7 +44,8 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
     """Load the model of a run folder from its newest checkpoint, or from `checkpoint`: a folder, or a safetensors
     file with all of the model's parameters.
 
-    The model's source must be `module:build` and have a sibling `logits(params, tokens, **options)`.
+    A model that is `module:build` must have a sibling `logits(params, tokens, **options)`. Of one that is StableHLO the
+    logits are found in its graph, and proved (`planetary.compiler.logits`).
 
     With other `experts` than real ones (see `moe.inference.experts_named`) it is a mixture's newest state, or the
     surrogates beside the file `checkpoint`. A saved training can stand for a run.
@@ -68,10 +70,15 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
     else:
         loaded = load_checkpoint(checkpoint) if checkpoint else load_latest(run / "checkpoints")
         values, round_, whole = loaded.params, loaded.info.round, False
-    logits, template = _code_of(config)
+    if is_function(config.model.source):
+        code, template = _code_of(config)
+        logits: Callable[[Any, np.ndarray], jax.Array] = jax.jit(code)
+        params = fill_tree(template, values, config.model.source, whole=whole)
+    else:
+        logits, params = _graph_of(config, values), None
     return TrainedModel(
         logits=logits,
-        params=fill_tree(template, values, config.model.source, whole=whole),
+        params=params,
         tokenizer=tokenizer_of_run(run, config),
         window=config.train.sequence_length,
         round=round_,
@@ -157,7 +164,7 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted:
         weights, stand_ins = (_weights_in(path, config.model) for path in (checkpoint, beside))
         model = with_surrogates(weights, stand_ins, model_of(config))
     tokenizer = tokenizer_of_run(run, config)
-    return TrainedModel(model.logits, model.params, tokenizer, config.train.sequence_length, round_)
+    return TrainedModel(jax.jit(model.logits), model.params, tokenizer, config.train.sequence_length, round_)
 
 
 def _saved_training(folder: Path, checkpoint: Path | None, wanted: Experts) -> TrainedModel:
@@ -173,7 +180,7 @@ def _saved_training(folder: Path, checkpoint: Path | None, wanted: Experts) -> T
             "write its model with `planetary moe export --tokenizer`, and generate from that"
         )
     model = model_with(saved, wanted)
-    return TrainedModel(model.logits, model.params, load_tokenizer("byte"), saved.config.sequence_length, 0)
+    return TrainedModel(jax.jit(model.logits), model.params, load_tokenizer("byte"), saved.config.sequence_length, 0)
 
 
 def _weights_in(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
@@ -185,24 +192,61 @@ def _weights_in(path: Path, model: ModelConfig) -> dict[str, np.ndarray]:
     return tensors
 
 
-def _code_of(config: Config) -> tuple[Callable[..., jax.Array], Any]:
-    source = config.model.source
-    place = source.rpartition(":")[0]
-    if not place:
-        raise UserError(
-            f"cannot generate with the model {source}: a compiled model has only its loss; "
-            "train from a `module:function` to sample from it"
-        )
-    # `python my_program` finds modules beside the program; this finds them where it was started.
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    builder = find_builder(source)
+def can_generate(config: Config) -> bool:
+    """Whether `planetary generate` will find the logits of a run's model; True costs a few seconds the first time.
+
+    A StableHLO model whose loss takes long on this machine is not tried, and not offered.
+    """
     try:
-        logits = find_builder(f"{place}:logits")
+        if is_function(config.model.source):
+            _logits_of(config.model.source)
+            return True
+        model = _compiled_model(config)
+        places = config.train.batch_size * config.train.sequence_length
+        if 6 * model.param_count * places > TRIED_COST:
+            return False
+        find_logits(model)
+    except (UserError, CompileError):
+        return False
+    return True
+
+
+TRIED_COST = 10**12
+"""Operations of a training step up to which `can_generate` looks for a StableHLO model's logits: some seconds."""
+
+
+def _compiled_model(config: Config) -> Model:
+    model = load_model(config.model.source, roles=config.model.roles, values_follow=bool(config.model.weights))
+    return given_weights(model, config.model) if config.model.weights else model
+
+
+def _graph_of(config: Config, values: Mapping[str, np.ndarray]) -> Callable[[Any, np.ndarray], jax.Array]:
+    model = _compiled_model(config)
+    missing = sorted({a.name for a in model.manifest.arguments if a.role == "param"} - set(values))
+    if missing:
+        raise UserError(
+            f"the weights lack {missing[0]!r} and {len(missing) - 1} more of {config.model.source}'s parameters"
+        )
+    row = find_logits(model).prepare({**model.initial("buffer"), **values})
+    return lambda _, tokens: row(tokens[0])[None]
+
+
+def _logits_of(source: str) -> Callable[..., jax.Array]:
+    place = source.rpartition(":")[0]
+    if str(Path.cwd()) not in sys.path:  # `python my_program` finds modules beside the program
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return find_builder(f"{place}:logits")
     except UserError as error:
         raise UserError(
             f"cannot generate with the model {source}: {error}. Add `logits(params, tokens, **options)` "
             "beside it, which returns [batch, sequence, vocabulary]"
         ) from error
+
+
+def _code_of(config: Config) -> tuple[Callable[..., jax.Array], Any]:
+    source = config.model.source
+    logits, builder = _logits_of(source), find_builder(source)
     _, template, _ = builder(**builder_options(config, source))
-    return partial(logits, **builder_options(config, f"{place}:logits")), template
+    options = builder_options(config, f"{source.rpartition(':')[0]}:logits")
+    return partial(logits, **options), template

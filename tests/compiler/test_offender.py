@@ -41,7 +41,8 @@ def run(piece: TrainStep, inputs: Sequence[np.ndarray], damage: Damage | None = 
             module = ir.parse_module(code)
             damage(module)
             code = ir.to_portable_artifact(module)
-    arguments = [*(tensor.zeros() for tensor in spec.params), *inputs, np.array(0, np.int32)]
+    scalars = np.array(0, np.int32), np.array(0, np.float32)  # step and learning rate, which a piece does not look at
+    arguments = [*(tensor.zeros() for tensor in spec.params), *inputs, *scalars]
     return run_reference(code, "train_step", arguments, [*(t.dtype for t in spec.params), "f32", "f32"])[:-2]
 
 

@@ -124,7 +124,8 @@ def test_loss_gradients_and_state_are_bit_equal(micro_batches: int) -> None:
         step = build_train_step(model, StepOptions(remat=remat, micro_batches=micro_batches))
         assert ("optimization_barrier" in step.stablehlo) is (remat == "blocks")
         spec = step.spec
-        arguments = [*params, *(tensor.zeros() for tensor in spec.opt_state), np.array(0, np.int32), *batch]
+        scalars = np.array(0, np.int32), np.array(0.01, np.float32)  # step and learning rate
+        arguments = [*params, *(tensor.zeros() for tensor in spec.opt_state), *scalars, *batch]
         dtypes = [tensor.dtype for tensor in (*spec.params, *spec.opt_state)] + ["f32", "f32"]
         found.append(run_interpreter(step.portable, "train_step", arguments, dtypes))
     for have, want in zip(found[1], found[0], strict=True):

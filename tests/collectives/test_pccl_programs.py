@@ -122,3 +122,17 @@ def test_interrupt_ends_the_wait(folder: Path) -> None:
     with program(folder, "interrupted.py") as master:
         out, err = master.communicate(timeout=LIMIT_S)
     assert (master.returncode, out, err) == (0, "over\n", "")
+
+
+def test_the_master_command_serves_a_data_parallel_loop(folder: Path) -> None:
+    (folder / "command.py").write_text("from planetary.compat.pccl.master_command import main\nmain()\n")
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(program(folder, "command.py", "--listen-address", "127.0.0.1:0"))
+        address = f"127.0.0.1:{port_of(master)}"
+        peers = [stack.enter_context(program(folder, "ddp_peer.py", address)) for _ in range(2)]
+        for peer in peers:
+            out, err = peer.communicate(timeout=LIMIT_S)
+            assert (peer.returncode, out) == (0, "end -10.0\n"), err
+        master.send_signal(signal.SIGINT)
+        _, err = master.communicate(timeout=LIMIT_S)
+        assert master.returncode == 0, err

@@ -11,7 +11,7 @@ from planetary.compiler import Target, build_train_step, compile_artifact, expor
 from planetary.compiler import verify as verification
 from planetary.compiler.train_step import StepOptions
 from planetary.runtime.iree_executor import IreeExecutor
-from vulkan_device import missing_vulkan
+from vulkan_device import known_to_be_wrong, missing_vulkan
 
 pytestmark = [
     pytest.mark.compiles,
@@ -33,6 +33,8 @@ def test_the_step_trains_on_vulkan(tmp_path: Path) -> None:
     executor = IreeExecutor(path, step.spec, backend="vulkan")
     found = verification.run_found(step.spec, executor, trial)
     name, error = verification.compare(step.spec, trial, verification.run_expected(step, trial), found)
+    if not error <= 1 and known_to_be_wrong(executor.device_name):
+        pytest.skip(f"{executor.device_name} computes {name!r} {error:.3g} times the accepted error off")
     assert error < 0.5, name
 
     executor = IreeExecutor(path, step.spec, backend="vulkan")

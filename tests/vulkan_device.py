@@ -20,8 +20,8 @@ def missing_vulkan() -> str:
 def known_to_be_wrong(device_name: str) -> bool:
     """Whether a Vulkan driver of this name is known to compute training steps wrongly.
 
-    Mesa 22.3.6 (Debian 12; LLVM 15) does, on CPUs with AVX-512 at least: the tiny NanoChat step has the right loss and a
-    gradient norm of 8,000 instead of 0.7 that changes from run to run. Workers find that out by themselves, and tests
-    that need right numbers have to be skipped there; on any other driver they fail.
+    Mesa 22.3.6 (Debian 12; LLVM 15) does, on CPUs with AVX-512 at least: the tiny NanoChat step has the right loss and
+    a gradient norm of 8,000 instead of 0.7 that changes from run to run. Workers find that out by themselves, and
+    tests that need right numbers have to be skipped there; on any other driver they fail.
     """
     return "llvmpipe (LLVM 15." in device_name

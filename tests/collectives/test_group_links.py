@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+from planetary.collectives import messages as m
+from planetary.collectives.group_desk import GroupDesk, Peer
 from planetary.collectives.group_links import GroupLinks
+from planetary.collectives.group_operations import GroupOperations, Running
+from planetary.collectives.master_events import Send, Solve
 
 AB, BA = ("a", "b"), ("b", "a")
 
@@ -51,3 +55,34 @@ def test_costs_of_unknown_broken_and_forgotten_links() -> None:
     assert links.known() == {AB}
     links.forget("a")
     assert links.costs("ab") == ((0.0, 1.0), (1.0, 0.0))
+
+
+def test_a_detour_for_a_ring_that_has_changed_is_sought_again() -> None:
+    """The old ring stays in use while the solver works; what it finds for another ring is of no use."""
+    desk, links = GroupDesk(0, lambda: "secret", lambda: (4, 1, 4)), GroupLinks()
+    operations = GroupOperations(desk, links)
+    for number, name in enumerate("abcd"):
+        desk.peers[name] = Peer(m.PeerInfo(name, name, "127.0.0.1", 1, "machine", ""), "secret", (), number)
+    desk.lay("abcd")
+    for _ in range(2):  # of one link, within operations that failed on all peers
+        seq = operations.begin(Running("all_reduce", ("a", "b", "c", "d")))
+        operations.done("b", m.Done(seq=seq, ok=False, reason="reset", blame="c"))
+    seq = operations.begin(Running("all_reduce", ("a", "b", "c", "d")))
+    first = [item for item in desk.take() if isinstance(item, Solve)]
+    assert [item.peers for item in first] == [("a", "b", "c", "d")]
+    assert desk.ring == ["a", "b", "c", "d"]
+    assert seq in operations.running  # nothing is disturbed by the search
+
+    desk.lay("abc")  # d was lost meanwhile, and the broken link is still in the ring
+    operations.detour(("a", "b", "c", "d"), (0, 1, 3, 2))
+    again = [item for item in desk.take() if isinstance(item, Solve)]
+    assert [item.peers for item in again] == [("a", "b", "c")]
+    operations.detour(("a", "b", "c"), (0, 2, 1))
+    assert desk.ring == ["a", "c", "b"]
+    told = [item.message for item in desk.take() if isinstance(item, Send)]
+    assert any(isinstance(message, m.Outcome) and "laid anew" in message.reason for message in told)
+    assert any(isinstance(message, m.Topology) for message in told)
+
+    operations.detour(("a", "b", "c"), (0, 2, 1))  # late, for a ring of the past: the present one avoids the link
+    assert desk.ring == ["a", "c", "b"]
+    assert not [item for item in desk.take() if isinstance(item, Solve)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from planetary.collectives.group_desk import IDLE, GroupDesk
 from planetary.collectives.group_links import GroupLinks
 from planetary.collectives.master_events import Append, Decided, Solve
 from planetary.collectives.options import Spec
+from planetary.collectives.ring_order import tour_cost
 from planetary.collectives.states import MASTER_OPERATION, advance
 
 _REMEMBERED = 4096  # outcomes of past operations, for peers that return in doubt
@@ -42,6 +44,7 @@ class GroupOperations:
         self.running: dict[int, Running] = {}
         self.decided: dict[int, None] = {}
         self._desk, self._links = desk, links
+        self._seeking = False  # whether a way around a broken link is being sought
 
     def begin(self, operation: Running) -> int:
         """Return the number of an operation that its peers will be told to begin."""
@@ -113,15 +116,29 @@ class GroupOperations:
         if not self._links.blame((reporter, blamed)) or reporter not in ring or blamed not in ring:
             return
         self._links.give_up((reporter, blamed))
-        if len(ring) >= 3:  # with fewer there is no way around; the peers go on trying until their budget ends
+        self._seek_detour()
+
+    def _seek_detour(self) -> None:
+        ring = self._desk.ring
+        if (
+            len(ring) >= 3 and not self._seeking
+        ):  # with fewer there is no way around; the peers try until their deadline
+            self._seeking = True
             self._desk.out.append(Solve(self._desk.number, tuple(ring), self._links.costs(ring), "detour"))
 
     def detour(self, peers: tuple[str, ...], order: tuple[int, ...] | None) -> None:
         """Lay the solver's ring around a broken link; the old one was in use until now.
 
-        Nothing changes where the ring is not that of `peers` any more, or where there is no way around (`order` None).
+        Where the ring is not that of `peers` any more, a way is sought again if a broken link is still part of it.
+        Nothing changes where there is no way around (`order` None).
         """
-        if order is None or peers != tuple(self._desk.ring):
+        self._seeking = False
+        ring = self._desk.ring
+        if peers != tuple(ring):
+            if math.isinf(tour_cost(self._links.costs(ring), range(len(ring)))):
+                self._seek_detour()
+            return
+        if order is None:
             return
         for seq, running in list(self.running.items()):
             self._abort(seq, "aborted", f"{running.title}: the ring was laid anew around a broken link", ())

@@ -139,6 +139,8 @@ def test_plain_lines_pass_over_the_moment_between_two_rounds() -> None:
     assert plain_lines(status(), between) == []
     nobody = status(state="waiting", stage="waiting for workers", workers=status().workers[1:])
     assert plain_lines(status(), nobody) == ["waiting: waiting for workers"]
+    told = msgspec.structs.replace(nobody, message=nobody.stage)  # the newest event says the same: once is enough
+    assert plain_lines(status(), told) == ["waiting: waiting for workers"]
 
 
 def test_plain_lines_tell_how_long_a_stage_took() -> None:

@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest
 PYTEST_FLAGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install train soak test test-quick test-rest test-all test-unit lint format types layers bench clean
+.PHONY: help install train soak test test-quick test-rest test-all test-unit lint format types layers bench clean device-test
 
 help: ## list the targets
 	@echo "usage: make TARGET"
@@ -44,17 +44,20 @@ test-all: $(STAMP) ## run every test but soak, and no check
 	$(PYTEST_TWO)
 
 test-quick: $(STAMP) ## run the tests of `make test`, and no check
-	$(PYTEST_TWO) -m "not slow and not soak"
+	$(PYTEST_TWO) -m "not slow and not soak and not device"
 
 test-rest: $(STAMP) ## run the tests of `make test-all` that `make test` leaves out
-	$(PYTEST_TWO) -m "slow and not soak"
+	$(PYTEST_TWO) -m "slow and not soak and not device"
 
 soak: $(STAMP) ## run what `make test-all` has no time for: thousands of fault schedules, every gradient, ten minutes of churn
 	$(PYTEST) -q -m soak $(PYTEST_FLAGS)
 	PLANETARY_CHURN_S=600 $(PYTEST) -q -m processes tests/collectives/test_ring_churn.py $(PYTEST_FLAGS)
 
+device-test: $(STAMP) ## run step, parity, mixture and a mixed run on every device of this machine, and print a table
+	$(PYTEST) -q -rs -m device $(PYTEST_FLAGS) tests/fabric/test_real_devices.py
+
 test-unit: $(STAMP) ## run the tests that start no process and no compiler
-	$(PYTEST) -q -m "not processes and not compiles and not soak" $(PYTEST_FLAGS)
+	$(PYTEST) -q -m "not processes and not compiles and not soak and not device" $(PYTEST_FLAGS)
 
 lint: $(STAMP) ## check style and format
 	$(BIN)/ruff check $(CODE)

@@ -9,6 +9,7 @@ from planetary.collectives.group_desk import GroupDesk, Peer
 from planetary.collectives.group_links import GroupLinks
 from planetary.collectives.group_operations import GroupOperations, Running
 from planetary.collectives.master_events import Send, Solve
+from planetary.collectives.ring_order import solve
 
 AB, BA = ("a", "b"), ("b", "a")
 
@@ -57,16 +58,40 @@ def test_costs_of_unknown_broken_and_forgotten_links() -> None:
     assert links.costs("ab") == ((0.0, 1.0), (1.0, 0.0))
 
 
-def test_a_detour_for_a_ring_that_has_changed_is_sought_again() -> None:
-    """The old ring stays in use while the solver works; what it finds for another ring is of no use."""
-    desk, links = GroupDesk(0, lambda: "secret", lambda: (4, 1, 4)), GroupLinks()
-    operations = GroupOperations(desk, links)
+def ring_of_four() -> tuple[GroupDesk, GroupOperations]:
+    desk = GroupDesk(0, lambda: "secret", lambda: (4, 1, 4))
     for number, name in enumerate("abcd"):
         desk.peers[name] = Peer(m.PeerInfo(name, name, "127.0.0.1", 1, "machine", ""), "secret", (), number)
     desk.lay("abcd")
-    for _ in range(2):  # of one link, within operations that failed on all peers
+    return desk, GroupOperations(desk, GroupLinks())
+
+
+def break_link(operations: GroupOperations, reporter: str, blamed: str) -> None:
+    for _ in range(2):  # faults of one link, within operations that failed on all peers
         seq = operations.begin(Running("all_reduce", ("a", "b", "c", "d")))
-        operations.done("b", m.Done(seq=seq, ok=False, reason="reset", blame="c"))
+        operations.done(reporter, m.Done(seq=seq, ok=False, reason="reset", blame=blamed))
+
+
+def test_a_detour_that_meets_a_link_broken_since_is_sought_again() -> None:
+    desk, operations = ring_of_four()
+    break_link(operations, "b", "c")
+    assert [item.peers for item in desk.take() if isinstance(item, Solve)] == [("a", "b", "c", "d")]
+    break_link(operations, "a", "d")  # while the solver works
+    assert not [item for item in desk.take() if isinstance(item, Solve)]  # one search at a time
+    operations.detour(("a", "b", "c", "d"), (0, 3, 2, 1))  # by a-d
+    (again,) = [item for item in desk.take() if isinstance(item, Solve)]
+    assert desk.ring == ["a", "b", "c", "d"]
+    order = solve(again.costs)
+    assert order is not None
+    operations.detour(again.peers, order)
+    hops = set(zip(desk.ring, [*desk.ring[1:], desk.ring[0]], strict=True))
+    assert not hops & {("b", "c"), ("a", "d")}
+
+
+def test_a_detour_for_a_ring_that_has_changed_is_sought_again() -> None:
+    """The old ring stays in use while the solver works; what it finds for another ring is of no use."""
+    desk, operations = ring_of_four()
+    break_link(operations, "b", "c")
     seq = operations.begin(Running("all_reduce", ("a", "b", "c", "d")))
     first = [item for item in desk.take() if isinstance(item, Solve)]
     assert [item.peers for item in first] == [("a", "b", "c", "d")]

@@ -129,13 +129,14 @@ class GroupOperations:
     def detour(self, peers: tuple[str, ...], order: tuple[int, ...] | None) -> None:
         """Lay the solver's ring around a broken link; the old one was in use until now.
 
-        Where the ring is not that of `peers` any more, a way is sought again if a broken link is still part of it.
-        Nothing changes where there is no way around (`order` None).
+        Where the ring is not that of `peers` any more, or a link of the answer broke meanwhile, a way is sought again
+        if a broken link is still in the ring. Nothing changes where there is no way around (`order` None).
         """
         self._seeking = False
         ring = self._desk.ring
-        if peers != tuple(ring):
-            if math.isinf(tour_cost(self._links.costs(ring), range(len(ring)))):
+        costs = self._links.costs(ring)
+        if peers != tuple(ring) or (order is not None and math.isinf(tour_cost(costs, order))):
+            if math.isinf(tour_cost(costs, range(len(ring)))):
                 self._seek_detour()
             return
         if order is None:

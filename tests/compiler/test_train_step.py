@@ -111,7 +111,7 @@ def _by_hand(schedule: Schedule) -> Callable[[Any], Any]:
 
 
 UNIT = 2.0**-24  # relative rounding of float32, to nearest
-GRADIENT_ERROR = 32 * UNIT  # of a gradient's largest element; the steps below stay under 8 units, whatever the CPU
+GRADIENT_ERROR = 32 * UNIT  # of a gradient's largest element
 UPDATE_ERROR = 16 * UNIT  # relative, of what the optimizer computes from a gradient: schedule, bias, root, quotient
 NORM_ERROR = 32 * UNIT  # relative, of the global norm
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from planetary.compiler.targets import Target
+from planetary.compiler.backends.targets import Target
 from planetary.core.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
 from planetary.moe.composer import ComposerSteps

@@ -18,8 +18,8 @@ import jax
 import msgspec
 import numpy as np
 
-from planetary.compiler import xla
-from planetary.compiler.step_options import StepOptions
+from planetary.compiler.backends import xla
+from planetary.compiler.step.step_options import StepOptions
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
 from planetary.moe import cost, ownership
 from planetary.moe.composer import ComposerSteps

@@ -45,8 +45,8 @@ def main() -> None:
 
 
 def _compare(options: argparse.Namespace, folder: Path) -> None:
-    from planetary.compiler.export import export_model
-    from planetary.compiler.train_step import StepOptions, build_train_step
+    from planetary.compiler.frontend.export import export_model
+    from planetary.compiler.step.train_step import StepOptions, build_train_step
 
     sizes = {"n_layer": options.layers, "n_head": 4, "n_embd": options.width, "sequence_length": options.length}
     model = export_model("planetary.models.nanochat:build", sizes | {"batch_size": options.batch})
@@ -82,8 +82,8 @@ def _compare(options: argparse.Namespace, folder: Path) -> None:
 def _compile_xla(step: Any, model: Any) -> tuple[int, Any, list]:
     import jax
 
-    from planetary.compiler import xla
-    from planetary.compiler.train_step import replaced_arguments
+    from planetary.compiler.backends import xla
+    from planetary.compiler.step.train_step import replaced_arguments
 
     device = jax.devices("cpu")[0]
     text, kinds = xla.as_main(step.portable, "train_step", replaced=replaced_arguments(step.spec))
@@ -103,7 +103,7 @@ def _compile_xla(step: Any, model: Any) -> tuple[int, Any, list]:
 def _run_xla(program: Any, inputs: list) -> dict[str, Any]:
     import jax
 
-    from planetary.compiler import xla
+    from planetary.compiler.backends import xla
 
     device = jax.devices("cpu")[0]
     held = [xla.place(np.array(array), kind, device) for array, kind in inputs]
@@ -120,8 +120,8 @@ def _run_xla(program: Any, inputs: list) -> dict[str, Any]:
 
 
 def _compile_iree(step: Any, path: Path) -> None:
-    from planetary.compiler.iree import compile_artifact
-    from planetary.compiler.targets import Target
+    from planetary.compiler.backends.iree import compile_artifact
+    from planetary.compiler.backends.targets import Target
     from planetary.runtime.host import host_features
 
     artifact = compile_artifact(step, Target("cpu", "host", host_features()))

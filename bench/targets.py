@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from planetary.compiler.export import export_model
-from planetary.compiler.iree import compile_artifact, compiler_version
-from planetary.compiler.targets import parse_target
-from planetary.compiler.train_step import TrainStep, build_train_step
+from planetary.compiler.backends.iree import compile_artifact, compiler_version
+from planetary.compiler.backends.targets import parse_target
+from planetary.compiler.frontend.export import export_model
+from planetary.compiler.step.train_step import TrainStep, build_train_step
 from planetary.core.errors import CompileError
 from planetary.models.zoo import ZOO
 from planetary.runtime.host import host_features
@@ -90,8 +90,8 @@ def page(results: Results) -> str:
         "was an x86-64 machine with AVX-512. NVIDIA chips that IREE does not know, such as",
         "`sm_90a` and `sm_100`, take the PTX of the nearest older one, sm_89, which runs on them; `rocm` is `hip`.",
         "`pjrt:cpu` and `pjrt:cuda` take the portable StableHLO as it is and are not listed. What IREE mistreats is",
-        "rewritten for it by `planetary.compiler.normalise`; `tests/compiler/test_compiler_defects.py` reproduces each",
-        "defect.",
+        "rewritten for it by `planetary.compiler.rewrites.normalise`; `tests/compiler/test_compiler_defects.py`",
+        "reproduces each defect.",
         "",
         f"| target | {' | '.join(models)} |",
         f"|---|{'---|' * len(models)}",

@@ -85,7 +85,7 @@ def run_step(case: Case) -> dict[str, Any]:
 
 def run_mixture(case: Case) -> dict[str, Any]:
     """Compare every function of a mixture's program with XLA on the CPU."""
-    from planetary.compiler.targets import Target
+    from planetary.compiler.backends.targets import Target
     from planetary.moe.compiling import compared_with_xla
 
     assert case.program is not None

@@ -9,7 +9,7 @@ import pytest
 
 from planetary.artifacts.store import BlobStore
 from planetary.cli.main import main
-from planetary.compiler.artifact_manifest import ArtifactManifest, read_manifest, write_manifest
+from planetary.compiler.backends.artifact_manifest import ArtifactManifest, read_manifest, write_manifest
 
 MODEL = ["nanochat", "--preset", "tiny"]
 

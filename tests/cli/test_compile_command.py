@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from planetary.cli.main import main
-from planetary.compiler.targets import Target, parse_target
+from planetary.compiler.backends.targets import Target, parse_target
 from planetary.core.artifact_label import read_label
 from planetary.core.errors import UserError
 

@@ -12,7 +12,7 @@ import pytest
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.cli.errors import EXIT_CODES
 from planetary.cli.main import main
-from planetary.compiler.export import find_builder
+from planetary.compiler.frontend.export import find_builder
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import CharTokenizer

@@ -147,7 +147,7 @@ def build(width=3):
 
 
 def test_export_writes_a_model_that_loads_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from planetary.compiler.export import load_model
+    from planetary.compiler.frontend.export import load_model
 
     (tmp_path / "line.py").write_text(MODEL)
     source, folder = f"{tmp_path / 'line.py'}:build", tmp_path / "out"

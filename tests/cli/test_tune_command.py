@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from planetary.cli.main import main
-from planetary.compiler import flag_choice
-from planetary.compiler.flag_choice import DEFAULT, FlagSet, FlagTrial
+from planetary.compiler.backends import flag_choice
+from planetary.compiler.backends.flag_choice import DEFAULT, FlagSet, FlagTrial
 
 MODEL = ["nanochat", "--preset", "tiny"]
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from planetary.compiler.export import Model, export_loss
-from planetary.compiler.reference import run_reference
-from planetary.compiler.train_step import TrainStep
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend.export import Model, export_loss
+from planetary.compiler.step.train_step import TrainStep
 from planetary.core.schedules import Schedule
 
 Tree = dict[str, Any]

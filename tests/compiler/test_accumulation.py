@@ -8,9 +8,9 @@ import pytest
 from step_runs import Run, close, mlp_batch, mlp_model, mlp_params
 
 from planetary.compiler import build_train_step, export_model
-from planetary.compiler.export import export_loss
-from planetary.compiler.reference import run_reference
-from planetary.compiler.step_options import StepOptions
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend.export import export_loss
+from planetary.compiler.step.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 

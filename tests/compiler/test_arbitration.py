@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
-from planetary.compiler import verify as verification
-from planetary.compiler.export import Model
-from planetary.compiler.interpreter import run_interpreter
-from planetary.compiler.reference import run_reference
-from planetary.compiler.train_step import TrainStep
-from planetary.compiler.verification_report import VerifyReport
+from planetary.compiler.check import verify as verification
+from planetary.compiler.check.interpreter import run_interpreter
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.check.verification_report import VerifyReport
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.step.train_step import TrainStep
 from planetary.core.errors import CompileError
 
 MODEL = """

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from planetary.compiler.bisect import Budget, Finding, Reading, find_first_wrong
+from planetary.compiler.check.bisect import Budget, Finding, Reading, find_first_wrong
 
 
 class Compiler:

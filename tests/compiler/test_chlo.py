@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from planetary.compiler import build_train_step, chlo, export_model, ir
-from planetary.compiler.differentiate import differentiate
-from planetary.compiler.export import export_loss
-from planetary.compiler.markers import stop_gradient
-from planetary.compiler.reference import run_reference
+from planetary.compiler import build_train_step, export_model, ir
+from planetary.compiler.autodiff.differentiate import differentiate
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend import chlo
+from planetary.compiler.frontend.export import export_loss
+from planetary.compiler.frontend.markers import stop_gradient
 
 X = np.array([-30.0, -1.5, 0.0, 0.3, 2.0, 30.0], np.float32)
 

@@ -1,4 +1,4 @@
-"""A minimal reproducer of each defect of IREE that `planetary.compiler.normalise` works around.
+"""A minimal reproducer of each defect of IREE that `planetary.compiler.rewrites.normalise` works around.
 
 Each test asserts that the defect is still there. When one fails, IREE has mended it: delete the rewrite it names, and
 the test with it.
@@ -12,10 +12,11 @@ import iree.runtime as iree
 import numpy as np
 import pytest
 
-from planetary.compiler import ir, normalise
-from planetary.compiler.iree import run_compiler
-from planetary.compiler.pipeline import compiler_version
-from planetary.compiler.targets import compiler_flags, parse_target
+from planetary.compiler import ir
+from planetary.compiler.backends.iree import run_compiler
+from planetary.compiler.backends.pipeline import compiler_version
+from planetary.compiler.backends.targets import compiler_flags, parse_target
+from planetary.compiler.rewrites import normalise
 from planetary.core.errors import CompileError
 from planetary.runtime.host import host_features
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from vjp_oracle import check
 
-from planetary.compiler.differentiate import differentiate
+from planetary.compiler.autodiff.differentiate import differentiate
 from planetary.core.errors import UnsupportedOpError
 
 lax = jax.lax

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from vjp_oracle import run_stablehlo
 
-from planetary.compiler.differentiate import differentiate
+from planetary.compiler.autodiff.differentiate import differentiate
 
 CASES = {
     "dot": """

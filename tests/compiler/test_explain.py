@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 from jaxlib.mlir.dialects import _chlo_ops_gen, _stablehlo_ops_gen
 
-from planetary.compiler.explain import explain, operations_page
-from planetary.compiler.rule_table import entries, inactive
+from planetary.compiler.autodiff.explain import explain, operations_page
+from planetary.compiler.autodiff.rule_table import entries, inactive
 
 STRUCTURE = {"stablehlo.return", "stablehlo.custom_call", "stablehlo.composite"}
 
@@ -40,7 +40,7 @@ def test_an_operation_cannot_be_entered_twice() -> None:
 
 def test_the_page_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "ops.md"
-    assert page.read_text() == operations_page(), "run: python -m planetary.compiler.explain > docs/ops.md"
+    assert page.read_text() == operations_page(), "run: python -m planetary.compiler.autodiff.explain > docs/ops.md"
 
 
 def test_explain_tells_the_status_of_a_models_operations() -> None:

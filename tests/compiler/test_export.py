@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from planetary.compiler.export import export_loss, export_model, load_model
+from planetary.compiler.frontend.export import export_loss, export_model, load_model
 from planetary.core.errors import CompileError, UserError
 
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 16, "sequence_length": 4, "batch_size": 2}

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import StepOptions, Target, build_train_step, compile_artifact, export_model, iree
-from planetary.compiler.flag_choice import (
+from planetary.compiler import StepOptions, Target, build_train_step, compile_artifact, export_model
+from planetary.compiler.backends import iree
+from planetary.compiler.backends.flag_choice import (
     DEFAULT,
     FlagChoice,
     FlagSet,
@@ -20,8 +21,8 @@ from planetary.compiler.flag_choice import (
     read_choice,
     structure_digest,
 )
-from planetary.compiler.targets import compiler_flags
-from planetary.compiler.train_step import TrainStep
+from planetary.compiler.backends.targets import compiler_flags
+from planetary.compiler.step.train_step import TrainStep
 from planetary.core.errors import UserError
 
 FAST, FASTER = FlagSet("fast", ("--fast",)), FlagSet("faster", ("--faster", "--still"))

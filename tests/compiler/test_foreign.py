@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler import Target, build_train_step, compile_artifact, load_model, verify_artifact
-from planetary.compiler.differentiate import differentiate
-from planetary.compiler.reference import run_reference
+from planetary.compiler.autodiff.differentiate import differentiate
+from planetary.compiler.check.reference import run_reference
 from planetary.core.errors import CompileError, UserError
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor

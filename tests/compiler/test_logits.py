@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from planetary.compiler.export import Model, export_model, load_model
-from planetary.compiler.logits import find_logits
+from planetary.compiler.check.logits import find_logits
+from planetary.compiler.frontend.export import Model, export_model, load_model
 from planetary.core.errors import UserError
 from planetary.models import nanochat
 

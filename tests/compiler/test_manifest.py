@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planetary.compiler.manifest import (
+from planetary.compiler.frontend.manifest import (
     Argument,
     Init,
     Manifest,

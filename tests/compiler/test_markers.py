@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from vjp_oracle import check
 
-from planetary.compiler.differentiate import differentiate
-from planetary.compiler.markers import custom_vjp, stop_gradient
+from planetary.compiler.autodiff.differentiate import differentiate
+from planetary.compiler.frontend.markers import custom_vjp, stop_gradient
 
 X = jnp.float32([0.5, -1.0, 2.0])
 

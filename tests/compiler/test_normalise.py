@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from planetary.compiler import ir, normalise
-from planetary.compiler.reference import run_reference
+from planetary.compiler import ir
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.rewrites import normalise
 from planetary.core.artifact_label import ArtifactLabel, read_label
 from planetary.core.errors import TrustError
 

@@ -12,14 +12,14 @@ import pytest
 from step_runs import mlp_model, mlp_params
 
 from planetary.compiler import Target, build_train_step, compile_artifact, ir, ops, verify_artifact
-from planetary.compiler import verify as verification
-from planetary.compiler.export import export_loss
-from planetary.compiler.iree import Artifact
-from planetary.compiler.offender import Refused, deviation, name_offender, nudged, place
-from planetary.compiler.pieces import cut_out, outline
-from planetary.compiler.reference import run_reference
-from planetary.compiler.step_options import StepOptions
-from planetary.compiler.train_step import TrainStep
+from planetary.compiler.backends.iree import Artifact
+from planetary.compiler.check import verify as verification
+from planetary.compiler.check.offender import Refused, deviation, name_offender, nudged, place
+from planetary.compiler.check.pieces import cut_out, outline
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend.export import export_loss
+from planetary.compiler.step.step_options import StepOptions
+from planetary.compiler.step.train_step import TrainStep
 from planetary.core.errors import CompileError, ResourceError
 from planetary.core.step import StepSpec
 
@@ -181,7 +181,7 @@ def test_deviations_of_integers_count_elements() -> None:
 def test_an_artifact_whose_tanh_is_wrong_is_refused_and_says_that_it_is_the_tanh(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from planetary.compiler import iree
+    from planetary.compiler.backends import iree
     from planetary.runtime.backends import open_executor
     from planetary.runtime.host import host_features
 

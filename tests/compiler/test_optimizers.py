@@ -12,16 +12,17 @@ import optax.contrib
 import pytest
 from step_runs import Run, close, mlp_batch, mlp_loss, mlp_model, mlp_params
 
-from planetary.compiler import build_train_step, ir, optimizers
-from planetary.compiler.export import Model
-from planetary.compiler.optimizers_adafactor import (
+from planetary.compiler import build_train_step, ir
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.step import optimizers
+from planetary.compiler.step.optimizers_adafactor import (
     clip_each_by_rms,
     factored_dimensions,
     scale_by_factored_rms,
     scale_by_parameter_rms,
 )
-from planetary.compiler.reference import run_reference
-from planetary.compiler.step_options import StepOptions
+from planetary.compiler.step.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec
@@ -204,7 +205,7 @@ def test_muon_without_matrices_is_adamw(model: Model) -> None:
 
 
 def test_an_orthogonalised_matrix_has_singular_values_near_one() -> None:
-    from planetary.compiler.optimizers_muon import orthogonalised
+    from planetary.compiler.step.optimizers_muon import orthogonalised
 
     rng = np.random.default_rng(0)
     for shape in ((6, 4), (4, 6), (3, 6, 4)):
@@ -246,7 +247,7 @@ def test_ties_and_small_dimensions_decide_what_is_factored() -> None:
 
 def test_a_chain_hands_each_transform_its_own_state() -> None:
     """Two momenta in a row are told apart although they have equal shapes."""
-    from planetary.compiler.optimizers_adaptive import add_momentum
+    from planetary.compiler.step.optimizers_adaptive import add_momentum
 
     both = optimizers.chain(
         add_momentum(0.9, nesterov=False),

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from planetary.compiler.parity import Trace, compare_traces, random_batches, trace
+from planetary.compiler.check.parity import Trace, compare_traces, random_batches, trace
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from test_compiler_defects import run_here
 
-from planetary.compiler import ir, normalise
-from planetary.compiler.differentiate import differentiate, load_for_differentiation
-from planetary.compiler.folding import fold_uniform_constants, uniform_number
-from planetary.compiler.powers import expand_constant_powers, powers_by_parity
-from planetary.compiler.reference import run_reference
+from planetary.compiler import ir
+from planetary.compiler.autodiff.differentiate import differentiate, load_for_differentiation
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.rewrites import normalise
+from planetary.compiler.rewrites.folding import fold_uniform_constants, uniform_number
+from planetary.compiler.rewrites.powers import expand_constant_powers, powers_by_parity
 
 INF, NAN = np.inf, np.nan
 BASES = np.array([-INF, -3, -2.5, -1, -0.5, -0.0, 0.0, 0.5, 1, 2, 3.5, INF, NAN, 1e20, 1e-20], np.float32)

@@ -12,10 +12,10 @@ import pytest
 from step_runs import Run, close, mlp_batch, mlp_model, mlp_params
 
 from planetary.compiler import build_train_step, ir
-from planetary.compiler.export import Model, export_loss
-from planetary.compiler.precision import LossScale, round_stochastically
-from planetary.compiler.reference import run_reference
-from planetary.compiler.step_options import StepOptions
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend.export import Model, export_loss
+from planetary.compiler.rewrites.precision import LossScale, round_stochastically
+from planetary.compiler.step.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 

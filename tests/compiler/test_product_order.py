@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from planetary.compiler import ir
-from planetary.compiler.product_order import order_products
-from planetary.compiler.reference import run_reference
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.rewrites.product_order import order_products
 
 
 def lowered(function: Callable[..., jax.Array], arguments: Sequence[np.ndarray]) -> str:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from planetary.compiler import build_train_step, export_model
-from planetary.compiler.export import Model
-from planetary.compiler.interpreter import run_interpreter
-from planetary.compiler.remat_policy import Plan, Step, plan
-from planetary.compiler.step_options import StepOptions, remat_budget
-from planetary.compiler.train_step import TrainStep
+from planetary.compiler.check.interpreter import run_interpreter
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.step.remat_policy import Plan, Step, plan
+from planetary.compiler.step.step_options import StepOptions, remat_budget
+from planetary.compiler.step.train_step import TrainStep
 
 # --- the policy ---------------------------------------------------------------------------------------------
 
@@ -177,7 +177,7 @@ def test_recomputation_goes_with_micro_batches_and_low_precision() -> None:
 @pytest.mark.timeout(300)
 def test_xla_needs_less_than_half_the_memory() -> None:
     """Of the compiled step, as XLA reports it: barriers alone would not do, see `barriers_to_selects`."""
-    from planetary.compiler.reference import temporary_memory
+    from planetary.compiler.check.reference import temporary_memory
 
     sizes = SIZES | {"n_layer": 4, "n_embd": 32, "sequence_length": 64, "batch_size": 8}
     model = export_model("planetary.models.nanochat:build", sizes)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planetary.cli.main import main
-from planetary.compiler.iree import run_compiler
-from planetary.compiler.targets import (
+from planetary.compiler.backends.iree import run_compiler
+from planetary.compiler.backends.targets import (
     CUDA_CHIPS,
     HIP_CHIPS,
     HIP_PRODUCTS,

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from planetary.compiler.pipeline import compiler_version
+from planetary.compiler.backends.pipeline import compiler_version
 from planetary.models.zoo import ZOO
 
 SCRIPT = Path(__file__).parents[2] / "bench" / "targets.py"

@@ -12,11 +12,11 @@ from step_runs import Run, scalars
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler import Target, build_train_step, compile_artifact, load_model, verify_artifact
-from planetary.compiler.artifact_manifest import read_manifest
-from planetary.compiler.export import Model
-from planetary.compiler.reference import run_reference
-from planetary.compiler.step_options import StepOptions
-from planetary.compiler.train_step import TrainStep
+from planetary.compiler.backends.artifact_manifest import read_manifest
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.step.step_options import StepOptions
+from planetary.compiler.step.train_step import TrainStep
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import to_host_dtype
 from planetary.runtime.host import host_features

@@ -10,11 +10,11 @@ import pytest
 from step_runs import mlp_model, mlp_params
 
 from planetary.compiler import build_train_step, load_model
-from planetary.compiler.precision import coarsest_factor
-from planetary.compiler.reference import run_reference
-from planetary.compiler.step_options import StepOptions
-from planetary.compiler.verify import compare, make_trial, run_expected
-from planetary.compiler.widening import rounds_between_operations, widened
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.check.verify import compare, make_trial, run_expected
+from planetary.compiler.check.widening import rounds_between_operations, widened
+from planetary.compiler.rewrites.precision import coarsest_factor
+from planetary.compiler.step.step_options import StepOptions
 from planetary.core.deviations import ROUNDING, as_float, errors_of, noise_between
 from planetary.core.tensors import to_host_dtype
 

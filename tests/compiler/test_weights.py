@@ -8,8 +8,8 @@ from safetensors.numpy import save_file
 
 from planetary.artifacts.safetensors_file import read_safetensors
 from planetary.compiler import export_model
-from planetary.compiler.export import Model
-from planetary.compiler.weights import with_weights
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.frontend.weights import with_weights
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec, to_host_dtype
 from planetary.models.zoo import ZOO

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.lib import xla_client
 
-from planetary.compiler.differentiate import differentiate
+from planetary.compiler.autodiff.differentiate import differentiate
 
 TOLERANCE = {
     "bfloat16": 3e-2,

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler.pipeline import LATEST_CHOICE
-from planetary.compiler.step_module import TrainStep
+from planetary.compiler.backends.pipeline import LATEST_CHOICE
+from planetary.compiler.step.step_module import TrainStep
 from planetary.core.errors import CompileError
 from planetary.core.step import StepSpec
 from planetary.fabric import compiling

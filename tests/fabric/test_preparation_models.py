@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.cli.main import main
-from planetary.compiler.export import find_builder
+from planetary.compiler.frontend.export import find_builder
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec

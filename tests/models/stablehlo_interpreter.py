@@ -9,7 +9,8 @@ import numpy as np
 from jaxlib.mlir import ir as mlir
 from jaxlib.mlir.dialects import stablehlo
 
-from planetary.compiler import chlo, ir
+from planetary.compiler import ir
+from planetary.compiler.frontend import chlo
 
 
 def interpret(text: str, arguments: Sequence[Any]) -> list[np.ndarray]:

@@ -15,8 +15,8 @@ from stablehlo_interpreter import interpret
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
-from planetary.compiler.differentiate import differentiate
-from planetary.compiler.export import Model, find_builder
+from planetary.compiler.autodiff.differentiate import differentiate
+from planetary.compiler.frontend.export import Model, find_builder
 from planetary.core.errors import UserError
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
@@ -99,7 +99,7 @@ def test_a_pytorch_model_keeps_its_names_loss_and_gradient() -> None:
 def test_a_module_may_return_its_own_loss() -> None:
     import torch
 
-    from planetary.compiler.export import export_loss
+    from planetary.compiler.frontend.export import export_loss
     from planetary.models.torch_module import from_torch
 
     class Regression(torch.nn.Module):

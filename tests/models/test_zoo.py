@@ -12,8 +12,8 @@ from stablehlo_interpreter import interpret
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
-from planetary.compiler.differentiate import differentiate
-from planetary.compiler.export import find_builder
+from planetary.compiler.autodiff.differentiate import differentiate
+from planetary.compiler.frontend.export import find_builder
 from planetary.core.errors import UserError
 from planetary.models import gpt2, llama, mamba2, moe, vit
 from planetary.models.initial import count

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from stablehlo_interpreter import interpret
 
-from planetary.compiler.export import find_builder
+from planetary.compiler.frontend.export import find_builder
 from planetary.models import convnet, layers, llama, mamba2, moe, vit
 from planetary.models.zoo import ZOO
 

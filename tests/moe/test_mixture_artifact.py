@@ -9,8 +9,8 @@ from moe_support import TINY, worker
 
 from planetary.artifacts.store import BlobStore
 from planetary.cli.main import main
-from planetary.compiler.artifact_manifest import read_manifest
-from planetary.compiler.verification_report import read_report
+from planetary.compiler.backends.artifact_manifest import read_manifest
+from planetary.compiler.check.verification_report import read_report
 from planetary.core.artifact_label import read_label
 from planetary.core.step import ProgramSpec
 from planetary.fabric.compiling import CompileTarget

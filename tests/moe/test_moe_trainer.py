@@ -11,7 +11,7 @@ from moe_support import BASE, OPTIONS, TINY, TOGETHER, Interpreted, batch, model
 from msgspec.structs import replace
 
 from planetary.compiler import build_train_step, export_model
-from planetary.compiler.interpreter import run_interpreter
+from planetary.compiler.check.interpreter import run_interpreter
 from planetary.core.errors import NumericsError, UserError
 from planetary.moe import cost
 from planetary.moe.acceptance import Policy, Refusal

@@ -15,8 +15,8 @@ from planetary.artifacts.durable_files import Bytes, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.cli.main import main
 from planetary.cli.trained_model import load_trained
-from planetary.compiler.export import export_model
-from planetary.compiler.weights import with_weights
+from planetary.compiler.frontend.export import export_model
+from planetary.compiler.frontend.weights import with_weights
 from planetary.core.config import DataConfig, load_config
 from planetary.core.errors import NumericsError, ResourceError, TrustError, UserError
 from planetary.fabric.preparation import builder_options

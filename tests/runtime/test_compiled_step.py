@@ -13,13 +13,13 @@ import pytest
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
-from planetary.compiler import iree as iree_compiler
-from planetary.compiler import verify as verification
-from planetary.compiler.export import Model
-from planetary.compiler.iree import Artifact, run_compiler
-from planetary.compiler.targets import compiler_flags
-from planetary.compiler.train_step import StepOptions, TrainStep
-from planetary.compiler.verification_report import VerifyReport
+from planetary.compiler.backends import iree as iree_compiler
+from planetary.compiler.backends.iree import Artifact, run_compiler
+from planetary.compiler.backends.targets import compiler_flags
+from planetary.compiler.check import verify as verification
+from planetary.compiler.check.verification_report import VerifyReport
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.step.train_step import StepOptions, TrainStep
 from planetary.core.artifact_label import read_label
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec

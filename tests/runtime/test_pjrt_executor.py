@@ -14,11 +14,12 @@ import jax
 import numpy as np
 import pytest
 
-from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact, xla
-from planetary.compiler import verify as verification
-from planetary.compiler.export import Model
-from planetary.compiler.iree import Artifact
-from planetary.compiler.train_step import StepOptions, TrainStep
+from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
+from planetary.compiler.backends import xla
+from planetary.compiler.backends.iree import Artifact
+from planetary.compiler.check import verify as verification
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.step.train_step import StepOptions, TrainStep
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import TRIAL_RATE, TRIAL_STEP

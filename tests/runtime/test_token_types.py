@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from planetary.compiler import Target, build_train_step, compile_artifact, load_model, verify_artifact
-from planetary.compiler.iree import Artifact
+from planetary.compiler.backends.iree import Artifact
 from planetary.core.step import StepSpec
 from planetary.core.step_options import StepOptions
 from planetary.runtime.backends import open_executor

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from planetary.compiler import Target, build_train_step, compile_artifact, export_model
-from planetary.compiler import verify as verification
-from planetary.compiler.train_step import StepOptions
+from planetary.compiler.check import verify as verification
+from planetary.compiler.step.train_step import StepOptions
 from planetary.runtime.iree_executor import IreeExecutor
 from vulkan_device import known_to_be_wrong, missing_vulkan
 

@@ -11,7 +11,7 @@ from planetary.cli.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from planetary.artifacts.store import BlobStore
-    from planetary.compiler.artifact_manifest import ArtifactManifest
+    from planetary.compiler.backends.artifact_manifest import ArtifactManifest
     from planetary.core.step import StepSpec
     from planetary.runtime.executor import Executor
 
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _manifests(store: BlobStore) -> list[ArtifactManifest]:
     from planetary.artifacts.collect import links
-    from planetary.compiler.artifact_manifest import KEY, read_manifest
+    from planetary.compiler.backends.artifact_manifest import KEY, read_manifest
 
     keys = [link.key for link in links(store) if link.key.startswith(KEY)]
     found = [read_manifest(store, key.removeprefix(KEY)) for key in keys]
@@ -125,7 +125,7 @@ def _list(store: BlobStore, as_json: bool) -> int:
 
 
 def _report(store: BlobStore, artifact: str) -> Any:
-    from planetary.compiler.verification_report import read_report
+    from planetary.compiler.check.verification_report import read_report
 
     return read_report(store, artifact)
 
@@ -133,7 +133,7 @@ def _report(store: BlobStore, artifact: str) -> Any:
 def _find(store: BlobStore, text: str) -> tuple[bytes, str, ArtifactManifest | None]:
     """Return an artifact's bytes, digest, and manifest if the store has it."""
     from planetary.artifacts.store import digest_of
-    from planetary.compiler.artifact_manifest import read_manifest
+    from planetary.compiler.backends.artifact_manifest import read_manifest
     from planetary.core.errors import ResourceError, UserError
 
     path = Path(text)
@@ -243,10 +243,10 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
 
     import numpy as np
 
-    from planetary.compiler.iree import Artifact
-    from planetary.compiler.targets import Target
-    from planetary.compiler.train_step import TrainStep
-    from planetary.compiler.verify import runs_here, verify_artifact
+    from planetary.compiler.backends.iree import Artifact
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.check.verify import runs_here, verify_artifact
+    from planetary.compiler.step.train_step import TrainStep
     from planetary.core.tensors import host_dtype
     from planetary.moe.compiling import compared_with_xla
     from planetary.runtime.backends import open_executor
@@ -289,7 +289,7 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
 def _gc(store: BlobStore, args: argparse.Namespace) -> int:
     from planetary.artifacts.collect import find_garbage
     from planetary.cli.option_values import seconds
-    from planetary.compiler.pipeline import compiler_version
+    from planetary.compiler.backends.pipeline import compiler_version
     from planetary.monitor.human_numbers import size
 
     unused = seconds(args.unused_for, "--unused-for")

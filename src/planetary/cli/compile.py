@@ -11,8 +11,8 @@ from planetary.cli.commands import command_parser
 from planetary.cli.errors import EXIT_OK
 
 if TYPE_CHECKING:
-    from planetary.compiler.export import Model
-    from planetary.compiler.train_step import StepOptions, TrainStep
+    from planetary.compiler.frontend.export import Model
+    from planetary.compiler.step.train_step import StepOptions, TrainStep
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     import os
 
-    from planetary.compiler.targets import parse_target
+    from planetary.compiler.backends.targets import parse_target
     from planetary.runtime.host import host_features
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 def load_given_model(args: argparse.Namespace) -> Model:
     """Return the model that the arguments of `add_model_arguments` name."""
     from planetary.cli.option_values import key_values
-    from planetary.compiler.export import export_model, load_model
+    from planetary.compiler.frontend.export import export_model, load_model
     from planetary.core.errors import UserError
     from planetary.models.zoo import ZOO
 
@@ -109,7 +109,7 @@ def step_options(args: argparse.Namespace) -> StepOptions:
     import msgspec
 
     from planetary.cli.option_values import key_values
-    from planetary.compiler.step_options import StepOptions
+    from planetary.compiler.step.step_options import StepOptions
     from planetary.core.errors import UserError
     from planetary.core.schedules import Schedule
 
@@ -127,7 +127,7 @@ def step_options(args: argparse.Namespace) -> StepOptions:
 
 
 def _explain(model: Model, as_json: bool) -> int:
-    from planetary.compiler.explain import explain
+    from planetary.compiler.autodiff.explain import explain
 
     uses = explain(model.stablehlo)
     if as_json:
@@ -154,7 +154,7 @@ def _compile(args: argparse.Namespace, model: Model, target: Any) -> int:
 
     from planetary.artifacts.store import BlobStore, write_atomically
     from planetary.cli.node_flags import cache_folder
-    from planetary.compiler.train_step import build_train_step
+    from planetary.compiler.step.train_step import build_train_step
     from planetary.fabric.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.monitor.human_numbers import count, duration, size
 
@@ -203,8 +203,8 @@ def _memory(model: Model, step: TrainStep, options: StepOptions) -> dict[str, fl
     """What recomputing activations saves, planned and as compiled; None where nothing is recomputed."""
     import msgspec
 
-    from planetary.compiler.reference import temporary_memory
-    from planetary.compiler.train_step import build_train_step
+    from planetary.compiler.check.reference import temporary_memory
+    from planetary.compiler.step.train_step import build_train_step
 
     if step.remat is None:
         return None

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"cannot export to {args.output}: it already holds a model; use --force to replace it")
 
     from planetary.artifacts.store import write_atomically
-    from planetary.compiler.export import export_model
+    from planetary.compiler.frontend.export import export_model
     from planetary.monitor.human_numbers import count
 
     # `python my_program` finds modules beside the program; this finds them where it was started.

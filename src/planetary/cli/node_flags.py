@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from planetary.cli.errors import EXIT_CODES, EXIT_USAGE
-from planetary.compiler.targets import BACKEND_ALIASES, DEFAULT_NAMES, nearest
+from planetary.compiler.backends.targets import BACKEND_ALIASES, DEFAULT_NAMES, nearest
 from planetary.core.config_schema import Backend, Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.fabric.dial import Address

@@ -10,7 +10,7 @@ from planetary.cli.commands import command_parser
 from planetary.cli.errors import EXIT_OK
 
 if TYPE_CHECKING:
-    from planetary.compiler.parity import Parity
+    from planetary.compiler.check.parity import Parity
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     import msgspec
 
-    from planetary.compiler.targets import parse_target
+    from planetary.compiler.backends.targets import parse_target
     from planetary.core.errors import CompileError, UserError
     from planetary.runtime.host import host_features
 
@@ -93,8 +93,8 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
     from planetary.artifacts.store import BlobStore
     from planetary.cli.compile import load_given_model, step_options
     from planetary.cli.node_flags import cache_folder
-    from planetary.compiler.parity import compare_traces, random_batches, trace
-    from planetary.compiler.train_step import build_train_step
+    from planetary.compiler.check.parity import compare_traces, random_batches, trace
+    from planetary.compiler.step.train_step import build_train_step
     from planetary.fabric.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.runtime.backends import open_executor, require_backend
 

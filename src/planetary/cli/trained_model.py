@@ -16,8 +16,8 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.ternary_matrices import read_weights
-from planetary.compiler.export import Model, find_builder, load_model
-from planetary.compiler.logits import find_logits
+from planetary.compiler.check.logits import find_logits
+from planetary.compiler.frontend.export import Model, find_builder, load_model
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function, load_config
 from planetary.core.errors import CompileError, UserError
 from planetary.data.sources import token_dtype
@@ -45,7 +45,7 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
     file with all of the model's parameters.
 
     A model that is `module:build` must have a sibling `logits(params, tokens, **options)`. Of one that is StableHLO the
-    logits are found in its graph, and proved (`planetary.compiler.logits`).
+    logits are found in its graph, and proved (`planetary.compiler.check.logits`).
 
     With other `experts` than real ones (see `moe.inference.experts_named`) it is a mixture's newest state, or the
     surrogates beside the file `checkpoint`. A saved training can stand for a run.

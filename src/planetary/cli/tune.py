@@ -11,7 +11,7 @@ from planetary.cli.commands import command_parser
 from planetary.cli.errors import EXIT_OK
 
 if TYPE_CHECKING:
-    from planetary.compiler.flag_choice import FlagChoice
+    from planetary.compiler.backends.flag_choice import FlagChoice
     from planetary.fabric.compiling import ModelToCompile
     from planetary.fabric.preparation import Prepared
 
@@ -60,8 +60,8 @@ def run(args: argparse.Namespace) -> int:
     import msgspec
 
     from planetary.cli.node_flags import cache_folder
-    from planetary.compiler.flag_choice import candidates_for
-    from planetary.compiler.targets import parse_target
+    from planetary.compiler.backends.flag_choice import candidates_for
+    from planetary.compiler.backends.targets import parse_target
     from planetary.core.errors import UserError
     from planetary.fabric.flag_search import search_flags
     from planetary.runtime.host import host_features
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared | ModelToCompile, int]:
     """Return the step to tune and the threads that it runs on."""
     from planetary.cli.compile import load_given_model, step_options
-    from planetary.compiler.train_step import build_train_step
+    from planetary.compiler.step.train_step import build_train_step
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
     from planetary.fabric.compiling import ModelToCompile

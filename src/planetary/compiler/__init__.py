@@ -4,17 +4,15 @@ used.
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planetary.compiler.differentiate import differentiate
-    from planetary.compiler.export import Model, export_model, load_model
-    from planetary.compiler.iree import Artifact, compile_artifact
-    from planetary.compiler.targets import Target
-    from planetary.compiler.train_step import StepOptions, TrainStep, build_train_step
-    from planetary.compiler.verify import verify_artifact
+    from planetary.compiler.autodiff.differentiate import differentiate
+    from planetary.compiler.backends.iree import Artifact, compile_artifact
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.check.verify import verify_artifact
+    from planetary.compiler.frontend.export import Model, export_model, load_model
+    from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 
 __all__ = [
     "Artifact",
@@ -31,17 +29,17 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Artifact": "iree",
-    "Model": "export",
-    "StepOptions": "train_step",
-    "Target": "targets",
-    "TrainStep": "train_step",
-    "build_train_step": "train_step",
-    "compile_artifact": "iree",
-    "differentiate": "differentiate",
-    "export_model": "export",
-    "load_model": "export",
-    "verify_artifact": "verify",
+    "Artifact": "backends.iree",
+    "Model": "frontend.export",
+    "StepOptions": "step.train_step",
+    "Target": "backends.targets",
+    "TrainStep": "step.train_step",
+    "build_train_step": "step.train_step",
+    "compile_artifact": "backends.iree",
+    "differentiate": "autodiff.differentiate",
+    "export_model": "frontend.export",
+    "load_model": "frontend.export",
+    "verify_artifact": "check.verify",
 }
 
 
@@ -53,16 +51,3 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(f"{__name__}.{home}"), name)
-
-
-class _Package(ModuleType):
-    """The package, in which `differentiate` is the function although its submodule has the same name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; the import system sets a submodule on its package once it is loaded."""
-        if isinstance(value, ModuleType) and name == "differentiate":
-            value = vars(value)[name]
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from planetary.compiler.targets import nearest
+from planetary.compiler.backends.targets import nearest
 from planetary.core.errors import PlanetaryError
 from planetary.fabric import events as e
 from planetary.fabric.compiling import CompileTarget, Published

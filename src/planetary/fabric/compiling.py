@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler.pipeline import LATEST_CHOICE, PIPELINE_VERSION, compiler_version
+from planetary.compiler.backends.pipeline import LATEST_CHOICE, PIPELINE_VERSION, compiler_version
 from planetary.core.errors import CompileError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
@@ -34,8 +34,8 @@ from planetary.runtime.host import architecture, host_features
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from planetary.compiler.iree import Artifact
-    from planetary.compiler.train_step import TrainStep
+    from planetary.compiler.backends.iree import Artifact
+    from planetary.compiler.step.train_step import TrainStep
     from planetary.fabric.preparation import Prepared
     from planetary.runtime.executor import Executor
 
@@ -218,10 +218,10 @@ def compile_and_verify(
 
     Raises `CompileError`, `UserError` or `ResourceError`.
     """
-    from planetary.compiler.iree import compile_artifact
-    from planetary.compiler.targets import Target
-    from planetary.compiler.train_step import TrainStep
-    from planetary.compiler.verify import reference_digest, verify_artifact
+    from planetary.compiler.backends.iree import compile_artifact
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.check.verify import reference_digest, verify_artifact
+    from planetary.compiler.step.train_step import TrainStep
     from planetary.runtime.backends import open_executor
 
     step = TrainStep("", spec, portable, notes=notes)

@@ -53,7 +53,7 @@ def local_target(config: Config) -> CompileTarget:
     if is_pjrt(backend):
         name = PJRT_TARGET
     elif backend != "cpu" and name == "host":
-        from planetary.compiler.targets import DEFAULT_NAMES
+        from planetary.compiler.backends.targets import DEFAULT_NAMES
 
         name = DEFAULT_NAMES[backend]
     return CompileTarget(backend, name, target_features(backend, name))

@@ -14,8 +14,8 @@ from planetary.fabric.step_timing import TimingRequest, time_steps, write_values
 from planetary.runtime.host import host_features
 
 if TYPE_CHECKING:
-    from planetary.compiler.flag_choice import FlagChoice, FlagSet, FlagTrial
-    from planetary.compiler.targets import Target
+    from planetary.compiler.backends.flag_choice import FlagChoice, FlagSet, FlagTrial
+    from planetary.compiler.backends.targets import Target
     from planetary.fabric.compiling import ModelToCompile
     from planetary.fabric.preparation import Prepared
 
@@ -49,8 +49,8 @@ async def search_flags(
         UserError: the target has no candidates or does not run on this machine.
         CompileError: no candidate works, or the chosen one computes something else than the reference.
     """
-    from planetary.compiler.flag_choice import candidates_for, choose_flags, finalists, keep_choice
-    from planetary.compiler.iree import choice_key
+    from planetary.compiler.backends.flag_choice import candidates_for, choose_flags, finalists, keep_choice
+    from planetary.compiler.backends.iree import choice_key
     from planetary.fabric.compiling import CompileTarget, compile_apart
 
     candidates = candidates_for(target.backend)
@@ -106,7 +106,7 @@ class _Race:
 
     async def compile(self, flags: FlagSet) -> None:
         """Compile with a candidate, or note why that fails."""
-        from planetary.compiler.iree import compile_artifact
+        from planetary.compiler.backends.iree import compile_artifact
 
         self._stage(f"compiling with {flags.name}")
         try:
@@ -134,7 +134,7 @@ class _Race:
 
     def trials(self, candidates: Sequence[FlagSet]) -> list[FlagTrial]:
         """Return what is known of each candidate."""
-        from planetary.compiler.flag_choice import FlagTrial
+        from planetary.compiler.backends.flag_choice import FlagTrial
 
         return [
             FlagTrial(flags, failure=self.failures[flags.name])

@@ -199,7 +199,7 @@ def with_ring(policy: ControllerPolicy, config: Config, port: int, state: OuterS
 
 def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
     """Derive the controller's constants from the configuration."""
-    from planetary.compiler.pipeline import compiler_version
+    from planetary.compiler.backends.pipeline import compiler_version
 
     timings = config.timings
     chunk = max(1, -(-config.eval.batches // config.fabric.workers))

@@ -24,7 +24,7 @@ from planetary.data.prepare import PreparedData
 from planetary.data.reader import batches, read_slice
 
 if TYPE_CHECKING:
-    from planetary.compiler.train_step import TrainStep
+    from planetary.compiler.step.train_step import TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def check_model(
     passed = cache / "checks" / f"{_key(config, step, data)}.json"
     if passed.exists():
         return
-    from planetary.compiler.interpreter import step_cost
+    from planetary.compiler.check.interpreter import step_cost
 
     cost = step_cost(step.spec)
     if cost > LARGEST_COST:
@@ -103,8 +103,8 @@ def _check_vocabulary(
     buffers: Mapping[str, np.ndarray],
     data: PreparedData,
 ) -> None:
-    from planetary.compiler.reference import run_reference
-    from planetary.compiler.verify import make_trial
+    from planetary.compiler.check.reference import run_reference
+    from planetary.compiler.check.verify import make_trial
 
     spec, size = step.spec, data.vocab_size
     if size < 2:
@@ -164,7 +164,7 @@ def _check_first_batch(
     buffers: Mapping[str, np.ndarray],
     data: PreparedData,
 ) -> None:
-    from planetary.compiler.reference import run_reference
+    from planetary.compiler.check.reference import run_reference
 
     spec, train = step.spec, config.train
     first = data.order(config).locate(0)

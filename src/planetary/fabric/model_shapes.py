@@ -31,7 +31,7 @@ def with_model_shapes(config: Config) -> Config:
                     f"and {source} is a function that builds one"
                 )
         return config
-    from planetary.compiler.export import load_model
+    from planetary.compiler.frontend.export import load_model
 
     model = load_model(source, roles=config.model.roles, values_follow=True)
     shapes = [spec.shape for spec in model.manifest.of_role("input", "target")]

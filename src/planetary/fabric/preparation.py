@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler.step_module import TrainStep
+from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config, ModelConfig, is_function
 from planetary.core.errors import TrustError, UserError
 from planetary.core.schedules import Schedule
@@ -30,7 +30,7 @@ from planetary.fabric.prepared_steps import (
 )
 
 if TYPE_CHECKING:
-    from planetary.compiler.export import Model
+    from planetary.compiler.frontend.export import Model
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
 
 def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Callable[[str], None]) -> StepRecord:
     stage("exporting the model to StableHLO")
-    from planetary.compiler.export import export_model, load_model
-    from planetary.compiler.train_step import build_train_step
+    from planetary.compiler.frontend.export import export_model, load_model
+    from planetary.compiler.step.train_step import build_train_step
 
     source = config.model.source
     with files_read() as read:
@@ -167,7 +167,7 @@ def given_weights(model: Model, config: ModelConfig) -> Model:
         UserError: it cannot be read, or does not fit.
     """
     from planetary.artifacts.ternary_matrices import read_weights
-    from planetary.compiler.weights import with_weights
+    from planetary.compiler.frontend.weights import with_weights
 
     path = Path(config.weights)
     try:
@@ -200,7 +200,7 @@ def builder_options(config: Config, source: str) -> dict[str, object]:
     """
     import inspect
 
-    from planetary.compiler.export import find_builder
+    from planetary.compiler.frontend.export import find_builder
 
     options = dict(config.model.options)
     accepted = inspect.signature(find_builder(source)).parameters

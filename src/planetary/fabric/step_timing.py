@@ -73,7 +73,7 @@ async def time_steps(folder: Path, request: TimingRequest) -> list[float]:
 
 
 def _serve(folder: Path) -> None:
-    from planetary.compiler.parity import random_batches
+    from planetary.compiler.check.parity import random_batches
     from planetary.runtime.backends import open_executor
 
     request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TimingRequest)

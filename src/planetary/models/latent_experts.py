@@ -12,7 +12,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from planetary.compiler.markers import custom_vjp, stop_gradient
+from planetary.compiler.frontend.markers import custom_vjp, stop_gradient
 from planetary.models.initial import Params
 from planetary.models.latent_moe_config import Selection
 from planetary.models.layers import softmax

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from planetary.compiler.markers import stop_gradient
+from planetary.compiler.frontend.markers import stop_gradient
 from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.latent_experts import (
     mixture,

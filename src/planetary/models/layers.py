@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from planetary.compiler.markers import stop_gradient
+from planetary.compiler.frontend.markers import stop_gradient
 from planetary.models.initial import Params
 
 HIDDEN_SCORE = -1e30  # of a key that a query must not see; its exponential is exactly 0

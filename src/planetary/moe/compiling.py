@@ -24,8 +24,8 @@ from planetary.moe.signature import GRADIENT, Program
 from planetary.runtime.host import host_features
 
 if TYPE_CHECKING:
-    from planetary.compiler.targets import Target
-    from planetary.compiler.verification_report import VerifyReport
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.check.verification_report import VerifyReport
 
 TOLERANCE = 0.05
 """Largest difference between a result and the reference, relative to its length. Rounding makes 10⁻⁵; a token whose
@@ -58,10 +58,10 @@ async def compile_mixture_apart(program: Program, vocab_size: int, target: Compi
 
 def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget, cache: Path) -> Published:
     """Do the work in this process. Raises `CompileError`, `UserError` or `ResourceError`."""
-    from planetary.compiler.iree import compile_program
-    from planetary.compiler.targets import Target
-    from planetary.compiler.verification_report import read_report, write_report
-    from planetary.compiler.verify import runs_here
+    from planetary.compiler.backends.iree import compile_program
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.check.verification_report import read_report, write_report
+    from planetary.compiler.check.verify import runs_here
 
     store = BlobStore(cache / "blobs")
     began = time.monotonic()
@@ -94,7 +94,7 @@ def compared_with_xla(portable: bytes, spec: ProgramSpec, module: bytes, digest:
     Raises:
         CompileError: a result is another one.
     """
-    from planetary.compiler.verification_report import VerifyReport
+    from planetary.compiler.check.verification_report import VerifyReport
     from planetary.moe.execution import XlaRunner
     from planetary.runtime.device_program import run_once
     from planetary.runtime.iree_functions import IreeFunctions

@@ -19,7 +19,7 @@ from planetary.moe.signature import ComposerShape, Program
 from planetary.runtime.pjrt_functions import PjrtFunctions
 
 if TYPE_CHECKING:
-    from planetary.compiler.targets import Target
+    from planetary.compiler.backends.targets import Target
 
 
 class XlaRunner(ProgramRunner):
@@ -71,7 +71,7 @@ class IreeRunner(ProgramRunner):
     """
 
     def __init__(self, program: Program, target: Target, functions: Sequence[str] = ()) -> None:
-        from planetary.compiler.iree import compile_functions
+        from planetary.compiler.backends.iree import compile_functions
         from planetary.runtime.iree_functions import IreeFunctions
 
         wanted = {name: program.functions[name] for name in functions or program.functions}

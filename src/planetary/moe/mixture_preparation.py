@@ -166,7 +166,7 @@ def model_values(config: Config) -> Tensors:
     Raises:
         UserError: it cannot be read, or is of another model.
     """
-    from planetary.compiler.export import export_model
+    from planetary.compiler.frontend.export import export_model
 
     source = config.model.source
     return given_weights(export_model(source, builder_options(config, source)), config.model).initial("param")

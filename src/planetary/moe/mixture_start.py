@@ -114,7 +114,7 @@ def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: P
 
 def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
     """Derive the controller's constants from the configuration."""
-    from planetary.compiler.pipeline import compiler_version
+    from planetary.compiler.backends.pipeline import compiler_version
 
     timings, moe = config.timings, config.moe
     fragments: dict[Tier, int] = {}

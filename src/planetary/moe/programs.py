@@ -25,11 +25,19 @@ from typing import Any
 import jax
 import msgspec
 
-from planetary.compiler import chlo, ir, normalise, ops, optimizers
-from planetary.compiler.differentiate import emit_backward, emit_forward, finish_module, load_for_differentiation
+from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.differentiate import (
+    emit_backward,
+    emit_forward,
+    finish_module,
+    load_for_differentiation,
+)
+from planetary.compiler.autodiff.reverse import Forward
+from planetary.compiler.frontend import chlo
 from planetary.compiler.ir import Value
-from planetary.compiler.reverse import Forward
-from planetary.compiler.step_options import StepOptions, optimizer_of
+from planetary.compiler.rewrites import normalise
+from planetary.compiler.step import optimizers
+from planetary.compiler.step.step_options import StepOptions, optimizer_of
 from planetary.core.step import RATE, FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.models.initial import Draw, Params, flat_names

@@ -36,7 +36,7 @@ def _set_up_process(platform: str, first: int, count: int, threads: int | None) 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # the client lists its devices on the terminal otherwise
     import jax
 
-    from planetary.compiler import xla
+    from planetary.compiler.backends import xla
 
     if xla.in_use():
         if platform == "cpu" and threads is not None and os.environ.get("NPROC") != str(threads):
@@ -75,7 +75,7 @@ def open_devices(backend: str, device_id: int = 0, island: int = 1, threads: int
     check_device(backend, device_id, threads)
     import jax
 
-    from planetary.compiler import xla
+    from planetary.compiler.backends import xla
 
     first = device_id * island
     _set_up_process(platform, first, island, threads)
@@ -142,7 +142,7 @@ class PjrtExecutor:
         self.device_name = kind if island == 1 else f"{island} × {kind}"
         import jax
 
-        from planetary.compiler import xla
+        from planetary.compiler.backends import xla
 
         self._xla = xla
         self._join: Any = jax.make_array_from_single_device_arrays

@@ -26,7 +26,7 @@ class PjrtFunctions:
     def __init__(
         self, portable: bytes, functions: Mapping[str, FunctionSpec], device: Any, *, optimise: bool = True
     ) -> None:
-        from planetary.compiler import xla
+        from planetary.compiler.backends import xla
 
         self._xla, self._portable, self._signatures = xla, portable, functions
         self._device, self._optimise = device, optimise

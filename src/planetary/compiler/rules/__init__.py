@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.compiler import rule_table
+from planetary.compiler.autodiff import rule_table
 from planetary.compiler.rules import (
     composites,
     control_flow,

@@ -1,4 +1,4 @@
-"""Rules of composites: the marks of `planetary.compiler.markers`.
+"""Rules of composites: the marks of `planetary.compiler.frontend.markers`.
 
 Any other composite is differentiated through its decomposition. To give one a rule by name, register
 `rule_many("stablehlo.composite @its.name")` before the model is loaded.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planetary.compiler import ir, library_calls, ops, routines
+from planetary.compiler import ir, ops
+from planetary.compiler.autodiff import library_calls, routines
+from planetary.compiler.autodiff.rule_table import Contribution, Site, inactive, rule_many
+from planetary.compiler.autodiff.traced import dtype_name, emit_pull_back
+from planetary.compiler.frontend.markers import CUSTOM_VJP, STOP_GRADIENT
 from planetary.compiler.ir import Value
-from planetary.compiler.markers import CUSTOM_VJP, STOP_GRADIENT
-from planetary.compiler.rule_table import Contribution, Site, inactive, rule_many
-from planetary.compiler.traced import dtype_name, emit_pull_back
 from planetary.core.errors import UnsupportedOpError
 
 inactive("the author asked for no gradient", f"stablehlo.composite @{STOP_GRADIENT}")

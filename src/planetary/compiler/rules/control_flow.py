@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
-from planetary.compiler import ir, ops, reverse, static_integers
+from planetary.compiler import ir, ops
+from planetary.compiler.autodiff import reverse, static_integers
+from planetary.compiler.autodiff.rule_table import Contribution, Site, activity, rule_many
 from planetary.compiler.ir import Block, Operation, Value
-from planetary.compiler.rule_table import Contribution, Site, activity, rule_many
 from planetary.core.errors import UnsupportedOpError
 
 

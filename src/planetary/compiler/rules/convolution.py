@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule
 from planetary.compiler.ir import Attribute, Operation, Value
-from planetary.compiler.rule_table import Contribution, Site, rule
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule
 from planetary.compiler.ir import Attribute, Value
-from planetary.compiler.rule_table import Contribution, Site, rule
 
 
 @rule("stablehlo.dot_general")

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Site, inactive, rule, rule_many
 from planetary.compiler.ir import Value
-from planetary.compiler.rule_table import Contribution, Site, inactive, rule, rule_many
 
 
 def factor_rule(name: str, factor: Callable[[Value, Value], Value], note: str = "") -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule
 from planetary.compiler.ir import Value
-from planetary.compiler.rule_table import Contribution, Site, rule
 
 
 def _transform(x: Value, kind: str, lengths: list[int], shape: Sequence[int], element: ir.Type) -> Value:

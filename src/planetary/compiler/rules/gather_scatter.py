@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule, rule_many
 from planetary.compiler.ir import Operation, Value
-from planetary.compiler.rule_table import Contribution, Site, rule, rule_many
 from planetary.compiler.rules import bodies
 from planetary.core.errors import UnsupportedOpError
 

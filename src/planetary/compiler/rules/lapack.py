@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many, unsupported
+from planetary.compiler.autodiff.traced import emit_traced
 from planetary.compiler.ir import Value
-from planetary.compiler.rule_table import Contribution, Site, rule_many, unsupported
 from planetary.compiler.rules import linear_algebra as la
-from planetary.compiler.traced import emit_traced
 from planetary.core.errors import UnsupportedOpError
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from planetary.compiler import idioms, ops
-from planetary.compiler.idioms import Idiom
+from planetary.compiler import ops
+from planetary.compiler.autodiff import idioms
+from planetary.compiler.autodiff.idioms import Idiom
+from planetary.compiler.autodiff.rule_table import Contribution, Rule, Site, pattern
+from planetary.compiler.autodiff.traced import emit_pull_back
 from planetary.compiler.ir import Operation, Value
-from planetary.compiler.rule_table import Contribution, Rule, Site, pattern
-from planetary.compiler.traced import emit_pull_back
 
 
 def _from(place: str, name: str) -> Callable[[], Callable[..., Any]]:

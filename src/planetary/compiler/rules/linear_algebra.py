@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from planetary.compiler import ir, ops, reverse
+from planetary.compiler import ir, ops
+from planetary.compiler.autodiff import reverse
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule
 from planetary.compiler.ir import Value
-from planetary.compiler.rule_table import Contribution, Site, rule
 
 
 def transposed(

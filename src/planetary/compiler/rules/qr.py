@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many
+from planetary.compiler.autodiff.traced import emit_traced
 from planetary.compiler.ir import Value
-from planetary.compiler.rule_table import Contribution, Site, rule_many
 from planetary.compiler.rules import linear_algebra as la
 from planetary.compiler.rules.lapack import names, refusal
-from planetary.compiler.traced import emit_traced
 
 
 @rule_many(*names("orgqr", "sd"), *names("ungqr", "cz"), note="together with the geqrf or geqp3 call it belongs to")

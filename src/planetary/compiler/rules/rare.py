@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.reverse import pull_back_through
+from planetary.compiler.autodiff.rule_table import Contribution, Site, inactive, rule, rule_many, unsupported
 from planetary.compiler.ir import Value
-from planetary.compiler.reverse import pull_back_through
-from planetary.compiler.rule_table import Contribution, Site, inactive, rule, rule_many, unsupported
 from planetary.compiler.rules import bodies
 
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.reverse import pull_back_through
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many
 from planetary.compiler.ir import Block, Value
-from planetary.compiler.reverse import pull_back_through
-from planetary.compiler.rule_table import Contribution, Site, rule_many
 from planetary.compiler.rules import bodies
 
 

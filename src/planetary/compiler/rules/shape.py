@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, InPlace, Site, rule
 from planetary.compiler.ir import Value
-from planetary.compiler.rule_table import Contribution, InPlace, Site, rule
 
 
 @rule("stablehlo.reshape", "stablehlo.dynamic_reshape")

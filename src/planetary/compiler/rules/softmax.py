@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Rule, Site, pattern
 from planetary.compiler.ir import Operation, Value
-from planetary.compiler.rule_table import Contribution, Rule, Site, pattern
 
 _Found = tuple[list[Value], Rule]
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule, unsupported
+from planetary.compiler.autodiff.traced import emit_traced
 from planetary.compiler.ir import Value
-from planetary.compiler.rule_table import Contribution, Site, rule, unsupported
 from planetary.compiler.rules.elementwise import factor_rule
-from planetary.compiler.traced import emit_traced
 from planetary.core.errors import UnsupportedOpError
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.reverse import pull_back_through
+from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many
 from planetary.compiler.ir import Block, Operation, Value
-from planetary.compiler.reverse import pull_back_through
-from planetary.compiler.rule_table import Contribution, Site, rule_many
 from planetary.compiler.rules import bodies
 from planetary.compiler.rules.reduce import tree
 from planetary.core.errors import UnsupportedOpError

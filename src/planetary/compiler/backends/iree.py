@@ -1,0 +1,292 @@
+"""A training step in StableHLO to the artifact for a target: a VMFB by IREE's compiler, through a cache."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from planetary.compiler import ir
+from planetary.compiler.backends.artifact_manifest import ArtifactCache, ArtifactManifest, read_manifest, write_manifest
+from planetary.compiler.backends.flag_choice import flag_key, read_choice
+from planetary.compiler.backends.pipeline import PIPELINE_VERSION, compiler_version
+from planetary.compiler.backends.targets import Target, compiler_flags, nearest
+from planetary.compiler.rewrites import normalise
+from planetary.compiler.step.train_step import TrainStep, replaced_arguments
+from planetary.core.artifact_label import ArtifactLabel
+from planetary.core.errors import CompileError, TrustError
+from planetary.core.step import FunctionSpec, ProgramSpec, StepSpec
+
+COMPILE_TIMEOUT_S = 1800.0
+_SAVE_MEMORY = "--iree-stream-partitioning-favor=min-peak-memory"
+"""For a step that recomputes activations: IREE would otherwise start some of it as soon as its inputs are there."""
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A compiled training step.
+
+    Attributes:
+        data: its bytes: a VMFB, or the portable StableHLO itself for the PJRT backends.
+        digest: their sha256.
+        key: what it was made from: StableHLO digest, compiler version, target and flags.
+        target: what it was made for.
+        cached: whether it came from the cache.
+    """
+
+    data: bytes = field(repr=False)
+    digest: str
+    key: str
+    target: Target
+    cached: bool
+
+
+def artifact_key(stablehlo_digest: str, target: Target, further_flags: Sequence[str] = ()) -> str:
+    """Return the cache key of a target's artifact, as readable JSON."""
+    key = {
+        "stablehlo": stablehlo_digest,
+        "iree": compiler_version(),
+        "backend": target.backend,
+        "target": target.name,
+        "features": target.features,
+        "flags": [*compiler_flags(target), *further_flags],
+        "pipeline": PIPELINE_VERSION,
+    }
+    return "vmfb " + json.dumps(key, sort_keys=True)
+
+
+def choice_key(train_step: TrainStep, target: Target) -> str:
+    """Return the key under which the flags are kept that were chosen for a step and a target."""
+    return flag_key(
+        train_step.portable,
+        compiler=compiler_version(),
+        backend=target.backend,
+        target=target.name,
+        features=target.features,
+    )
+
+
+def compile_artifact(
+    train_step: TrainStep,
+    target: Target,
+    cache: ArtifactCache | None = None,
+    *,
+    further_flags: Sequence[str] | None = None,
+) -> Artifact:
+    """Compile a training step for `target`, or return what the cache has.
+
+    For the PJRT backends the artifact is the portable StableHLO itself: XLA compiles it where it runs.
+
+    Args:
+        train_step: what to compile.
+        target: what for.
+        cache: where compiled steps are kept.
+        further_flags: of IREE's compiler, beside the target's own. None: those that were chosen for this step and
+            target by measurement (`planetary tune`), if the cache knows a choice.
+
+    Raises:
+        UserError: the target is unknown.
+        CompileError: IREE refuses the module; the text has its first complaint.
+    """
+    if target.is_pjrt:
+        entry = _portable_entry(train_step.portable, train_step.spec, target, cache, train_step.notes)
+        return entry.made(train_step.portable)
+    if further_flags is None:
+        choice = None if cache is None else read_choice(cache, choice_key(train_step, target))
+        further_flags = () if choice is None else choice.flags.flags
+    flags = [*compiler_flags(target), *further_flags]
+    key = artifact_key(train_step.spec.stablehlo_digest, target, further_flags)
+    entry = _Entry(cache, train_step.portable, train_step.spec, target, key, flags, train_step.notes)
+    known = entry.known()
+    if known is not None:
+        return known
+    label = _label(target, train_step.spec.stablehlo_digest)
+    with ir.new_context():
+        module = ir.parse_module(train_step.portable)
+        recomputes = ir.contains(module, "stablehlo.optimization_barrier")  # asked now: `for_target` adds barriers
+        normalise.for_target(module, label, replaced_arguments(train_step.spec))
+        text = ir.to_text(module)
+    if recomputes:
+        flags = [*flags, _SAVE_MEMORY]
+    return replace(entry, flags=flags).made(run_compiler(text, flags))
+
+
+def _label(target: Target, stablehlo_digest: str) -> ArtifactLabel:
+    return ArtifactLabel(
+        iree=compiler_version(),
+        backend=target.backend,
+        target=target.name,
+        features=target.features,
+        stablehlo=stablehlo_digest,
+    )
+
+
+def compile_program(portable: bytes, spec: ProgramSpec, target: Target, cache: ArtifactCache) -> Artifact:
+    """Compile all functions of a module for `target` into one labelled artifact, or return what the cache has.
+
+    For programs of several functions that are called one by one; a training step is compiled by `compile_artifact`.
+    A function writes over the arguments that its results replace (`FunctionSpec.replaced`). The PJRT backends take
+    the module as it is.
+
+    Args:
+        portable: the module.
+        spec: of its functions, for the artifact's manifest.
+        target: what for.
+        cache: where compiled programs are kept.
+
+    Raises:
+        UserError: the target is unknown.
+        CompileError: IREE refuses the module; the text has its first complaint.
+    """
+    digest = spec.stablehlo_digest
+    if target.is_pjrt:
+        return _portable_entry(portable, spec, target, cache).made(portable)
+    flags = compiler_flags(target)
+    entry = _Entry(cache, portable, spec, target, artifact_key(digest, target), flags)
+    known = entry.known()
+    if known is not None:
+        return known
+    with ir.new_context():
+        module = ir.parse_module(portable)
+        _prepare_functions(module, spec.functions)
+        normalise.bake_label(next(iter(ir.functions(module).values())), _label(target, digest))
+        text = ir.to_text(module)
+    return entry.made(run_compiler(text, flags))
+
+
+def _portable_entry(
+    portable: bytes,
+    spec: StepSpec | ProgramSpec,
+    target: Target,
+    cache: ArtifactCache | None,
+    notes: tuple[str, ...] = (),
+) -> _Entry:
+    return _Entry(cache, portable, spec, target, f"stablehlo {spec.stablehlo_digest}", (), notes)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One artifact's place in a cache, with its manifest and what it was made from beside it."""
+
+    cache: ArtifactCache | None
+    portable: bytes
+    spec: StepSpec | ProgramSpec
+    target: Target
+    key: str
+    flags: Sequence[str]
+    notes: tuple[str, ...] = ()
+
+    def known(self) -> Artifact | None:
+        """Return what the cache has."""
+        digest = self.cache.resolve(self.key) if self.cache is not None else None
+        if self.cache is None or digest is None:
+            return None
+        # A damaged entry was removed by the cache that found it so; it is only a copy of what is built then.
+        with contextlib.suppress(TrustError):
+            found = Artifact(self.cache.get(digest), digest, self.key, self.target, cached=True)
+            if read_manifest(self.cache, digest) is None:
+                self.keep(found)
+            return found
+        return None
+
+    def made(self, data: bytes) -> Artifact:
+        """Return what was made of it just now, which is in the cache from now on."""
+        found = Artifact(data, hashlib.sha256(data).hexdigest(), self.key, self.target, cached=False)
+        self.keep(found)
+        if self.cache is not None and not self.target.is_pjrt:
+            self.cache.link(self.key, found.digest)
+        return found
+
+    def keep(self, artifact: Artifact) -> None:
+        """Put an artifact, its manifest and what it was made from into the cache."""
+        if self.cache is None:
+            return
+        self.cache.put(self.portable)
+        self.cache.put(artifact.data)
+        target, spec = self.target, self.spec
+        manifest = ArtifactManifest(
+            artifact=artifact.digest,
+            nbytes=len(artifact.data),
+            backend="pjrt" if target.is_pjrt else target.backend,
+            target=target.name,
+            features=target.features,
+            compiler="" if target.is_pjrt else compiler_version(),
+            flags=tuple(self.flags),
+            notes=(*self.notes, *filter(None, [nearest(target.backend, target.name)[1]])),
+            spec=spec if isinstance(spec, StepSpec) else None,
+            program=spec if isinstance(spec, ProgramSpec) else None,
+        )
+        write_manifest(self.cache, manifest)
+
+
+def _prepare_functions(module: ir.Module, functions: Mapping[str, FunctionSpec]) -> None:
+    normalise.rewrite_for_iree(module)
+    for name, function in ir.functions(module).items():
+        normalise.mark_in_place(function, functions[name].replaced)
+
+
+def compile_functions(portable: bytes, target: Target, functions: Mapping[str, FunctionSpec]) -> bytes:
+    """Return the VMFB of some functions of a module, to be called one by one, for an IREE target of this machine.
+
+    It carries no label: it is for the process that compiles it, not for others to fetch.
+
+    Raises:
+        UserError: the target is unknown.
+        CompileError: IREE refuses the module.
+    """
+    with ir.new_context():
+        module = ir.parse_module(portable)
+        for name, function in ir.functions(module).items():
+            if name not in functions:
+                ir.erase_function(function)
+        _prepare_functions(module, functions)
+        text = ir.to_text(module)
+    return run_compiler(text, compiler_flags(target))
+
+
+def run_compiler(text: str, flags: list[str]) -> bytes:
+    """Return the VMFB of a module, made by a process of its own so that a crash of the compiler stays there.
+
+    Raises:
+        CompileError: the compiler fails, crashes or takes longer than `COMPILE_TIMEOUT_S`.
+    """
+    from iree.compiler.tools.binaries import find_tool
+
+    with tempfile.TemporaryDirectory(prefix="planetary-compile-") as folder:
+        source, output = Path(folder) / "step.mlir", Path(folder) / "step.vmfb"
+        source.write_text(text)
+        command = [
+            find_tool("iree-compile"),
+            str(source),
+            "--iree-input-type=stablehlo",
+            *flags,
+            "-o",
+            str(output),
+        ]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise CompileError(
+                f"IREE's compiler did not finish within {COMPILE_TIMEOUT_S:.0f} s with flags {' '.join(flags)}"
+            ) from None
+        if done.returncode != 0 or not output.is_file():
+            end = f"exit status {done.returncode}" if done.returncode >= 0 else f"killed by signal {-done.returncode}"
+            raise CompileError(
+                f"IREE {compiler_version()} cannot compile the training step with flags {' '.join(flags)} "
+                f"({end}): {first_complaint(done.stderr.decode(errors='replace'))}"
+            )
+        return output.read_bytes()
+
+
+def first_complaint(stderr: str) -> str:
+    """Return the first error line of the compiler's output, shortened, without the path of its input."""
+    lines = [line for line in stderr.splitlines() if "error:" in line] or stderr.strip().splitlines()[-1:]
+    if not lines:
+        return "no message"
+    _, mark, message = lines[0].partition("error:")
+    return (message.strip() if mark else lines[0].strip())[:500]

@@ -1,0 +1,222 @@
+"""Finds the logits in a model whose only function is its loss, and proves that they are.
+
+A cross-entropy computes its loss from one tensor of a score for each token of the vocabulary. The value nearest to the
+loss that has such a shape and does not depend on the targets is a candidate: the logits, or their log-softmax, which
+gives the same probabilities. Shapes prove nothing, so the model is run: for targets that the candidate finds likeliest
+and for those that it finds least likely, the cross-entropy of the candidate has to be the model's own loss. And since a
+text is continued with it, a later token must not change an earlier position.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from planetary.compiler import ir
+from planetary.compiler.autodiff import inline
+from planetary.compiler.backends import xla
+from planetary.compiler.check.pieces import ARGUMENT, Key, Node, Outline, Piece, as_crossing, cut_out, outline
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.frontend.export import Model
+from planetary.core.errors import CompileError, UserError
+from planetary.core.tensors import TensorSpec, host_dtype
+
+TOLERANCE = 0.02
+"""Accepted difference of the losses, as a part of the distance between the likeliest and the least likely targets: a
+model in bfloat16 rounds its loss by a few thousandths of it."""
+
+CAUSAL_TOLERANCE = 1e-3
+"""Accepted change of an earlier position when a later token changes, as a part of the logits' spread."""
+
+_CANDIDATES = 8  # values next to the loss that are tried
+_NEEDED = (
+    "Generating needs scores of shape [batch, sequence, vocabulary] whose cross-entropy with the targets is the loss; "
+    "models that are Python functions say theirs with `logits(params, tokens, **options)` beside `build`"
+)
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The part of a model from its parameters, buffers and inputs to its logits.
+
+    Attributes:
+        piece: that part, as `pieces.cut_out` makes it.
+        arguments: the model's arguments, in order.
+        inputs: the position of the tokens among them.
+        shape: [batch, sequence, vocabulary].
+    """
+
+    piece: Piece
+    arguments: tuple[TensorSpec, ...]
+    inputs: int
+    shape: tuple[int, int, int]
+
+    def prepare(self, values: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], jax.Array]:
+        """Compile with XLA for this machine's CPU, with parameters and buffers by name.
+
+        Returns:
+            A function from tokens, an integer array [sequence], to their logits f32 [sequence, vocabulary].
+        """
+        device = jax.devices("cpu")[0]
+        text, kinds = xla.as_main(self.piece.step.portable, "train_step")
+        executable = xla.compile_main(text, [device])
+        made = self.piece.step.spec.params[0]
+        rest = {position: self.arguments[position] for _, position in self.piece.inputs}
+        fixed = {
+            at: xla.place(as_crossing(values[rest[position].name], rest[position].dtype), kinds[at], device)
+            for at, (_, position) in enumerate(self.piece.inputs, 1)
+            if position != self.inputs
+        }
+        last = len(self.piece.inputs) + 1
+        fixed[0] = xla.place(made.zeros(), kinds[0], device)
+        fixed[last] = xla.place(np.zeros((), np.int32), kinds[last], device)
+        fixed[last + 1] = xla.place(np.zeros((), np.float32), kinds[last + 1], device)
+        tokens_at = 1 + [position for _, position in self.piece.inputs].index(self.inputs)
+        spec = self.arguments[self.inputs]
+
+        def logits(tokens: np.ndarray) -> jax.Array:
+            batch = np.zeros(spec.shape, host_dtype(spec.dtype))
+            batch[0] = tokens
+            given = dict(fixed) | {tokens_at: xla.place(batch, kinds[tokens_at], device)}
+            results = xla.run(executable, [given[i] for i in range(len(kinds))])
+            return results[0][0].reshape(self.shape)[0]
+
+        return logits
+
+
+def find_logits(model: Model) -> Logits:
+    """Return the logits of a language model that has a loss only.
+
+    Raises:
+        UserError: there is no value that is proved to be its logits; the text says what is needed.
+    """
+    arguments = tuple(TensorSpec(a.name, a.dtype, a.shape) for a in model.manifest.arguments)
+    roles = [a.role for a in model.manifest.arguments]
+    if roles.count("input") != 1 or roles.count("target") != 1:
+        raise UserError(f"cannot generate with the model {model.manifest.model}: it has no single input. {_NEEDED}")
+    inputs, targets = roles.index("input"), roles.index("target")
+    if len(arguments[inputs].shape) != 2 or arguments[targets].shape != arguments[inputs].shape:
+        raise UserError(
+            f"cannot generate with the model {model.manifest.model}: inputs and targets are "
+            f"{list(arguments[inputs].shape)} and {list(arguments[targets].shape)}, expected tokens of equal shape "
+            f"[batch, sequence]. {_NEEDED}"
+        )
+    portable = _flat(model.stablehlo)
+    whole = outline(portable, "main")
+    values = _trial(model)
+    tried = 0
+    for key, shape in _candidates(whole, arguments[inputs].shape, inputs, targets):
+        piece = cut_out(portable, "main", 0, [key])
+        found = Logits(piece, arguments, inputs, shape)
+        if _is_proved(model, found, values, targets):
+            return found
+        tried += 1
+        if tried == _CANDIDATES:
+            break
+    raise UserError(
+        f"cannot generate with the model {model.manifest.model}: its graph shows no logits (values of a fitting shape "
+        f"that were tried: {tried}). {_NEEDED}"
+    )
+
+
+def _flat(stablehlo: bytes) -> bytes:
+    with ir.new_context():
+        module = ir.parse_module(stablehlo)
+        inline.inline_calls(module)
+        return ir.to_portable_artifact(module)
+
+
+def _candidates(
+    whole: Outline, tokens: Sequence[int], inputs: int, targets: int
+) -> list[tuple[Key, tuple[int, int, int]]]:
+    """Return values of a fitting shape that depend on the inputs and not on the targets, the last one first."""
+    depends: dict[Key, tuple[bool, bool]] = {(ARGUMENT, inputs): (True, False), (ARGUMENT, targets): (False, True)}
+    found = []
+    for number, node in enumerate(whole.nodes):
+        known = [depends.get(key, (False, False)) for key in node.operands]
+        own = any(a for a, _ in known), any(b for _, b in known)
+        for result in range(len(node.results)):
+            depends[number, result] = own
+            shape = _fitting(node, result, tokens)
+            if own == (True, False) and shape is not None:
+                found.append(((number, result), shape))
+    return found[::-1]
+
+
+def _fitting(node: Node, result: int, tokens: Sequence[int]) -> tuple[int, int, int] | None:
+    text = node.results[result].removeprefix("tensor<").removesuffix(">")
+    *sizes, element = text.split("x")
+    if element not in ("f32", "f64", "bf16", "f16") or not all(size.isdigit() for size in sizes) or len(sizes) < 2:
+        return None
+    shape, places = [int(size) for size in sizes], math.prod(tokens)
+    if shape[:-1] not in ([*tokens], [places]) or shape[-1] < 2:
+        return None
+    return tokens[0], tokens[1], shape[-1]
+
+
+def _trial(model: Model) -> dict[str, np.ndarray]:
+    """Return parameters around the initial ones, none of them zero, and the buffers."""
+    rng = np.random.default_rng(0)
+    values = dict(model.initial("buffer"))
+    for name, initial in model.initial("param").items():
+        spec = next(a for a in model.manifest.arguments if a.name == name)
+        wide = as_crossing(initial, spec.dtype).astype(np.float32)
+        noisy = wide + 0.05 * rng.standard_normal(wide.shape, np.float32)
+        values[name] = (
+            (noisy.view(np.uint32) >> 16).astype(np.uint16)
+            if spec.dtype == "bf16"
+            else noisy.astype(host_dtype(spec.dtype))
+        )
+    return values
+
+
+def _is_proved(model: Model, found: Logits, values: Mapping[str, np.ndarray], targets: int) -> bool:
+    spec, rng = found.arguments[found.inputs], np.random.default_rng(1)
+    tokens = rng.integers(0, found.shape[-1], spec.shape).astype(host_dtype(spec.dtype))
+    scores = _run(found, values, tokens)
+    if not np.isfinite(scores).all():
+        return False
+    low, high = scores.argmin(-1), scores.argmax(-1)
+    expected = [_cross_entropy(scores, chosen) for chosen in (low, high)]
+    kind = found.arguments[targets]
+    given = [
+        _loss(model, values, {found.inputs: tokens, targets: chosen.astype(host_dtype(kind.dtype))})
+        for chosen in (low, high)
+    ]
+    distance = abs(expected[0] - expected[1])
+    if distance < 1e-3 or not all(abs(a - b) < TOLERANCE * distance for a, b in zip(expected, given, strict=True)):
+        return False
+    later = tokens.copy()
+    later[:, -1] = (later[:, -1].astype(np.int64) + 1) % found.shape[-1]
+    changed = np.abs(_run(found, values, later) - scores)[:, :-1]
+    return not changed.size or float(changed.max()) <= CAUSAL_TOLERANCE * float(np.ptp(scores))
+
+
+def _run(found: Logits, values: Mapping[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
+    given = [
+        tokens if position == found.inputs else as_crossing(values[spec.name], spec.dtype)
+        for position, spec in ((position, found.arguments[position]) for _, position in found.piece.inputs)
+    ]
+    made = found.piece.step.spec.params[0]
+    arguments = [made.zeros(), *given, np.zeros((), np.int32), np.zeros((), np.float32)]
+    result = run_reference(found.piece.step.portable, "train_step", arguments, [made.dtype, "f32", "f32"])[0]
+    return np.asarray(result, np.float64).reshape(found.shape)
+
+
+def _loss(model: Model, values: Mapping[str, np.ndarray], batch: Mapping[int, np.ndarray]) -> float:
+    named = [argument.name for argument in model.manifest.arguments]
+    arguments = [batch[i] if i in batch else values[name] for i, name in enumerate(named)]
+    try:
+        return float(run_reference(model.stablehlo, "main", arguments, ["f32"])[0])
+    except CompileError:
+        return math.nan
+
+
+def _cross_entropy(scores: np.ndarray, chosen: np.ndarray) -> float:
+    top = scores.max(-1, keepdims=True)
+    normal = top[..., 0] + np.log(np.exp(scores - top).sum(-1))
+    return float((normal - np.take_along_axis(scores, chosen[..., None], -1)[..., 0]).mean())

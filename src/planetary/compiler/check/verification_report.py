@@ -1,0 +1,52 @@
+"""What the check of an artifact found, and where it is remembered."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+
+from planetary.compiler.backends.artifact_manifest import ArtifactCache
+from planetary.core.errors import TrustError
+
+_KEY = "verified 2 "
+
+
+class VerifyReport(msgspec.Struct, frozen=True):
+    """What a check found."""
+
+    digest: str  # of the artifact that was asked about
+    checked: str  # digest of the artifact that was run
+    target: str  # what the artifact that was run was made for, e.g. "cpu host"
+    stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked in its place
+    loss: float | None  # of the random batch; None: it is no train step
+    worst_tensor: str
+    worst_error: float  # as a fraction of what is accepted
+    seconds: float
+    against: str = "XLA"  # the execution that the artifact agrees with
+    notes: tuple[str, ...] = ()  # what both compute otherwise than the model says
+
+    @property
+    def summary(self) -> str:
+        """One sentence for people."""
+        what = f"its CPU build ({self.target}) stands in and" if self.stand_in else f"the artifact ({self.target})"
+        found = (
+            f"{what} agrees with {self.against}: the worst tensor, {self.worst_tensor}, is at {self.worst_error:.1%} "
+            "of the accepted error"
+        )
+        return ". ".join([found, *self.notes])
+
+
+def write_report(store: ArtifactCache, report: VerifyReport) -> None:
+    """Remember a report under the digest of the artifact that was asked about."""
+    store.link(_KEY + report.digest, store.put(msgspec.json.encode(report)))
+
+
+def read_report(store: ArtifactCache, artifact: str) -> VerifyReport | None:
+    """Return what was found about an artifact before; None if nothing was, or the report is damaged."""
+    digest = store.resolve(_KEY + artifact)
+    if digest is None:
+        return None
+    with contextlib.suppress(TrustError, msgspec.DecodeError):
+        return msgspec.json.decode(store.get(digest), type=VerifyReport)
+    return None

@@ -1,0 +1,347 @@
+"""Checks a compiled artifact against a reference execution before anybody trains with it.
+
+Compilers lie: a sign folded wrongly or a sum cut short makes a module that runs, converges a little and is
+wrong. So one training step and one evaluation on random numbers are compared, tensor by tensor, with XLA's
+execution of the same StableHLO. XLA is a compiler too: where the two differ and the step is small enough, the
+StableHLO interpreter says which of them is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from planetary.compiler.backends.artifact_manifest import ArtifactCache
+from planetary.compiler.backends.iree import Artifact, compile_artifact
+from planetary.compiler.backends.targets import Target
+from planetary.compiler.check import interpreter
+from planetary.compiler.check.offender import VALUE_TOLERANCE, Execute, Refused, name_offender
+from planetary.compiler.check.reference import run_reference
+from planetary.compiler.check.verification_report import VerifyReport, read_report, write_report
+from planetary.compiler.check.widening import rounds_between_operations, widened
+from planetary.compiler.rewrites.precision import coarsest_factor
+from planetary.compiler.step.train_step import TrainStep, replaced_arguments
+from planetary.core.deviations import (
+    CHANGE_TOLERANCE,
+    FACTOR_ROUNDINGS,
+    ROUNDING,
+    ROUNDINGS,
+    errors_of,
+    noise_between,
+    worst_of,
+)
+from planetary.core.errors import CompileError, TrustError
+from planetary.core.step import RATE, STEP, StepSpec
+from planetary.core.step_trial import (
+    TRIAL_RATE,
+    TRIAL_STEP,
+    StepReference,
+    StepRunner,
+    Trial,
+    decode_reference,
+    draw_trial,
+    encode_reference,
+    make_reference,
+    run_trial,
+    values_of,
+)
+
+_TRIAL_SCALARS = (np.array(TRIAL_STEP, np.int32), np.array(TRIAL_RATE, np.float32))
+_REFERENCE = "reference 1 "  # before the digest of a step: the key of what its artifacts are compared with
+
+
+def verify_artifact(
+    train_step: TrainStep,
+    artifact: Artifact,
+    open_runner: Callable[[Artifact, StepSpec], StepRunner],
+    *,
+    params: Mapping[str, np.ndarray],
+    buffers: Mapping[str, np.ndarray],
+    local: Target,
+    cache: ArtifactCache | None = None,
+    on_refusal: Callable[[str], None] = lambda text: None,
+) -> VerifyReport:
+    """Run one training and one evaluation step of `artifact` and compare them with the reference.
+
+    An artifact that is refused is then searched for the operation that is wrong, which may take minutes; see
+    `planetary.compiler.check.offender` for the limits.
+
+    Args:
+        train_step: what the artifact was compiled from.
+        artifact: what to check. If it is no CPU artifact of this machine, a build of the same operations for
+            `local` is checked in its place, and the report says so.
+        open_runner: loads an artifact on this machine.
+        params: the model's initial parameters; they are perturbed, so that none is zero.
+        buffers: the model's buffers.
+        local: the CPU target of this machine.
+        cache: remembers reports by the artifact's digest, so the same bytes are checked once.
+        on_refusal: called with the refusal before the search for the operation begins: the search runs what the
+            compiler made of pieces of the step, and if this process dies of it, the refusal is still known.
+
+    Raises:
+        CompileError: a result differs by more than the tolerance; the text names the worst tensor, and the first
+            wrong operation if it can be found.
+    """
+    if cache is not None and reference_digest(cache, train_step.spec) is not None:
+        known = read_report(cache, artifact.digest)
+        if known is not None:
+            return known
+    started = time.perf_counter()
+    spec = train_step.spec
+    stand_in = not runs_here(artifact.target, local)
+    local = Target("pjrt:cpu", artifact.target.name) if artifact.target.is_pjrt else local
+    subject = compile_artifact(train_step, local, cache) if stand_in else artifact
+    target = f"{subject.target.backend} {subject.target.name}"
+    kept = None if cache is None else read_reference(cache, spec)
+
+    def found_with(trial: Trial) -> dict[str, np.ndarray]:
+        return run_found(spec, open_runner(subject, spec), trial)
+
+    name, error, against = "", float("inf"), ""
+    found: Mapping[str, np.ndarray] = {}
+    if kept is not None:
+        trial, against = draw_trial(spec, kept.values, buffers), kept.against
+        found = found_with(trial)
+        name, error = worst_of(kept.errors(spec, trial.before, found))
+    if not error <= 1:  # also catches NaN. The reference is run here, for the first time or to search for the cause
+        values = values_of(spec, params)
+        trial = draw_trial(spec, values, buffers)
+        expected = run_expected(train_step, trial)
+        found = found_with(trial)
+        noise = _noise(train_step, trial)
+        suspect = _Suspect(train_step, trial, expected, found, noise, subject.target, open_runner)
+        name, error, against, right = suspect.judge(target, on_refusal)
+        if cache is not None:
+            made = make_reference(
+                spec, values, trial.before, right, factor_rounding=suspect.rounding, against=against, noise=noise
+            )
+            cache.link(_REFERENCE + spec.stablehlo_digest, cache.put(encode_reference(made)))
+    report = VerifyReport(
+        digest=artifact.digest,
+        checked=subject.digest,
+        target=target,
+        stand_in=stand_in,
+        loss=float(found["loss"]),
+        worst_tensor=name,
+        worst_error=error,
+        seconds=time.perf_counter() - started,
+        against=against,
+        notes=train_step.notes,
+    )
+    if cache is not None:
+        write_report(cache, report)
+    return report
+
+
+def read_reference(cache: ArtifactCache, spec: StepSpec) -> StepReference | None:
+    """Return what artifacts of a step are compared with; None if it is not there, or damaged."""
+    digest = reference_digest(cache, spec)
+    if digest is None:
+        return None
+    with contextlib.suppress(TrustError):
+        return decode_reference(cache.get(digest), spec)
+    return None
+
+
+def reference_digest(cache: ArtifactCache, spec: StepSpec) -> str | None:
+    """Return the digest of the blob that workers compare their own results with; None if there is none yet."""
+    return cache.resolve(_REFERENCE + spec.stablehlo_digest)
+
+
+@dataclass(frozen=True)
+class _Suspect:
+    """One execution beside its reference."""
+
+    train_step: TrainStep
+    trial: Trial
+    expected: Mapping[str, np.ndarray]
+    found: Mapping[str, np.ndarray]
+    noise: Mapping[str, float]
+    target: Target
+    open_runner: Callable[[Artifact, StepSpec], StepRunner]
+
+    @property
+    def rounding(self) -> float:
+        """Relative spacing of the factors of the model's contractions."""
+        return ROUNDING[coarsest_factor(self.train_step.portable)]
+
+    def judge(self, target: str, on_refusal: Callable[[str], None]) -> tuple[str, float, str, Mapping[str, np.ndarray]]:
+        """Return the worst tensor, its error, the name of the execution that it agrees with, and that one's results.
+
+        Raises:
+            CompileError: it agrees with none; see `verify_artifact`.
+        """
+        train_step, trial, rounding = self.train_step, self.trial, self.rounding
+        expected, found = self.expected, self.found
+
+        def compared(reference: Mapping[str, np.ndarray]) -> dict[str, float]:
+            return errors_of(train_step.spec, trial.before, reference, found, rounding, noise=self.noise)
+
+        errors = compared(expected)
+        name, error = worst_of(errors)
+        if error <= 1:
+            return name, error, "XLA", expected
+        verdict, truth = _arbitrate(train_step, trial)
+        name_of_truth, error_of_truth = worst_of(compared(truth)) if truth is not None else (name, error)
+        if truth is not None and error_of_truth <= 1:
+            against = f"the StableHLO interpreter (XLA does not: {name!r} is {error:.3g} times the accepted error off)"
+            return name_of_truth, error_of_truth, against, truth
+        refusal = (
+            f"the artifact for {target} is wrong: {name!r} differs from the reference execution by {error:.3g} "
+            f"times the accepted error; loss {found['loss']:.6g}, expected {expected['loss']:.6g}. {verdict} It "
+            "was not published; report the model and the IREE version, and try another target"
+        )
+        on_refusal(f"{refusal}.")
+        run = run_reference
+        if truth is not None and not compare(train_step.spec, trial, truth, expected, rounding)[1] <= 1:
+            run, errors = interpreter.run_interpreter, compared(truth)
+        wrong = _suspect(self.target, self.open_runner)
+        refused = _refused(train_step, trial, errors, rounding, wrong=wrong, run=run)
+        raise CompileError(f"{refusal}. {name_offender(refused)}")
+
+
+def runs_here(target: Target, local: Target) -> bool:
+    """Whether an artifact for `target` runs on the machine whose own CPU target is `local`."""
+    if target.backend == "pjrt:cpu":
+        return True
+    if target.backend != "cpu":
+        return False
+    if target.name == "host":
+        return target == local
+    return target.name == "baseline" and target.features == local.features.partition("-")[0]
+
+
+def make_trial(spec: StepSpec, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]) -> Trial:
+    """Return random inputs for a step from its initial values; see `draw_trial`."""
+    return draw_trial(spec, values_of(spec, params), buffers)
+
+
+class Run(Protocol):
+    """Runs one function of a module; `run_reference` and `run_interpreter` do."""
+
+    def __call__(
+        self, stablehlo: bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str], /
+    ) -> list[np.ndarray]: ...
+
+
+def run_expected(train_step: TrainStep, trial: Trial, run: Run = run_reference) -> dict[str, np.ndarray]:
+    """Return the reference's results by name: new parameters and state, `loss`, `grad_norm`, `eval_loss`."""
+    spec = train_step.spec
+    changed = [*spec.params, *spec.opt_state]
+    dtypes = [*(tensor.dtype for tensor in changed), "f32", "f32"]
+    results = run(train_step.portable, "train_step", _arguments(spec, trial, "train_step")[1], dtypes)
+    names = [*(tensor.name for tensor in changed), "loss", "grad_norm"]
+    evaluated = run(train_step.portable, "eval_step", _arguments(spec, trial, "eval_step")[1], ["f32"])
+    return dict(zip(names, results, strict=True)) | {"eval_loss": evaluated[0]}
+
+
+def _noise(train_step: TrainStep, trial: Trial) -> dict[str, float]:
+    """Return, by name, what rounding in 16-bit arithmetic between contractions changes; empty without any."""
+    if not rounds_between_operations(train_step.portable):
+        return {}
+    rounded, wide = (run_expected(train_step, trial, _run_widened(rounding)) for rounding in (True, False))
+    return noise_between(train_step.spec, rounded, wide)
+
+
+def _run_widened(rounding: bool) -> Run:
+    """Return what runs a function with XLA, with f32 in place of all 16-bit arithmetic."""
+
+    def run(
+        stablehlo: bytes, function: str, arguments: Sequence[np.ndarray], result_dtypes: Sequence[str], /
+    ) -> list[np.ndarray]:
+        return run_reference(widened(stablehlo, rounding=rounding), function, arguments, result_dtypes)
+
+    return run
+
+
+def _arguments(spec: StepSpec, trial: Trial, function: str) -> tuple[list[str], list[np.ndarray]]:
+    """Return the element types and the host arrays of a function's arguments."""
+    tensors, arrays = [*spec.params, *spec.buffers], [*trial.params.values(), *trial.buffers.values()]
+    if function == "train_step":
+        tensors += [*spec.opt_state, STEP, RATE]
+        arrays += [*trial.opt_state.values(), *_TRIAL_SCALARS]
+    return [tensor.dtype for tensor in (*tensors, *spec.batch)], [*arrays, *trial.batch]
+
+
+def _suspect(target: Target, open_runner: Callable[[Artifact, StepSpec], StepRunner]) -> Execute:
+    """Return what runs a piece of a step as artifacts for `target` are made and run."""
+
+    def execute(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        runner = open_runner(compile_artifact(piece, target), piece.spec)
+        try:
+            names = [tensor.name for tensor in piece.spec.buffers]
+            runner.load(_zeros(piece.spec), dict(zip(names, inputs, strict=True)), {})
+            runner.train_step(TRIAL_STEP, TRIAL_RATE, [])
+            found = runner.read_params()
+        finally:
+            runner.close()
+        return [found[tensor.name] for tensor in piece.spec.params]
+
+    return execute
+
+
+def _refused(
+    train_step: TrainStep, trial: Trial, errors: Mapping[str, float], rounding: float, *, wrong: Execute, run: Run
+) -> Refused:
+    """Return what is known about a refused artifact to who searches it."""
+
+    def right(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        spec = piece.spec
+        arguments = [*_zeros(spec).values(), *inputs, *_TRIAL_SCALARS]
+        dtypes = [*(tensor.dtype for tensor in spec.params), "f32", "f32"]
+        return run(piece.portable, "train_step", arguments, dtypes)[:-2]
+
+    train_is_right = all(error <= 1 for name, error in errors.items() if name != "eval_loss")
+    function = "eval_step" if train_is_right else "train_step"
+    dtypes, arguments = _arguments(train_step.spec, trial, function)
+    return Refused(
+        portable=train_step.portable,
+        function=function,
+        arguments=arguments,
+        dtypes=dtypes,
+        replaced=[] if train_is_right else replaced_arguments(train_step.spec),
+        wrong=wrong,
+        right=right,
+        tolerance=max(VALUE_TOLERANCE, FACTOR_ROUNDINGS * rounding),
+        change_tolerance=max(CHANGE_TOLERANCE, FACTOR_ROUNDINGS * rounding),
+        roundings={dtype: ROUNDINGS * unit for dtype, unit in ROUNDING.items()},
+    )
+
+
+def _zeros(spec: StepSpec) -> dict[str, np.ndarray]:
+    return {tensor.name: tensor.zeros() for tensor in spec.params}
+
+
+def _arbitrate(train_step: TrainStep, trial: Trial) -> tuple[str, dict[str, np.ndarray] | None]:
+    """Return a sentence for the error, and the interpreter's results; None if it cannot give them."""
+    if interpreter.step_cost(train_step.spec) > interpreter.LARGEST_COST:
+        return "The step is too large for the StableHLO interpreter to say which of the two is wrong.", None
+    try:
+        truth = run_expected(train_step, trial, interpreter.run_interpreter)
+    except CompileError as error:
+        return f"The StableHLO interpreter could not say which of the two is wrong: {error}.", None
+    return "The StableHLO interpreter does not agree with it either.", truth
+
+
+def run_found(spec: StepSpec, runner: StepRunner, trial: Trial) -> dict[str, np.ndarray]:
+    """Return the artifact's results, under the names of `run_expected`; closes the runner."""
+    try:
+        return run_trial(spec, runner, trial)
+    finally:
+        runner.close()
+
+
+def compare(
+    spec: StepSpec,
+    trial: Trial,
+    expected: Mapping[str, np.ndarray],
+    found: Mapping[str, np.ndarray],
+    factor_rounding: float = ROUNDING["f32"],
+) -> tuple[str, float]:
+    """Return the name of the tensor that differs most and its error, as `errors_of` measures it."""
+    return worst_of(errors_of(spec, trial.before, expected, found, factor_rounding))

@@ -1,0 +1,372 @@
+"""From a JAX function or a `.mlir` file to a `Model`: StableHLO, manifest and initial values."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
+
+from planetary.compiler import ir
+from planetary.compiler.frontend import chlo, foreign
+from planetary.compiler.frontend.manifest import (
+    Argument,
+    Init,
+    Manifest,
+    Role,
+    bare_manifest,
+    check_manifest,
+    check_signature,
+    initial_value,
+    manifest_from_json,
+    override_roles,
+)
+from planetary.compiler.frontend.rotary import BASE, RotaryPair, find_rotary_pairs, rotary_table
+from planetary.core.errors import CompileError, PlanetaryError, UserError
+from planetary.core.tensors import host_dtype, to_host_dtype
+
+MODEL_FILE, MANIFEST_FILE, INIT_FILE = "model.mlir", "manifest.json", "init.safetensors"
+
+Signature = list[tuple[str, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A loss function as StableHLO, with a manifest of its arguments and the values that must be stored."""
+
+    stablehlo: bytes  # portable artifact
+    manifest: Manifest
+    stored: Mapping[str, np.ndarray] = field(repr=False)
+    notes: tuple[str, ...] = ()  # sentences on what was concluded from the model rather than said, for reports
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the portable artifact."""
+        return hashlib.sha256(self.stablehlo).hexdigest()
+
+    @property
+    def text(self) -> str:
+        """The StableHLO as text, for people."""
+        with ir.new_context():
+            module = ir.parse_module(self.stablehlo)
+            chlo.from_composites(module)
+            ir.run_passes(module, "symbol-dce")
+            return ir.to_text(module)
+
+    @property
+    def param_count(self) -> int:
+        """Number of trained scalars."""
+        return sum(spec.size for spec in self.manifest.of_role("param"))
+
+    def initial(self, role: Role) -> dict[str, np.ndarray]:
+        """Return the initial host arrays of all arguments of `role` (`"param"` or `"buffer"`), in argument
+        order.
+        """
+        return {
+            a.name: initial_value(a, self.stored, self.manifest.seed) for a in self.manifest.arguments if a.role == role
+        }
+
+    def save(self, folder: Path | str) -> None:
+        """Write `model.mlir` (a portable artifact), `manifest.json` and `init.safetensors` into `folder`."""
+        folder = Path(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / MODEL_FILE).write_bytes(self.stablehlo)
+            (folder / INIT_FILE).write_bytes(save({k: np.ascontiguousarray(v) for k, v in self.stored.items()}))
+            (folder / MANIFEST_FILE).write_bytes(self.manifest.to_json())  # last: a folder without it is no model
+        except OSError as error:
+            raise UserError(f"cannot save the model in {folder}: {error.strerror or error}") from error
+
+
+def load_model(
+    path: Path | str,
+    *,
+    roles: Mapping[str, Role] | None = None,
+    init: Path | None = None,
+    values_follow: bool = False,
+) -> Model:
+    """Load a model folder, or a bare `.mlir` file (see `bare_manifest`).
+
+    Args:
+        path: what `Model.save` wrote, or a file with StableHLO text, MLIR bytecode or a portable artifact.
+        roles: role overrides by argument name or pattern.
+        init: a safetensors file with initial values by argument name; they replace the default ones.
+        values_follow: do not ask for every buffer's value yet, as `with_weights` will give them.
+
+    Raises:
+        UserError: a file is missing or unreadable, or the manifest, roles or initial values are wrong.
+        CompileError: the StableHLO does not parse, has dynamic shapes, or its main does not return one float
+            scalar.
+    """
+    path = Path(path)
+    folder = path if path.is_dir() else None
+    source = _read(path if folder is None else folder / MODEL_FILE)
+    portable, signature, rotary = _inspect(source, str(path))
+    stored: dict[str, np.ndarray]
+    notes: tuple[str, ...] = ()
+    if folder is None:
+        manifest, stored, notes = _bare_model(path.stem, signature, roles or {}, rotary)
+    else:
+        manifest = manifest_from_json(_read(folder / MANIFEST_FILE), str(folder / MANIFEST_FILE))
+        stored = _load_tensors(folder / INIT_FILE)
+        if roles:
+            manifest = _replace_arguments(manifest, override_roles(manifest.arguments, roles))
+    if init is not None:
+        given = _load_tensors(init)
+        names = [a.name for a in manifest.arguments]
+        if unknown := [name for name in given if name not in names]:
+            raise UserError(
+                f"the initial values in {init} name {unknown[0]!r}, which {path} does not have; it has: "
+                f"{', '.join(names)}"
+            )
+        stored = {**stored, **given}
+        arguments = [
+            Argument(a.name, a.dtype, a.shape, a.role, Init("stored")) if a.name in given else a
+            for a in manifest.arguments
+        ]
+        manifest = _replace_arguments(manifest, arguments)
+    check_signature(manifest, signature)
+    model = Model(portable, manifest, stored, notes)
+    if values_follow:
+        return model
+    model.initial("buffer")  # a missing or misshapen value must be found now, not on a worker
+    for argument in manifest.arguments:
+        if argument.role == "param" and argument.init.kind == "stored":
+            initial_value(argument, stored, manifest.seed)
+    return model
+
+
+def _bare_model(
+    name: str, signature: Signature, roles: Mapping[str, Role], rotary: list[RotaryPair]
+) -> tuple[Manifest, dict[str, np.ndarray], tuple[str, ...]]:
+    """Return the manifest of a model that comes without one, stored values, and notes.
+
+    Rotary tables that were recognised are buffers with their usual values, unless `roles` says otherwise.
+    """
+    tables: dict[str, Role] = {f"arg{i}": "buffer" for pair in rotary for i in (pair.cos, pair.sin)}
+    manifest = bare_manifest(name, signature, {**tables, **roles})
+    stored: dict[str, np.ndarray] = {}
+    notes: list[str] = []
+    for pair in rotary:
+        cos, sin = manifest.arguments[pair.cos], manifest.arguments[pair.sin]
+        if cos.role != "buffer" or sin.role != "buffer":
+            continue
+        for argument, of in ((cos, "cos"), (sin, "sin")):
+            stored[argument.name] = to_host_dtype(rotary_table(argument.shape, of, pair.halves), argument.dtype)
+        notes.append(
+            f"{cos.name} and {sin.name} are used as the tables of rotary positions: they are buffers, not trained, "
+            f"with the cosines and sines of the usual base {BASE:.0f}; model.roles and model.weights can say otherwise"
+        )
+    return manifest, stored, tuple(notes)
+
+
+def export_model(
+    source: str, options: Mapping[str, Any] | None = None, *, roles: Mapping[str, Role] | None = None
+) -> Model:
+    """Build a model from a JAX function and lower it to StableHLO.
+
+    Args:
+        source: `"module:function"` or `"path/to/file.py:function"`. The function is called with `options` and
+            returns `(loss_fn, params, example_batch)`: `loss_fn(params, *example_batch)` is a float scalar,
+            `params` any pytree of arrays, `example_batch` a sequence of arrays of the batch's shapes and
+            types.
+        options: keyword arguments of the function.
+        roles: role overrides by flattened name. By default floating-point leaves of `params` are trained,
+            other leaves are buffers, the last array of the batch is the target and the others are inputs.
+
+    Raises:
+        UserError: the function cannot be found or called, or returns something else.
+        CompileError: JAX cannot trace the loss, or the loss is not one float scalar.
+    """
+    options = dict(options or {})
+    built = _call(source, _find(source), options)
+    if not (isinstance(built, tuple) and len(built) == 3):
+        raise UserError(f"{source} must return (loss_fn, params, example_batch), found {type(built).__name__}")
+    return export_loss(*built, name=source.rpartition(":")[0], source=source, options=options, roles=roles)
+
+
+def export_loss(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    example_batch: Any,
+    *,
+    name: str = "model",
+    source: str = "",
+    options: Mapping[str, Any] | None = None,
+    roles: Mapping[str, Role] | None = None,
+) -> Model:
+    """Lower a loss function to a `Model`. See `export_model` for the arguments and errors."""
+    leaves = jax.tree_util.tree_flatten_with_path(params)[0]
+    batch = list(example_batch)
+    for path, leaf in leaves:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise UserError(
+                f"{name}: parameter {_dotted(path)!r} is {type(leaf).__name__}, expected an array; keep "
+                "options out "
+                "of the pytree, e.g. with functools.partial or equinox.partition"
+            )
+    try:
+        lowered = jax.jit(loss_fn, keep_unused=True).lower(params, *batch)
+    except Exception as error:  # whatever the user's function raises
+        raise CompileError(f"{name}: tracing the loss failed: {type(error).__name__}: {error}") from error
+    portable, signature, _ = _inspect(lowered.as_text().encode(), name)
+    names = [_dotted(path) or "params" for path, _ in leaves] + _batch_names(loss_fn, batch)
+    if len(names) != len(signature):
+        raise CompileError(f"{name}: each item of example_batch must be one array; pytrees are not supported there")
+    arguments, stored = [], {}
+    for i, (argument, (dtype, shape)) in enumerate(zip(names, signature, strict=True)):
+        if i >= len(leaves):
+            role: Role = "target" if i == len(names) - 1 else "input"
+            arguments.append(Argument(argument, dtype, shape, role))
+        else:
+            role = "param" if dtype in {"f16", "bf16", "f32", "f64"} else "buffer"
+            arguments.append(Argument(argument, dtype, shape, role, Init("stored")))
+            stored[argument] = _to_host(leaves[i][1], dtype)
+    manifest = Manifest(
+        model=name,
+        arguments=tuple(override_roles(arguments, roles or {})),
+        source=source,
+        options=dict(options or {}),
+    )
+    check_manifest(manifest)
+    check_signature(manifest, signature)
+    return Model(portable, manifest, stored)
+
+
+def find_builder(source: str) -> Callable[..., Any]:
+    """Return the function that `"module:function"` or `"path/to/file.py:function"` names, or raise
+    `UserError`.
+    """
+    return _find(source)
+
+
+def _find(source: str) -> Callable[..., Any]:
+    place, separator, name = source.rpartition(":")
+    if not separator or not place or not name:
+        raise UserError(f"expected a model as module:function or path/to/file.py:function, found {source!r}")
+    module = _load_file(Path(place), source) if place.endswith(".py") else _import(place, source)
+    function = getattr(module, name, None)
+    if not callable(function):
+        known = [n for n, f in vars(module).items() if callable(f) and not n.startswith("_")]
+        raise UserError(f"{place} has no function {name!r}; it has: {', '.join(known) or 'none'}")
+    return function
+
+
+def _import(place: str, source: str) -> Any:
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        raise UserError(f"cannot import the model {source!r}: {error}") from error
+
+
+def _load_file(path: Path, source: str) -> Any:
+    if not path.is_file():
+        raise UserError(f"cannot find the model {source!r}: there is no file {path.resolve()}")
+    name = f"planetary_user_model_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:12]}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"cannot load {path} as a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickling look a class's module up here
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} failed while it was loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _call(source: str, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        raise UserError(f"{source} does not take the options {sorted(options)}: {error}") from error
+    try:
+        return function(**options)
+    except PlanetaryError:
+        raise
+    except Exception as error:  # whatever the user's function raises
+        raise UserError(f"{source} failed: {type(error).__name__}: {error}") from error
+
+
+def _dotted(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _batch_names(loss_fn: Callable[..., Any], batch: list[Any]) -> list[str]:
+    """Names of the loss's positional parameters after the first, or `batch.0`, `batch.1`, …."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        names = [p.name for p in inspect.signature(loss_fn).parameters.values() if p.kind in positional]
+    except (TypeError, ValueError):
+        names = []
+    names = names[1 : 1 + len(batch)]
+    return names if len(names) == len(batch) else [f"batch.{i}" for i in range(len(batch))]
+
+
+def _to_host(leaf: Any, dtype: str) -> np.ndarray:
+    """The leaf as JAX passes it to `main`, in the host's representation."""
+    array = np.asarray(jax.numpy.asarray(leaf))
+    return array.view(np.uint16) if dtype == "bf16" else array.astype(host_dtype(dtype))
+
+
+def _inspect(source: bytes, where: str) -> tuple[bytes, Signature, list[RotaryPair]]:
+    """Return the portable artifact, the argument types and the rotary tables of a module; raise unless it is a loss
+    function.
+    """
+    with ir.new_context():
+        try:
+            module = ir.parse_module(foreign.without_globals(source))
+            foreign.to_stablehlo(module)
+            ir.require_static_shapes(module)
+            main = ir.main_function(module)
+        except CompileError as error:
+            raise CompileError(f"{where}: {error}") from error
+        results = ir.result_types(main)
+        for kind in (*ir.argument_types(main), *results):
+            if "?" in str(kind):
+                raise CompileError(f"{where}: main has the dynamic type {kind}; give every dimension a number")
+        kinds = ", ".join(str(kind) for kind in results)
+        if len(results) != 1 or not ir.is_differentiable_type(results[0]) or ir.shape_of_type(results[0]) != ():
+            raise CompileError(
+                f"{where}: main must return one floating-point scalar, the loss; it returns {kinds or 'nothing'}"
+            )
+        if ir.is_complex_element(ir.element_of_type(results[0])):
+            raise CompileError(f"{where}: main must return a real loss; it returns {kinds}")
+        signature = [(str(ir.element_of_type(t)), ir.shape_of_type(t)) for t in ir.argument_types(main)]
+        dtype, shape = signature[-1] if signature else ("", ())
+        # Of tokens, the last dimension is the length of a sequence.
+        rotary = find_rotary_pairs(main, shape[-1]) if dtype in {"i32", "i64", "ui16", "ui32"} and shape else []
+        chlo.to_composites(module)
+        return ir.to_portable_artifact(module), signature, rotary
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read the model file {path}: {error.strerror or error}") from error
+
+
+def _load_tensors(path: Path) -> dict[str, np.ndarray]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read the initial values in {path}: {error}") from error
+
+
+def _replace_arguments(manifest: Manifest, arguments: list[Argument]) -> Manifest:
+    import msgspec
+
+    replaced = msgspec.structs.replace(manifest, arguments=tuple(arguments))
+    check_manifest(replaced)
+    return replaced

@@ -1,0 +1,31 @@
+"""A training step in StableHLO, as it is passed on: without the compiler that made it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from planetary.core.step import StepSpec
+
+if TYPE_CHECKING:
+    from planetary.compiler.step.remat_policy import Plan
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """A training step in StableHLO.
+
+    Attributes:
+        stablehlo: the module as text, "" for a step that was read back; `spec.stablehlo_digest` is the sha256 of
+            `portable`.
+        spec: its signature.
+        portable: the module as a portable artifact, readable by other releases.
+        remat: what is recomputed, and the activation memory of one micro-batch before and after; None without.
+        notes: sentences on what the step computes otherwise than the model says, for reports.
+    """
+
+    stablehlo: str
+    spec: StepSpec
+    portable: bytes
+    remat: Plan | None = None
+    notes: tuple[str, ...] = ()

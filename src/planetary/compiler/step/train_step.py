@@ -1,0 +1,249 @@
+"""From a model to one module with `train_step` and `eval_step`, as `planetary.core.step` describes them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from planetary.compiler import ir, ops
+from planetary.compiler.autodiff.differentiate import (
+    emit_backward,
+    emit_forward,
+    finish_module,
+    load_for_differentiation,
+)
+from planetary.compiler.frontend import chlo
+from planetary.compiler.frontend.export import Model
+from planetary.compiler.frontend.manifest import Manifest
+from planetary.compiler.ir import Value
+from planetary.compiler.rewrites import normalise
+from planetary.compiler.rewrites.demotion import demote_f64, refuse_f64
+from planetary.compiler.rewrites.precision import LossScale, round_contractions, round_stochastically
+from planetary.compiler.step import optimizers
+from planetary.compiler.step.accumulation import sum_over_parts, whole_batch
+from planetary.compiler.step.remat import rematerialise
+from planetary.compiler.step.remat_policy import Plan
+from planetary.compiler.step.step_module import TrainStep
+from planetary.compiler.step.step_options import StepOptions, optimizer_of, remat_budget
+from planetary.core.errors import UserError
+from planetary.core.step import StepSpec
+from planetary.core.tensors import TensorSpec
+
+__all__ = ["StepOptions", "TrainStep", "build_train_step", "replaced_arguments"]
+
+
+def build_train_step(
+    model: Model, options: StepOptions | None = None, *, optimizer: optimizers.Transform | None = None
+) -> TrainStep:
+    """Differentiate a model and put clipping and optimizer around it, all in one graph.
+
+    Args:
+        model: what `export_model` or `load_model` returned. With `options.micro_batches` above 1 its batch is
+            one micro-batch, and the step takes that many of them, one after the other along the first
+            dimension; loss and gradients are the means over them.
+        options: default: `StepOptions()`.
+        optimizer: a transform to use instead of the one that `options` name.
+
+    Raises:
+        UnsupportedOpError: the loss depends on a parameter through an operation without a differentiation
+            rule.
+        CompileError: the model's StableHLO is not valid.
+        UserError: the options do not fit together, or not the model.
+    """
+    options = options or StepOptions()
+    transform = optimizer if optimizer is not None else optimizer_of(options)
+    manifest = model.manifest
+    params, buffers = manifest.of_role("param"), manifest.of_role("buffer")
+    parts = manifest.of_role("input", "target")
+    batch = whole_batch(parts, options.micro_batches)
+    opt_state = (*transform.state(params), *(LossScale.STATE if options.precision == "f16" else ()))
+    _check_rounding(options, params)
+    with ir.new_context():
+        module = load_for_differentiation(model.stablehlo)
+        if options.f64 == "refuse":
+            refuse_f64(module, manifest.model)
+        note = demote_f64(module, manifest.model)
+        normalise.before_differentiation(module)
+        main = ir.main_function(module)
+        graph = _Graph(options, transform, main, manifest, {}, [])
+        for argument, kind in zip(manifest.arguments, ir.argument_types(main), strict=True):
+            graph.elements[argument.name] = ir.element_of_type(kind)
+        weights = [graph.type_of(spec) for spec in (*params, *buffers)]
+        state_types = [ir.tensor(spec.shape, _element(spec.dtype)) for spec in opt_state]
+        data = [graph.type_of(spec) for spec in batch]
+        inputs = [*weights, *state_types, ir.tensor((), ir.i32()), ir.tensor((), ir.f32()), *data]
+        with ir.new_function(module, "train_step", inputs) as (arguments, finish):
+            finish(graph.train(_body(module, "train_step"), arguments, params, buffers, opt_state))
+        with ir.new_function(module, "eval_step", [*weights, *data]) as (arguments, finish):
+            finish([graph.evaluate(_body(module, "eval_step"), arguments, [*params, *buffers])])
+        ir.erase_function(main)
+        finish_module(module)
+        chlo.expand(module)
+        ir.verify(module)
+        text = ir.to_text(module)
+        portable = ir.to_portable_artifact(module)  # last: it turns the module into the versioned dialect
+    spec = StepSpec(
+        model=manifest.model,
+        params=params,
+        buffers=buffers,
+        opt_state=opt_state,
+        batch=batch,
+        stablehlo_digest=hashlib.sha256(portable).hexdigest(),
+    )
+    return TrainStep(
+        text, spec, portable, graph.plans[0] if graph.plans else None, (*model.notes, *([note] if note else []))
+    )
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """Emits the bodies of the two functions.
+
+    Attributes:
+        options: of the step.
+        transform: the optimizer.
+        main: the model.
+        manifest: of the model.
+        elements: element type of each of the model's arguments.
+        plans: of rematerialisation; one is added when gradients are emitted, if the options ask for it.
+    """
+
+    options: StepOptions
+    transform: optimizers.Transform
+    main: ir.Operation
+    manifest: Manifest
+    elements: dict[str, ir.Type]
+    plans: list[Plan]
+
+    def type_of(self, spec: TensorSpec) -> ir.Type:
+        return ir.tensor(spec.shape, self.elements[spec.name])
+
+    def loss_and_gradients(
+        self, values: dict[str, Value], wrt: Sequence[TensorSpec], scale: Value | None
+    ) -> list[Value]:
+        """Emit the f32 loss and the gradients of `scale` (f32 scalar; None: 1) times the loss."""
+        order = [argument.name for argument in self.manifest.arguments]
+        forward = emit_forward(self.main, [values[name] for name in order])
+        block = forward.tape[-1].block
+        count = len(ir.operations(block))
+        seed = ops.full_like(forward.results[0], 1)
+        if scale is not None:
+            seed = ops.convert(scale, ir.element_of(seed))
+        gradients = emit_backward(forward, [seed], [order.index(spec.name) for spec in wrt]) if wrt else []
+        loss = forward.results[0]  # read now: the backward pass may have replaced a loop of the forward pass
+        budget = remat_budget(self.options.remat)
+        if wrt and budget is not None:
+            data = [values[spec.name] for spec in self.manifest.of_role("input", "target")]
+            self.plans.append(rematerialise(block, count, data, [loss, *gradients], budget))
+        wide = [_element(optimizers.working_dtype(spec.dtype)) for spec in wrt]
+        return [ops.convert(loss, ir.f32()), *(ops.convert(g, e) for g, e in zip(gradients, wide, strict=True))]
+
+    def over_batch(
+        self,
+        block: ir.Block,
+        values: dict[str, Value],
+        batch: Sequence[Value],
+        wrt: Sequence[TensorSpec] = (),
+        *,
+        scale: Value | None = None,
+    ) -> list[Value]:
+        """Emit the loss of a whole batch and the gradients of `scale` times the loss; `block` has nothing else yet."""
+        names = [spec.name for spec in self.manifest.of_role("input", "target")]
+
+        def of_part(part: list[Value]) -> list[Value]:
+            return self.loss_and_gradients(values | dict(zip(names, part, strict=True)), wrt, scale)
+
+        count = self.options.micro_batches
+        wide = [ir.tensor(spec.shape, _element(optimizers.working_dtype(spec.dtype))) for spec in wrt]
+        found = sum_over_parts(batch, count, [ir.tensor((), ir.f32()), *wide], of_part)
+        if self.options.precision != "f32" and not round_contractions(block, _element(self.options.precision)):
+            raise UserError(
+                f"precision {self.options.precision} would change nothing: model {self.manifest.model} has no "
+                'contraction (dot_general, dot, convolution) of float32 tensors; use precision = "f32"'
+            )
+        return found if count == 1 else [ops.divide(value, ops.full_like(value, count)) for value in found]
+
+    def train(
+        self,
+        block: ir.Block,
+        arguments: Sequence[Value],
+        params: Sequence[TensorSpec],
+        buffers: Sequence[TensorSpec],
+        opt_state: Sequence[TensorSpec],
+    ) -> list[Value]:
+        """Emit the results of `train_step` for its arguments."""
+        given = iter(arguments)
+        values = {spec.name: next(given) for spec in (*params, *buffers)}
+        state = [next(given) for _ in opt_state]
+        step, rate, batch = next(given), next(given), list(given)
+        stored = [values[spec.name] for spec in params]
+        scaling = LossScale(state[-2], state[-1]) if self.options.precision == "f16" else None
+        scale = None if scaling is None else scaling.factor
+        used = values | dict(zip((spec.name for spec in params), self._rounded_weights(stored, step), strict=True))
+        loss, *gradients = self.over_batch(block, used, batch, params, scale=scale)
+        if scaling is not None:
+            inverse = scaling.inverse
+            gradients = [optimizers.scaled(g, inverse) for g in gradients]
+        norm = optimizers.global_norm(gradients)
+        wide = [_element(optimizers.working_dtype(spec.dtype)) for spec in params]
+        held = [ops.convert(value, e) for value, e in zip(stored, wide, strict=True)]
+        own = state if scaling is None else state[:-2]
+        updates, new_state = self.transform.update(gradients, own, optimizers.Inputs(params, held, rate, norm))
+        new = [
+            self._stored(ops.add(p, u), ir.element_of(value), step, i)
+            for i, (value, p, u) in enumerate(zip(stored, held, updates, strict=True))
+        ]
+        if scaling is None:
+            return [*new, *new_state, loss, norm]
+        skipped = scaling.overflowed(norm)
+        kept = [ops.select(skipped, a, b) for a, b in zip([*stored, *own], [*new, *new_state], strict=True)]
+        return [*kept, *scaling.advanced(skipped), loss, ops.select(skipped, ops.full_like(norm, 0), norm)]
+
+    def evaluate(self, block: ir.Block, arguments: Sequence[Value], weights: Sequence[TensorSpec]) -> Value:
+        """Emit the result of `eval_step` for its arguments."""
+        values = {spec.name: v for spec, v in zip(weights, arguments, strict=False)}
+        return self.over_batch(block, values, arguments[len(weights) :])[0]
+
+    def _rounded_weights(self, stored: Sequence[Value], step: Value) -> list[Value]:
+        """Emit what the model computes with: float32 parameters rounded at random to the precision, if asked."""
+        if self.options.rounding == "nearest" or self.options.precision == "f32":
+            return list(stored)
+        low = _element(self.options.precision)
+        return [
+            ops.convert(round_stochastically(value, low, step, len(stored) + i), ir.f32())
+            if ir.element_of(value) == ir.f32()
+            else value
+            for i, value in enumerate(stored)
+        ]
+
+    def _stored(self, value: Value, element: ir.Type, step: Value, salt: int) -> Value:
+        """Emit a new parameter in the type that it is kept in."""
+        if self.options.rounding == "stochastic" and str(element) in _LOW:
+            return round_stochastically(value, element, step, salt)
+        return ops.convert(value, element)
+
+
+_LOW = ("bf16", "f16")
+
+
+def _check_rounding(options: StepOptions, params: Sequence[TensorSpec]) -> None:
+    if options.rounding == "stochastic" and options.precision == "f32" and all(p.dtype not in _LOW for p in params):
+        raise UserError(
+            "stochastic rounding would change nothing: parameters and contractions are float32; set precision to "
+            '"bf16" or "f16", or rounding to "nearest"'
+        )
+
+
+def _body(module: ir.Module, function: str) -> ir.Block:
+    return ir.entry_block(ir.functions(module)[function])
+
+
+def replaced_arguments(spec: StepSpec) -> list[int]:
+    """Return, for each result of `train_step` but loss and norm, the argument that it replaces."""
+    first_state = len(spec.params) + len(spec.buffers)
+    return [*range(len(spec.params)), *range(first_state, first_state + len(spec.opt_state))]
+
+
+def _element(dtype: str) -> ir.Type:
+    return {"f32": ir.f32, "f64": ir.f64, "bf16": ir.bf16, "f16": ir.f16, "i32": ir.i32}[dtype]()

@@ -33,7 +33,7 @@ from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import initial_state, outer_step, published_params
-from planetary.fabric.preparation import Prepared, prepare_run, schedule_of
+from planetary.fabric.preparation.preparation import Prepared, prepare_run, schedule_of
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
 

@@ -29,7 +29,7 @@ import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.cli.announcement import read_announcement
-from planetary.fabric.records import AnyRecord, DeltaAccepted, EvalFinished, RoundFinished, RoundStarted
+from planetary.fabric.protocol.records import AnyRecord, DeltaAccepted, EvalFinished, RoundFinished, RoundStarted
 from planetary.testing.shaped_relay import Route, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 
@@ -114,7 +114,7 @@ def worker(place: str, arguments: list[str]) -> None:
     """Be a worker process, reachable by the other one at `place` ("port,host:port"; empty: as usual)."""
     from planetary.cli.main import main as command
     from planetary.collectives import Communicator
-    from planetary.fabric import ring_peer
+    from planetary.fabric.worker import ring_peer
 
     if place:
         port, advertise = place.split(",")

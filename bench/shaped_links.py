@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from planetary.collectives import Communicator, Master
-from planetary.collectives.sockets import SocketOptions, parse_address
+from planetary.collectives.transport.sockets import SocketOptions, parse_address
 from planetary.testing.shaped_relay import Route, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 

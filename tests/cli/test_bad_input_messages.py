@@ -22,8 +22,8 @@ from planetary.core.errors import (
     TrustError,
     UserError,
 )
-from planetary.fabric.records import EndKind
-from planetary.fabric.run_files import RunLock
+from planetary.fabric.gateway.run_files import RunLock
+from planetary.fabric.protocol.records import EndKind
 
 GOOD = "[train]\nrounds = 3\n"
 FILES = {

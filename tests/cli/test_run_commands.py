@@ -13,7 +13,7 @@ from planetary.cli.main import main
 from planetary.cli.option_values import default_state_folder, key_values, seconds
 from planetary.cli.status_source import status_source
 from planetary.core.errors import PeerError, UserError
-from planetary.fabric.status import RoundMetrics, RunStatus
+from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
 from planetary.net.invite import verify

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from real_ring import forbid_reading
 
-from planetary.collectives import Quantization, ReduceOp, quantise
+from planetary.collectives import Quantization, ReduceOp
+from planetary.collectives.reduction import quantise
 
 
 @pytest.fixture(scope="session")

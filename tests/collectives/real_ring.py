@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from planetary.collectives import Communicator, Master, direct_memory
+from planetary.collectives import Communicator, Master
+from planetary.collectives.transport import direct_memory
 
 DEADLINE_S = 100.0  # a hang, not slowness: below the test runner's own limit
 

@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 
-from planetary.collectives.operation import Operation, piece_elements
-from planetary.collectives.options import Spec
-from planetary.collectives.ring_plan import plan
+from planetary.collectives.protocol.options import Spec
+from planetary.collectives.reduction.operation import Operation, piece_elements
+from planetary.collectives.reduction.ring_plan import plan
 
 
 def operations(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from planetary.collectives import master_events as me
-from planetary.collectives import messages as m
-from planetary.collectives.master_machine import MasterMachine
-from planetary.collectives.ring_order import solve
+from planetary.collectives.master import master_events as me
+from planetary.collectives.master.master_machine import MasterMachine
+from planetary.collectives.master.ring_order import solve
+from planetary.collectives.protocol import messages as m
 from planetary.testing.world import World
 
 if TYPE_CHECKING:

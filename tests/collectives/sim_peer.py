@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sim_master import GRACE_S, Channel
 
-from planetary.collectives import master_events as me
-from planetary.collectives import messages as m
-from planetary.collectives import peer_events as pe
-from planetary.collectives.operation import Operation, piece_elements
-from planetary.collectives.options import Spec
-from planetary.collectives.peer_machine import PeerMachine
-from planetary.collectives.ring_plan import plan
-from planetary.collectives.shared_state import digest
-from planetary.collectives.small_operations import combine
+from planetary.collectives.master import master_events as me
+from planetary.collectives.peer import peer_events as pe
+from planetary.collectives.peer.peer_machine import PeerMachine
+from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol.options import Spec
+from planetary.collectives.reduction.operation import Operation, piece_elements
+from planetary.collectives.reduction.ring_plan import plan
+from planetary.collectives.reduction.small_operations import combine
+from planetary.collectives.transport.shared_state import digest
 
 if TYPE_CHECKING:
     from sim_ring import SimGroup

@@ -11,8 +11,8 @@ from sim_master import Channel, SimMaster
 from sim_peer import SimPeer
 from sim_trainer import SimTrainer
 
-from planetary.collectives import master_events as me
-from planetary.collectives import peer_events as pe
+from planetary.collectives.master import master_events as me
+from planetary.collectives.peer import peer_events as pe
 from planetary.testing.world import World
 
 RESTART_S = 0.7

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import numpy as np
 from sim_peer import SimPeer
 
-from planetary.collectives import messages as m
-from planetary.collectives import peer_events as pe
-from planetary.collectives.errors import AbortedError, DisagreementError, RemovedError
-from planetary.collectives.options import SyncStrategy
-from planetary.collectives.shared_state import digest
-from planetary.collectives.small_operations import is_small
+from planetary.collectives.peer import peer_events as pe
+from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol.errors import AbortedError, DisagreementError, RemovedError
+from planetary.collectives.protocol.options import SyncStrategy
+from planetary.collectives.reduction.small_operations import is_small
+from planetary.collectives.transport.shared_state import digest
 
 TIMEOUT_S = 60.0
 TAGS = 2

@@ -20,7 +20,7 @@ from planetary.collectives import (
     SyncStrategy,
     TooFewPeersError,
 )
-from planetary.collectives.shared_memory import FOLDER, remove_stale
+from planetary.collectives.transport.shared_memory import FOLDER, remove_stale
 from planetary.core.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("compiled_loops")

@@ -22,8 +22,8 @@ from planetary.collectives import (
     RemovedError,
     SharedState,
     StragglerError,
-    lanes,
 )
+from planetary.collectives.transport import lanes
 from planetary.core.errors import PeerError, TrustError, UserError
 
 pytestmark = pytest.mark.usefixtures("compiled_loops")

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from planetary.collectives.direct_memory import Borrower, Lender, address_of, draw_challenge
+from planetary.collectives.transport.direct_memory import Borrower, Lender, address_of, draw_challenge
 from planetary.core.errors import PeerError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read on Linux only")
@@ -51,7 +51,7 @@ def test_a_child_reads_its_parent_where_the_system_allows_it() -> None:
     held = np.arange(5000, dtype=np.uint8)
     code = (
         "import sys, numpy as np\n"
-        "from planetary.collectives.direct_memory import Borrower, Loan\n"
+        "from planetary.collectives.transport.direct_memory import Borrower, Loan\n"
         "from planetary.core.errors import PeerError\n"
         "pid, word, address = map(int, sys.argv[1:4])\n"
         "into = np.zeros(5000, np.uint8)\n"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from planetary.collectives import messages as m
-from planetary.collectives.group_desk import GroupDesk, Peer
-from planetary.collectives.group_links import GroupLinks
-from planetary.collectives.group_operations import GroupOperations, Running
-from planetary.collectives.master_events import Send, Solve
-from planetary.collectives.ring_order import solve
+from planetary.collectives.master.group_desk import GroupDesk, Peer
+from planetary.collectives.master.group_links import GroupLinks
+from planetary.collectives.master.group_operations import GroupOperations, Running
+from planetary.collectives.master.master_events import Send, Solve
+from planetary.collectives.master.ring_order import solve
+from planetary.collectives.protocol import messages as m
 
 AB, BA = ("a", "b"), ("b", "a")
 

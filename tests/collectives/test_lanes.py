@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from planetary.collectives.frames import Introduction, pack_header
-from planetary.collectives.lanes import Lane, Way
-from planetary.collectives.messages import PeerInfo
-from planetary.collectives.operation import Operation, Outgoing
-from planetary.collectives.options import Spec
-from planetary.collectives.ring_plan import plan
-from planetary.collectives.sockets import SocketOptions
+from planetary.collectives.protocol.messages import PeerInfo
+from planetary.collectives.protocol.options import Spec
+from planetary.collectives.reduction.operation import Operation, Outgoing
+from planetary.collectives.reduction.ring_plan import plan
+from planetary.collectives.transport.frames import Introduction, pack_header
+from planetary.collectives.transport.lanes import Lane, Way
+from planetary.collectives.transport.sockets import SocketOptions
 
 
 class FullSocket:

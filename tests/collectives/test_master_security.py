@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_ring import outcome, ring, together
 
-from planetary.collectives import Communicator, Master, messages
-from planetary.collectives.frames import Introduction, pack_header
-from planetary.collectives.options import Spec
-from planetary.collectives.sockets import parse_address
+from planetary.collectives import Communicator, Master
+from planetary.collectives.protocol import messages
+from planetary.collectives.protocol.options import Spec
+from planetary.collectives.transport.frames import Introduction, pack_header
+from planetary.collectives.transport.sockets import parse_address
 from planetary.core.errors import RemoteProtocolError, TrustError, UserError
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
@@ -110,7 +111,7 @@ def test_bulk_data_needs_the_key_of_the_group_and_must_fit() -> None:
 
 
 def test_a_silent_stranger_does_not_hold_a_place_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planetary.collectives.master._FIRST_MESSAGE_S", 0.05)
+    monkeypatch.setattr("planetary.collectives.master.master._FIRST_MESSAGE_S", 0.05)
     with Master("127.0.0.1:0") as master:
         stranger = socket.create_connection(parse_address(master.address))
         assert ends(stranger)

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ring_driver import drive, operations
 
-from planetary.collectives.elements import TYPES, narrow_bf16, widen_bf16
-from planetary.collectives.links import next_lane
-from planetary.collectives.options import ReduceOp, Spec
-from planetary.collectives.ring_plan import split
-from planetary.collectives.small_operations import combine, is_small
+from planetary.collectives.protocol.options import ReduceOp, Spec
+from planetary.collectives.reduction.elements import TYPES, narrow_bf16, widen_bf16
+from planetary.collectives.reduction.ring_plan import split
+from planetary.collectives.reduction.small_operations import combine, is_small
+from planetary.collectives.transport.links import next_lane
 from planetary.core.errors import RemoteProtocolError
 
 
@@ -173,7 +173,7 @@ def test_bfloat16_rounds_to_nearest_even_and_keeps_nan() -> None:
 
 
 def test_an_average_of_integers_truncates_even_when_the_world_is_larger_than_the_type() -> None:
-    from planetary.collectives.kernels import finish
+    from planetary.collectives.reduction.kernels import finish
 
     values = np.array([-128, -7, -1, 0, 5, 127], np.int8)
     finish(ReduceOp.AVG, "i8", values, 2)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planetary.collectives import quantise
-from planetary.collectives.options import Quantization, QuantizationAlgorithm, ReduceOp
-from planetary.collectives.quantise import BLOCK, add_encode, decode, decode_add, encode, encoded_bytes
+from planetary.collectives.protocol.options import Quantization, QuantizationAlgorithm, ReduceOp
+from planetary.collectives.reduction import quantise
+from planetary.collectives.reduction.quantise import BLOCK, add_encode, decode, decode_add, encode, encoded_bytes
 
 pytest.importorskip("numba")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planetary.collectives import Master, states
+from planetary.collectives import Master
+from planetary.collectives.protocol import states
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,4 +48,6 @@ def test_two_peers_run_the_example(script: str, arguments: list[str], needs: str
 def test_the_manual_shows_the_tables() -> None:
     manual = (ROOT / "docs/collectives.md").read_text()
     for table in (states.PEER_MEMBERSHIP, states.MASTER_OPERATION, states.PEER_OPERATION):
-        assert states.diagram(table) in manual, "run: python -m planetary.collectives.states docs/collectives.md"
+        assert states.diagram(table) in manual, (
+            "run: python -m planetary.collectives.protocol.states docs/collectives.md"
+        )

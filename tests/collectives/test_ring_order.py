@@ -8,8 +8,8 @@ import random
 
 import pytest
 
-from planetary.collectives.probe_schedule import schedule
-from planetary.collectives.ring_order import EXACT_MOST, solve, tour_cost
+from planetary.collectives.master.probe_schedule import schedule
+from planetary.collectives.master.ring_order import EXACT_MOST, solve, tour_cost
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from planetary.collectives.options import Quantization, QuantizationAlgorithm, ReduceOp
-from planetary.collectives.quantise import BLOCK, check, decode, encode, encoded_bytes
+from planetary.collectives.protocol.options import Quantization, QuantizationAlgorithm, ReduceOp
+from planetary.collectives.reduction.quantise import BLOCK, check, decode, encode, encoded_bytes
 from planetary.core.errors import UserError
 
 BOTH = list(QuantizationAlgorithm)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planetary.collectives.messages import Entry, Sync
-from planetary.collectives.options import SyncStrategy
-from planetary.collectives.sync_election import content_digest, elect, elect_again
+from planetary.collectives.master.sync_election import content_digest, elect, elect_again
+from planetary.collectives.protocol.messages import Entry, Sync
+from planetary.collectives.protocol.options import SyncStrategy
 
 POPULAR, SEND, RECEIVE = SyncStrategy.ENFORCE_POPULAR, SyncStrategy.SEND_ONLY, SyncStrategy.RECEIVE_ONLY
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from planetary.fabric import events as e
-from planetary.fabric.controller import Controller
-from planetary.fabric.records import AnyRecord, RunStarted
-from planetary.fabric.state import replay
+from planetary.fabric.controller.controller import Controller
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import AnyRecord, RunStarted
+from planetary.fabric.protocol.state import replay
 from planetary.testing.cluster import policy
 from planetary.wire import messages as m
 

@@ -6,7 +6,7 @@ import collections
 
 import numpy as np
 
-from planetary.fabric.records import (
+from planetary.fabric.protocol.records import (
     DeltaAccepted,
     DeltaWithdrawn,
     RolledBack,
@@ -15,7 +15,7 @@ from planetary.fabric.records import (
     RunFinished,
     RunResumed,
 )
-from planetary.fabric.state import replay
+from planetary.fabric.protocol.state import replay
 from planetary.testing.cluster import SimCluster, policy
 from planetary.testing.faults import draw_plan
 from planetary.testing.sim_training import replay_parameters

@@ -11,8 +11,8 @@ import pytest
 from bad_input_support import events, gateway, node_flags, run, started, write_config
 
 from planetary.artifacts.store import BlobStore
-from planetary.fabric import backend_trial
-from planetary.fabric.backend_trial import BackendTrial
+from planetary.fabric.worker import backend_trial
+from planetary.fabric.worker.backend_trial import BackendTrial
 from planetary.runtime.backend_choice import BackendChoice
 
 pytestmark = pytest.mark.processes

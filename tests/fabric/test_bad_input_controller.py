@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from controller_bench import ROUNDS, Bench
 
-from planetary.fabric import events as e
-from planetary.fabric.records import (
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import (
     CheckpointFailed,
     CheckpointWritten,
     RoundFinished,

@@ -8,7 +8,7 @@ import pytest
 
 from planetary.core.config import apply_overrides, load_config
 from planetary.core.errors import CompileError, PlanetaryError, UnsupportedOpError, UserError
-from planetary.fabric.preparation import prepare_run
+from planetary.fabric.preparation.preparation import prepare_run
 
 BATCH = "%x: tensor<2x16xi32>, %y: tensor<2x16xi32>"
 MODELS = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from planetary.core.config import config_hash, load_config
-from planetary.fabric.budget import BUDGETS, Speed, fit
+from planetary.fabric.preparation.budget import BUDGETS, Speed, fit
 
 CONFIG = load_config(Path(__file__).parents[2] / "examples" / "stdlib.toml")
 

@@ -15,8 +15,8 @@ from planetary.compiler.backends.pipeline import LATEST_CHOICE
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.errors import CompileError
 from planetary.core.step import StepSpec
-from planetary.fabric import compiling
-from planetary.fabric.compiling import CompileTarget, Published, compile_apart
+from planetary.fabric.preparation import compiling
+from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
 
 
 def outcome(

@@ -7,7 +7,7 @@ import collections
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule
 
-from planetary.fabric.records import (
+from planetary.fabric.protocol.records import (
     DeltaRejected,
     LeaseAssigned,
     RoundFinished,

@@ -9,7 +9,7 @@ import pytest
 
 from planetary.core.errors import ResourceError
 from planetary.core.tensors import TensorSpec
-from planetary.fabric.inner_state import InnerStates
+from planetary.fabric.worker.inner_state import InnerStates
 
 SPECS = (TensorSpec("m.a/b", "f32", (3, 2)), TensorSpec("count", "i32", ()))
 

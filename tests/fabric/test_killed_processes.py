@@ -13,8 +13,8 @@ from killable_run import KillableRun, kill
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.fabric.records import AnyRecord
-from planetary.fabric.state import replay
+from planetary.fabric.protocol.records import AnyRecord
+from planetary.fabric.protocol.state import replay
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 

@@ -18,7 +18,7 @@ from split_mixture import Role, SplitMixture
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
-from planetary.fabric.records import EvalFinished
+from planetary.fabric.protocol.records import EvalFinished
 from planetary.moe.ownership import round_robin
 from planetary.moe.records import FragmentAdvanced, MixtureRecord, replay
 from planetary.moe.tiers import Tier

@@ -8,8 +8,8 @@ import pytest
 
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import NumericsError, UserError
-from planetary.fabric import model_checks
-from planetary.fabric.preparation import prepare_run
+from planetary.fabric.preparation import model_checks
+from planetary.fabric.preparation.preparation import prepare_run
 
 SHAPE = ["train.batch_size=2", "train.sequence_length=8", "train.inner_steps=2", "train.rounds=2", "eval.batches=1"]
 

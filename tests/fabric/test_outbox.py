@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from planetary.fabric.outbox import Outbox
-from planetary.fabric.sending_order import Order, order_of
+from planetary.fabric.shell.outbox import Outbox
+from planetary.fabric.shell.sending_order import Order, order_of
 from planetary.net import Connection, Trust, connect, serve
 from planetary.wire import messages as m
 

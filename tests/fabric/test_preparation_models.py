@@ -17,7 +17,7 @@ from planetary.compiler.frontend.export import find_builder
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
-from planetary.fabric.preparation import prepare_run
+from planetary.fabric.preparation.preparation import prepare_run
 from planetary.models.zoo import ZOO
 
 SHAPES = ["train.batch_size=2", "train.sequence_length=16"]

@@ -10,9 +10,9 @@ import pytest
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, apply_overrides
-from planetary.fabric.gateway_start import step_news
-from planetary.fabric.preparation import Prepared, prepare_run, step_options
-from planetary.fabric.prepared_steps import find_record
+from planetary.fabric.gateway.gateway_start import step_news
+from planetary.fabric.preparation.preparation import Prepared, prepare_run, step_options
+from planetary.fabric.preparation.prepared_steps import find_record
 
 MODEL = """
 from pathlib import Path

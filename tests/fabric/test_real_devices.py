@@ -27,7 +27,7 @@ from planetary.compiler.backends.targets import DEFAULT_NAMES, Target, parse_tar
 from planetary.compiler.check.verify import reference_digest
 from planetary.compiler.step.step_options import StepOptions
 from planetary.core.step import ProgramSpec
-from planetary.fabric.compiling import CompileTarget, compile_and_verify
+from planetary.fabric.preparation.compiling import CompileTarget, compile_and_verify
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.programs import expert_program
 from planetary.runtime.host import host_features

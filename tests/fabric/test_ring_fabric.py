@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule
 
-from planetary.fabric.records import (
+from planetary.fabric.protocol.records import (
     DeltaWithdrawn,
     DigestsDiffered,
     ReduceRetried,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check, run_schedule
 
-from planetary.fabric.records import (
+from planetary.fabric.protocol.records import (
     AnyRecord,
     DeltaAccepted,
     DeltaWithdrawn,

@@ -7,9 +7,9 @@ import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fabric.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
-from planetary.fabric.round_end import finished_by_checkpoint, unreported
-from planetary.fabric.state import apply, replay
+from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
+from planetary.fabric.protocol.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
+from planetary.fabric.protocol.state import apply, replay
 from planetary.testing.cluster import SimCluster, policy
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from controller_bench import Bench
 from msgspec.structs import replace
 
-from planetary.fabric import events as e
-from planetary.fabric.records import DeltaAccepted, LeaseReturned, WorkerLost
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import DeltaAccepted, LeaseReturned, WorkerLost
 from planetary.wire import messages as m
 
 HOURS = 3 * 3600.0

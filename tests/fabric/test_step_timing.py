@@ -9,7 +9,7 @@ import pytest
 
 from planetary.core.errors import CompileError
 from planetary.core.step import StepSpec
-from planetary.fabric.step_timing import TimingRequest, time_steps, write_values
+from planetary.fabric.preparation.step_timing import TimingRequest, time_steps, write_values
 
 
 @pytest.mark.processes

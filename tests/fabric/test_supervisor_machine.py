@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from planetary.core.errors import TrustError
-from planetary.fabric import events as e
-from planetary.fabric.restarts import Restarts
-from planetary.fabric.supervisor_machine import SupervisorMachine
+from planetary.fabric.protocol import events as e
+from planetary.fabric.supervisor.restarts import Restarts
+from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.wire import messages as m
 
 

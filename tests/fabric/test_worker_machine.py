@@ -6,9 +6,9 @@ import msgspec
 
 from planetary.core.errors import CompileError, TrustError
 from planetary.core.schedules import Schedule
-from planetary.fabric import events as e
-from planetary.fabric import worker_events as w
-from planetary.fabric.worker_machine import WorkerMachine
+from planetary.fabric.protocol import events as e
+from planetary.fabric.worker import worker_events as w
+from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.testing.cluster import SPEC
 from planetary.wire import messages as m
 

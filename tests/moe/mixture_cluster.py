@@ -20,11 +20,11 @@ from planetary.core.errors import PlanetaryError
 from planetary.core.step import FunctionSpec
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
-from planetary.fabric import events as e
-from planetary.fabric.records import Record, RunStarted
-from planetary.fabric.round_end import unreported
-from planetary.fabric.sending_order import Order, order_of
-from planetary.fabric.status import RoundMetrics
+from planetary.fabric.controller.round_end import unreported
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import Record, RunStarted
+from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fabric.shell.sending_order import Order, order_of
 from planetary.moe.composer_data import tokens_payload
 from planetary.moe.composer_driver import ComposerDriver
 from planetary.moe.execution import composer_runner, expert_runner

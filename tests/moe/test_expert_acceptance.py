@@ -14,7 +14,7 @@ from moe_support import BASE, OPTIONS, train
 from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
-from planetary.fabric.records import TaskAborted
+from planetary.fabric.protocol.records import TaskAborted
 from planetary.moe.acceptance import Policy
 from planetary.moe.delta import Delta
 from planetary.moe.expert_payloads import added, experts_from

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from planetary.artifacts.store import digest_of
 from planetary.data.reader import batches, read_slice
-from planetary.fabric.records import TaskAborted
+from planetary.fabric.protocol.records import TaskAborted
 from planetary.moe import plan as plan_module
 from planetary.moe.acceptance import Policy
 from planetary.moe.averaging import MergeRule

@@ -21,7 +21,7 @@ from planetary.cli.trained_model import load_trained
 from planetary.core.config import Config, DataConfig, ModelConfig, MoeConfig, TrainConfig, load_config, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
-from planetary.fabric.run_files import PAYLOADS
+from planetary.fabric.gateway.run_files import PAYLOADS
 from planetary.moe import ownership
 from planetary.moe.evaluation import Reported, RunEvaluation, evaluate_run, losses_table
 from planetary.moe.inference import Experts, MixtureLosses, experts_named, model_with

@@ -9,7 +9,7 @@ import pytest
 from mixture_checks import of_kind
 from mixture_cluster import MixtureCluster, Worker, make_plan
 
-from planetary.fabric.status import WorkerStatus
+from planetary.fabric.protocol.status import WorkerStatus
 from planetary.moe.acceptance import Policy
 from planetary.moe.mixture_status import worker_status
 from planetary.moe.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import unpack_arrays
 from planetary.artifacts.store import digest_of
-from planetary.fabric import events as e
-from planetary.fabric.records import WorkerLost
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import WorkerLost
 from planetary.moe.acceptance import Policy
 from planetary.moe.delta import Form
 from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from, weights_bytes, weights_from

@@ -19,7 +19,7 @@ from planetary.compiler.frontend.export import export_model
 from planetary.compiler.frontend.weights import with_weights
 from planetary.core.config import DataConfig, load_config
 from planetary.core.errors import NumericsError, ResourceError, TrustError, UserError
-from planetary.fabric.preparation import builder_options
+from planetary.fabric.preparation.preparation import builder_options
 from planetary.models import latent_moe
 from planetary.models.initial import flat_names
 from planetary.moe.merged_export import export_merged

@@ -9,7 +9,7 @@ from mixture_checks import check_steps, check_streams, of_kind
 from mixture_cluster import LIFETIME_S, MixtureCluster, Worker, make_plan
 from msgspec.structs import replace
 
-from planetary.fabric.records import Stalled
+from planetary.fabric.protocol.records import Stalled
 from planetary.moe.acceptance import Policy
 from planetary.moe.records import ShardGranted, ShardKept, SurrogatesRefreshed
 from planetary.wire import messages as m

@@ -10,7 +10,7 @@ import pytest
 from run_story import status
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.fabric.status import RunStatus
+from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
 
 

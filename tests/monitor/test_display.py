@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from run_story import status
 
-from planetary.fabric.status import RunStatus, WorkerStatus
+from planetary.fabric.protocol.status import RunStatus, WorkerStatus
 from planetary.monitor import human_numbers as human
 from planetary.monitor.display import fraction_done, render, workers_shown
 from planetary.monitor.plain_lines import plain_lines

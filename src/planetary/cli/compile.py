@@ -155,7 +155,7 @@ def _compile(args: argparse.Namespace, model: Model, target: Any) -> int:
     from planetary.artifacts.store import BlobStore, write_atomically
     from planetary.cli.node_flags import cache_folder
     from planetary.compiler.step.train_step import build_train_step
-    from planetary.fabric.compiling import CompileTarget, ModelToCompile, compile_apart
+    from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.monitor.human_numbers import count, duration, size
 
     options = step_options(args)

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
     from planetary.core.config import Config
     from planetary.core.errors import PlanetaryError
-    from planetary.fabric.gateway import Gateway
-    from planetary.fabric.preparation import Prepared
-    from planetary.fabric.records import EndKind
-    from planetary.fabric.run_host import GatewayOptions
-    from planetary.fabric.status import RunStatus
+    from planetary.fabric.gateway.gateway import Gateway
+    from planetary.fabric.gateway.run_host import GatewayOptions
+    from planetary.fabric.preparation.preparation import Prepared
+    from planetary.fabric.protocol.records import EndKind
+    from planetary.fabric.protocol.status import RunStatus
     from planetary.moe.mixture_gateway import MixtureGateway
     from planetary.moe.mixture_preparation import PreparedMixture
     from planetary.net.authority import Authority
@@ -103,8 +103,8 @@ async def _run(args: argparse.Namespace, config: Config, folder: Path) -> int:
     from planetary.cli.node_flags import cache_folder
     from planetary.cli.option_values import default_state_folder
     from planetary.core.clock import SystemClock
-    from planetary.fabric.child import end_with_parent, on_stop_signals
-    from planetary.fabric.run_host import GatewayOptions
+    from planetary.fabric.gateway.run_host import GatewayOptions
+    from planetary.fabric.worker.child import end_with_parent, on_stop_signals
     from planetary.monitor.dashboard import Dashboard
     from planetary.net.authority import Authority
     from planetary.net.handshake import TokenCheck
@@ -187,7 +187,7 @@ def _make(
 
             raise UserError("a mixture over composers goes on from its payloads, not from a checkpoint")
         return MixtureGateway(config, options, tls, tokens)
-    from planetary.fabric.gateway import Gateway
+    from planetary.fabric.gateway.gateway import Gateway
 
     return Gateway(config, options, tls, tokens, authority=authority)
 

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.collectives import Master
     from planetary.core.clock import SystemClock
     from planetary.core.errors import ClosedError
-    from planetary.fabric.child import end_with_parent
+    from planetary.fabric.worker.child import end_with_parent
     from planetary.net.authority import Authority
     from planetary.net.invite import mint
 

@@ -104,7 +104,7 @@ def _export(args: argparse.Namespace) -> int:
 
     from planetary.core.config import DataConfig, load_config
     from planetary.data.tokenizer import CHAR_TOKENIZER, CharTokenizer
-    from planetary.fabric.run_files import CONFIG
+    from planetary.fabric.gateway.run_files import CONFIG
     from planetary.moe.merged_export import export_merged
     from planetary.moe.run_state import is_run, read_mixture
     from planetary.monitor.human_numbers import count, size

@@ -17,7 +17,7 @@ from planetary.cli.errors import EXIT_CODES, EXIT_USAGE
 from planetary.compiler.backends.targets import BACKEND_ALIASES, DEFAULT_NAMES, nearest
 from planetary.core.config_schema import Backend, Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
-from planetary.fabric.dial import Address
+from planetary.fabric.shell.dial import Address
 from planetary.runtime.backends import PJRT_TARGET, is_pjrt
 
 # A worker or supervisor that ended with one of these would end so again.

@@ -41,8 +41,8 @@ def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_fil
 
     from planetary.artifacts.store import BlobStore
     from planetary.cli import node_flags
-    from planetary.fabric.backend_trial import BackendTrial
-    from planetary.fabric.child import planetary_command
+    from planetary.fabric.worker.backend_trial import BackendTrial
+    from planetary.fabric.worker.child import planetary_command
     from planetary.runtime.backends import CPU_BACKENDS, installed_backends
 
     def with_backend(backend: str) -> argparse.Namespace:
@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.logs import log_to_stderr
     from planetary.core.config_schema import Timings
     from planetary.core.errors import UserError
-    from planetary.fabric.child import end_with_parent, planetary_command
-    from planetary.fabric.node_manager import NodeManager, NodeOptions
+    from planetary.fabric.supervisor.node_manager import NodeManager, NodeOptions
+    from planetary.fabric.worker.child import end_with_parent, planetary_command
     from planetary.net.client import Trust
     from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend
     from planetary.runtime.host import usable_cores

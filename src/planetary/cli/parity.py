@@ -95,7 +95,7 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
     from planetary.cli.node_flags import cache_folder
     from planetary.compiler.check.parity import compare_traces, random_batches, trace
     from planetary.compiler.step.train_step import build_train_step
-    from planetary.fabric.compiling import CompileTarget, ModelToCompile, compile_apart
+    from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.runtime.backends import open_executor, require_backend
 
     for target in targets.values():

@@ -9,8 +9,8 @@ import msgspec
 
 from planetary.core.config import Config, load_config
 from planetary.core.errors import UserError
-from planetary.fabric.model_shapes import with_model_shapes
-from planetary.fabric.run_files import CONFIG, EVENTS, STARTING, gateway_of
+from planetary.fabric.gateway.run_files import CONFIG, EVENTS, STARTING, gateway_of
+from planetary.fabric.preparation.model_shapes import with_model_shapes
 
 
 def new_run(config_file: Path, overrides: Sequence[str], folder: Path | None) -> tuple[Config, Path]:

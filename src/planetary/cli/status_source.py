@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.core.errors import PeerError, UserError
-from planetary.fabric.status import RunStatus
+from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.replay import status_of
 from planetary.monitor.run_folder import EVENTS, METRICS, load_history
 

@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli import node_flags
     from planetary.cli.logs import log_to_stderr
     from planetary.core.config_schema import Timings
-    from planetary.fabric.child import end_with_parent, planetary_command
-    from planetary.fabric.supervisor import SupervisorOptions, SupervisorShell
+    from planetary.fabric.supervisor.supervisor import SupervisorOptions, SupervisorShell
+    from planetary.fabric.worker.child import end_with_parent, planetary_command
 
     if args.end_with_parent:
         end_with_parent(lambda: os._exit(EXIT_OK))

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.run_choice import new_run, resumed_run
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
-    from planetary.fabric.run_files import CONFIG
+    from planetary.fabric.gateway.run_files import CONFIG
     from planetary.monitor.report import build_report
     from planetary.monitor.run_folder import load_history
 
@@ -148,7 +148,7 @@ def _say_what_happened(folder: Path, report: Any) -> None:
 
     from planetary.cli.trained_model import can_generate
     from planetary.core.config import load_config
-    from planetary.fabric.run_files import CONFIG
+    from planetary.fabric.gateway.run_files import CONFIG
 
     shown = os.path.relpath(folder)
     quality, speed = report.quality, report.speed

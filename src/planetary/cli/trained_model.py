@@ -22,8 +22,8 @@ from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_f
 from planetary.core.errors import CompileError, UserError
 from planetary.data.sources import token_dtype
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
-from planetary.fabric.preparation import builder_options, given_weights, refuse_ternary_twice
-from planetary.fabric.run_files import CONFIG
+from planetary.fabric.gateway.run_files import CONFIG
+from planetary.fabric.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
 
 if TYPE_CHECKING:
     from planetary.moe.inference import Experts

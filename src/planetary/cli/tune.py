@@ -12,8 +12,8 @@ from planetary.cli.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from planetary.compiler.backends.flag_choice import FlagChoice
-    from planetary.fabric.compiling import ModelToCompile
-    from planetary.fabric.preparation import Prepared
+    from planetary.fabric.preparation.compiling import ModelToCompile
+    from planetary.fabric.preparation.preparation import Prepared
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.compiler.backends.flag_choice import candidates_for
     from planetary.compiler.backends.targets import parse_target
     from planetary.core.errors import UserError
-    from planetary.fabric.flag_search import search_flags
+    from planetary.fabric.preparation.flag_search import search_flags
     from planetary.runtime.host import host_features
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
@@ -95,9 +95,9 @@ def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared 
     from planetary.compiler.step.train_step import build_train_step
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
-    from planetary.fabric.compiling import ModelToCompile
-    from planetary.fabric.model_shapes import with_model_shapes
-    from planetary.fabric.preparation import prepare_run
+    from planetary.fabric.preparation.compiling import ModelToCompile
+    from planetary.fabric.preparation.model_shapes import with_model_shapes
+    from planetary.fabric.preparation.preparation import prepare_run
     from planetary.runtime.host import usable_cores
 
     if Path(args.model).suffix in {".toml", ".json"}:

@@ -34,7 +34,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from planetary.cli.status_source import status_source
-    from planetary.fabric.status import FINAL_STATES
+    from planetary.fabric.protocol.status import FINAL_STATES
     from planetary.monitor.screen import open_screen
 
     read = status_source(args.run)

@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli import node_flags
     from planetary.cli.logs import log_to_stderr
     from planetary.core.errors import PlanetaryError
-    from planetary.fabric.child import end_with_parent
-    from planetary.fabric.worker import WorkerOptions, WorkerShell
+    from planetary.fabric.worker.child import end_with_parent
+    from planetary.fabric.worker.worker import WorkerOptions, WorkerShell
     from planetary.runtime.backends import check_device, require_backend
     from planetary.runtime.host_memory import keep_large_blocks
 

@@ -5,8 +5,10 @@ peers. Peers may join, leave and die at any time: an operation then completes id
 all with their inputs intact.
 """
 
-from planetary.collectives.communicator import Communicator
-from planetary.collectives.errors import (
+from planetary.collectives.master.master import Master
+from planetary.collectives.peer.communicator import Communicator
+from planetary.collectives.peer.work import Work
+from planetary.collectives.protocol.errors import (
     AbortedError,
     DisagreementError,
     PeerLostError,
@@ -15,11 +17,9 @@ from planetary.collectives.errors import (
     StragglerError,
     TooFewPeersError,
 )
-from planetary.collectives.master import Master
-from planetary.collectives.options import Quantization, QuantizationAlgorithm, ReduceOp, SyncStrategy
-from planetary.collectives.shared_state import SharedState, SyncInfo
-from planetary.collectives.sockets import SocketOptions
-from planetary.collectives.work import Work
+from planetary.collectives.protocol.options import Quantization, QuantizationAlgorithm, ReduceOp, SyncStrategy
+from planetary.collectives.transport.shared_state import SharedState, SyncInfo
+from planetary.collectives.transport.sockets import SocketOptions
 
 __all__ = [
     "AbortedError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planetary.core.config import Config
 from planetary.core.config_schema import MoeConfig
-from planetary.fabric.preparation import schedule_of, step_options
+from planetary.fabric.preparation.preparation import schedule_of, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.plan import model_of, training_of, warnings_of
 from planetary.moe.surrogate import are_copies

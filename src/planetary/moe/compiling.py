@@ -1,4 +1,4 @@
-"""Compiling and verifying a mixture's program in a process of its own; why in one of its own: `fabric.compiling`."""
+"""Compiling and verifying a mixture's program in a process of its own, as `fabric.preparation.compiling` does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError
 from planetary.core.step import RATE, FunctionSpec, ProgramSpec
 from planetary.core.tensors import TensorSpec
-from planetary.fabric.child import end_with_parent
-from planetary.fabric.compiling import Answer, CompileTarget, Published, answer_of_child, check_target, give_answer
+from planetary.fabric.preparation.compiling import (
+    Answer,
+    CompileTarget,
+    Published,
+    answer_of_child,
+    check_target,
+    give_answer,
+)
+from planetary.fabric.worker.child import end_with_parent
 from planetary.moe.signature import GRADIENT, Program
 from planetary.runtime.host import host_features
 
@@ -44,7 +51,7 @@ async def compile_mixture_apart(program: Program, vocab_size: int, target: Compi
     """Compile and verify a mixture's program for a worker's target in a child process.
 
     Raises:
-        CompileError: as `fabric.compiling.compile_apart`.
+        CompileError: as `fabric.preparation.compiling.compile_apart`.
     """
     check_target(target)
     with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:

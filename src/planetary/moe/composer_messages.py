@@ -6,9 +6,9 @@ needs to send another one.
 
 from __future__ import annotations
 
-from planetary.fabric import events as e
-from planetary.fabric.membership import Membership
-from planetary.fabric.sessions import WorkerSession
+from planetary.fabric.controller.membership import Membership
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.moe.mixture_events import TokensOf
 from planetary.moe.mixture_rounds import Composing
 from planetary.moe.mixture_syncing import Syncing

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
-from planetary.fabric.worker import SendPayload, WorkerOptions
+from planetary.fabric.worker.worker import SendPayload, WorkerOptions
 from planetary.moe.composer_driver import ComposerDriver
 from planetary.moe.part import loaded_program
 from planetary.moe.plan import MixturePlan
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ComposerRole:
-    """See the module, and `fabric.worker.Role`."""
+    """See the module, and `fabric.worker.worker.Role`."""
 
     def __init__(self, job: m.MixtureJob, artifact: Path, options: WorkerOptions, send: SendPayload) -> None:
         self._job, self._send = job, send

@@ -11,8 +11,8 @@ from planetary.core.config import load_config
 from planetary.core.errors import UserError
 from planetary.data.prepare import prepare
 from planetary.data.reader import batches, read_slice
-from planetary.fabric.run_files import CONFIG, METRICS
-from planetary.fabric.status import RoundMetrics
+from planetary.fabric.gateway.run_files import CONFIG, METRICS
+from planetary.fabric.protocol.status import RoundMetrics
 from planetary.moe.inference import MixtureLosses, mixture_losses
 from planetary.moe.run_state import is_run, read_run
 

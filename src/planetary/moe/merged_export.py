@@ -20,7 +20,7 @@ from planetary.artifacts.ternary_matrices import pack_ternary, ternary_tensors
 from planetary.core.config import Config, DataConfig, ModelConfig, TrainConfig, to_toml
 from planetary.core.errors import NumericsError, ResourceError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.fabric.run_files import CONFIG
+from planetary.fabric.gateway.run_files import CONFIG
 from planetary.models.latent_experts import straight_through_ternary
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.exported_files import SURROGATES, WEIGHTS

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planetary.fabric import events as e
-from planetary.fabric.membership import Membership
-from planetary.fabric.records import (
+from planetary.fabric.controller.membership import Membership
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import (
     EndKind,
     RunFinished,
     TaskAborted,
 )
-from planetary.fabric.sessions import WorkerSession
-from planetary.fabric.status import RoundMetrics
+from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.fabric.protocol.status import RoundMetrics
 from planetary.moe.composer_data import HELD_OUT
 from planetary.moe.composer_messages import ComposerMessages, FromComposer
 from planetary.moe.mixture_desk import MixtureDesk

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from planetary.fabric import events as e
-from planetary.fabric.records import Record
-from planetary.fabric.sessions import SupervisorSession, WorkerSession
-from planetary.fabric.under_way import UnderWay
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import Record
+from planetary.fabric.protocol.sessions import SupervisorSession, WorkerSession
+from planetary.fabric.shell.under_way import UnderWay
 from planetary.moe.mixture_events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
 from planetary.moe.records import MixtureState, apply
 from planetary.wire import messages as m
@@ -45,7 +45,7 @@ def _names(payload: e.Payload) -> frozenset[str]:
 
 
 class MixtureDesk:
-    """State, connections and instructions; see `fabric.desk.Lobby`."""
+    """State, connections and instructions; see `fabric.controller.desk.Lobby`."""
 
     def __init__(self, policy: MixturePolicy, state: MixtureState) -> None:
         self.policy = policy

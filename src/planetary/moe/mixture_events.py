@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from planetary.core.step import FunctionSpec
-from planetary.fabric.events import Event, Instruction, Payload
-from planetary.fabric.policy import FabricPolicy
+from planetary.fabric.protocol.events import Event, Instruction, Payload
+from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.moe.plan import MixturePlan
 from planetary.moe.routing import RoutingAgreement
 from planetary.moe.syncer_messages import SyncPolicy

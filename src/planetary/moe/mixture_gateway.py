@@ -21,13 +21,13 @@ from planetary.core.errors import PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.fitting import changes
 from planetary.data.slices import LeaseLedger
-from planetary.fabric import events as e
-from planetary.fabric.compiling import CompileTarget, Published
-from planetary.fabric.records import Mark, Record
-from planetary.fabric.run_files import CHECKPOINTS, EVENTS, METRICS, PAYLOADS
-from planetary.fabric.run_host import GatewayOptions, RunHost
-from planetary.fabric.shell import Shell
-from planetary.fabric.status import RunStatus
+from planetary.fabric.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, PAYLOADS
+from planetary.fabric.gateway.run_host import GatewayOptions, RunHost
+from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import Mark, Record
+from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.shell.shell import Shell
 from planetary.moe.compiling import compile_mixture_apart
 from planetary.moe.composer_data import tokens_payload
 from planetary.moe.mixture_controller import MixtureController

@@ -14,7 +14,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
-from planetary.fabric.preparation import builder_options, given_weights, schedule_of, step_options
+from planetary.fabric.preparation.preparation import builder_options, given_weights, schedule_of, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.checked_config import check_mixture
 from planetary.moe.composer import LayerFit

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from planetary.fabric import events as e
-from planetary.fabric.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
-from planetary.fabric.sessions import InFlight, WorkerSession
-from planetary.fabric.status import MixtureMetrics, RoundMetrics, ShardMetrics
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
+from planetary.fabric.protocol.sessions import InFlight, WorkerSession
+from planetary.fabric.protocol.status import MixtureMetrics, RoundMetrics, ShardMetrics
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import AssembleModel, ModelAssembled, StoredPayload
 from planetary.moe.patience import Task

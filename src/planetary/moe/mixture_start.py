@@ -15,11 +15,11 @@ from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, config_hash, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.slices import LeaseLedger
-from planetary.fabric.gateway_start import trim_metrics
-from planetary.fabric.records import Mark, Record, RunResumed, RunStarted
-from planetary.fabric.round_end import unreported
-from planetary.fabric.run_files import CONFIG, EVENTS, METRICS
-from planetary.fabric.status import RoundMetrics
+from planetary.fabric.controller.round_end import unreported
+from planetary.fabric.gateway.gateway_start import trim_metrics
+from planetary.fabric.gateway.run_files import CONFIG, EVENTS, METRICS
+from planetary.fabric.protocol.records import Mark, Record, RunResumed, RunStarted
+from planetary.fabric.protocol.status import RoundMetrics
 from planetary.moe.mixture_events import MixturePolicy
 from planetary.moe.mixture_preparation import PreparedMixture, store_start
 from planetary.moe.plan import OwnerMap
@@ -28,7 +28,7 @@ from planetary.moe.syncer_messages import SyncPolicy
 from planetary.moe.tiers import Tier
 
 if TYPE_CHECKING:
-    from planetary.fabric.run_host import GatewayOptions
+    from planetary.fabric.gateway.run_host import GatewayOptions
 
 STUCK_AFTER_S = 120.0
 """A composer without a step for this long, and for twenty of its usual steps, is restarted."""

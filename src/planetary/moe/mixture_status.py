@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.fabric.gateway_status import base_status, ended_as, workers_seen
-from planetary.fabric.sessions import Phase, WorkerSession
-from planetary.fabric.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
+from planetary.fabric.gateway.gateway_status import base_status, ended_as, workers_seen
+from planetary.fabric.protocol.sessions import Phase, WorkerSession
+from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
 
 if TYPE_CHECKING:
     from planetary.moe.mixture_controller import MixtureController

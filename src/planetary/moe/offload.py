@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planetary.fabric import events as e
-from planetary.fabric.sessions import WorkerSession
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.moe.acceptance import Policy, Refusal, lag_refusal
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_events import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Literal
 
-from planetary.fabric.sessions import InFlight
+from planetary.fabric.protocol.sessions import InFlight
 
 Task = tuple[int, Literal["work", "evaluation"], int]
 """Session, what it is, and its number."""

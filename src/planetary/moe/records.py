@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fabric.records import (
+from planetary.fabric.protocol.records import (
     AnyRecord,
     EvalFinished,
     Record,

@@ -10,7 +10,7 @@ from planetary.core.config import Config, load_config
 from planetary.core.errors import PlanetaryError, UserError
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
-from planetary.fabric.run_files import CONFIG, EVENTS, PAYLOADS
+from planetary.fabric.gateway.run_files import CONFIG, EVENTS, PAYLOADS
 from planetary.moe.mixture_preparation import plan_over
 from planetary.moe.records import MixtureRecord, MixtureState, replay
 from planetary.moe.saved_composers import saved_composer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from planetary.fabric.records import Stalled
+from planetary.fabric.protocol.records import Stalled
 from planetary.moe.mixture_desk import MixtureDesk
 from planetary.moe.mixture_rounds import Composing
 

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.errors import PlanetaryError, ResourceError
-from planetary.fabric.status import RunStatus
+from planetary.fabric.protocol.status import RunStatus
 from planetary.net.addresses import port_holder
 
 _TIMEOUT_S = 10.0  # a client that stops reading or writing for this long is dropped

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from planetary.fabric.status import FINAL_STATES, RunStatus, WorkerStatus
+from planetary.fabric.protocol.status import FINAL_STATES, RunStatus, WorkerStatus
 from planetary.monitor import human_numbers as human
 
 MAX_WIDTH = 100

@@ -4,7 +4,7 @@ ASCII.
 
 from __future__ import annotations
 
-from planetary.fabric.status import FINAL_STATES, RunStatus
+from planetary.fabric.protocol.status import FINAL_STATES, RunStatus
 from planetary.monitor import human_numbers as human
 
 _PRESENT = frozenset({"ready", "training", "evaluating"})

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planetary.fabric.status import FINAL_STATES, RoundMetrics, RunState, RunStatus, WorkerStatus, newest_mixture
+from planetary.fabric.protocol.status import (
+    FINAL_STATES,
+    RoundMetrics,
+    RunState,
+    RunStatus,
+    WorkerStatus,
+    newest_mixture,
+)
 from planetary.monitor.run_folder import Event, RunHistory
 
 _ROUNDS_FOR_SPEED = 3  # the newest rounds say how long the next ones take

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.fabric.status import RoundMetrics, newest_mixture
+from planetary.fabric.protocol.status import RoundMetrics, newest_mixture
 from planetary.monitor.recovery import Recovery, Spread, recoveries, spread
 from planetary.monitor.run_folder import Event, RunFacts, RunHistory
 

@@ -18,7 +18,7 @@ import msgspec
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import UserError
-from planetary.fabric.status import RoundMetrics
+from planetary.fabric.protocol.status import RoundMetrics
 from planetary.version import __version__
 
 Event = Mapping[str, Any]

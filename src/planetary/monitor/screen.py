@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from planetary.core.clock import Clock, SystemClock
-from planetary.fabric.status import RunStatus
+from planetary.fabric.protocol.status import RunStatus
 
 
 class Screen(Protocol):

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.diloco.rounds import RoundPolicy
-from planetary.fabric.policy import ControllerPolicy, EvalChunk, RingPolicy
+from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, RingPolicy
 from planetary.testing.faults import Fault
 from planetary.testing.network import Network
 from planetary.testing.sim_gateway import SimDisk, SimGateway

@@ -8,18 +8,18 @@ import msgspec
 import numpy as np
 
 from planetary.diloco.mean import Contribution
-from planetary.fabric import events as e
-from planetary.fabric.controller import Controller
-from planetary.fabric.policy import ControllerPolicy
-from planetary.fabric.records import (
+from planetary.fabric.controller.controller import Controller
+from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.policy import ControllerPolicy
+from planetary.fabric.protocol.records import (
     Mark,
     Record,
     RunResumed,
     RunStarted,
 )
-from planetary.fabric.round_end import finished_by_checkpoint, unreported
-from planetary.fabric.state import replay
-from planetary.fabric.status import RoundMetrics
+from planetary.fabric.protocol.state import replay
+from planetary.fabric.protocol.status import RoundMetrics
 from planetary.testing.network import Link
 from planetary.testing.sim_ring import OVERLAPPED_S, REDUCE_S, SimRing, digest_of
 from planetary.testing.sim_training import delayed_outer, outer, outer_of_held

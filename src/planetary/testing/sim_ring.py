@@ -10,7 +10,7 @@ import numpy as np
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer import OuterState
 from planetary.diloco.ring import Held, state_digest
-from planetary.fabric import worker_events as w
+from planetary.fabric.worker import worker_events as w
 from planetary.testing.world import World
 from planetary.wire import messages as m
 

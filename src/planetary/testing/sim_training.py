@@ -10,7 +10,7 @@ import numpy as np
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, outer_step
 from planetary.diloco.ring import Held, outer_step_of_sum, share
-from planetary.fabric.records import (
+from planetary.fabric.protocol.records import (
     DeltaAccepted,
     DeltaWithdrawn,
     LeaseAssigned,

@@ -9,11 +9,11 @@ import numpy as np
 
 from planetary.diloco.mean import Contribution
 from planetary.diloco.ring import Held
-from planetary.fabric import events as e
-from planetary.fabric import worker_events as w
-from planetary.fabric.restarts import Restarts
-from planetary.fabric.supervisor_machine import SupervisorMachine
-from planetary.fabric.worker_machine import WorkerMachine
+from planetary.fabric.protocol import events as e
+from planetary.fabric.supervisor.restarts import Restarts
+from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
+from planetary.fabric.worker import worker_events as w
+from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.testing.network import Link
 from planetary.testing.sim_ring import Outer, digest_of
 from planetary.testing.sim_training import train

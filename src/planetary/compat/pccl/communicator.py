@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planetary import collectives as c
-from planetary.collectives.elements import Flat
+from planetary.collectives.reduction.elements import Flat
 from planetary.compat.pccl.security import invite_token, restarts, warn_unencrypted
 from planetary.compat.pccl.types import (
     BITS,

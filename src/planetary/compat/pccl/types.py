@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from planetary import collectives as c
-from planetary.collectives.elements import TYPES
+from planetary.collectives.reduction.elements import TYPES
 
 
 class Result(enum.IntEnum):

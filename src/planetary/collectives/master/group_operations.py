@@ -1,0 +1,177 @@
+"""The operations that run in one peer group: each ends alike on all peers, and a link that fails them is avoided."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from planetary.collectives.master.group_desk import IDLE, GroupDesk
+from planetary.collectives.master.group_links import GroupLinks
+from planetary.collectives.master.master_events import Append, Decided, Solve
+from planetary.collectives.master.ring_order import tour_cost
+from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol.options import Spec
+from planetary.collectives.protocol.states import MASTER_OPERATION, advance
+
+_REMEMBERED = 4096  # outcomes of past operations, for peers that return in doubt
+
+
+@dataclass
+class Running:
+    """An operation that began."""
+
+    title: str
+    peers: tuple[str, ...]
+    verify: bool = False
+    revision: int | None = None  # of a synchronisation
+    content: str = ""  # digest of the state that it elected
+    done: dict[str, m.Done | m.SyncDone] = field(default_factory=dict)
+    state: str = "running"
+
+
+class GroupOperations:
+    """Part of a `GroupMachine`.
+
+    Attributes:
+        running: operations by number.
+        decided: numbers of those that succeeded, oldest first.
+    """
+
+    def __init__(self, desk: GroupDesk, links: GroupLinks) -> None:
+        """Nothing runs."""
+        self.running: dict[int, Running] = {}
+        self.decided: dict[int, None] = {}
+        self._desk, self._links = desk, links
+        self._seeking = False  # whether a way around a broken link is being sought
+
+    def begin(self, operation: Running) -> int:
+        """Return the number of an operation that its peers will be told to begin."""
+        seq = self._desk.next_seq()
+        self.running[seq] = operation
+        return seq
+
+    def done(self, peer: str, message: m.Done | m.SyncDone) -> None:
+        """A peer has completed an operation, or could not."""
+        running = self.running.get(message.seq)
+        if running is None or peer not in running.peers:
+            return  # it was aborted while the message travelled
+        ring = self._desk.ring
+        if message.ok:
+            running.done[peer] = message
+            if isinstance(message, m.Done) and peer in ring:
+                self._links.observed((ring[ring.index(peer) - 1], peer), message.bytes_per_s)
+            return
+        reporter = self._desk.name(peer)
+        blamed = self._desk.peers.get(message.blame) if isinstance(message, m.Done) else None
+        text = f"{running.title}: {reporter} reports: {message.reason}"
+        self._abort(message.seq, "aborted", text, (blamed.info.name if blamed else reporter,))
+        if blamed is not None:
+            self._fault(peer, blamed.info.peer)
+
+    def check(self) -> bool:
+        """End what all peers have completed; true when something has ended."""
+        ended = False
+        for seq, running in list(self.running.items()):
+            if len(running.done) < len(running.peers):
+                continue
+            ended = True
+            digests = {done.digest for done in running.done.values() if isinstance(done, m.Done)}
+            if running.verify and len(digests) > 1:
+                running.state = advance(MASTER_OPERATION, running.state, "digests differ")
+                names = self._odd_ones(running)
+                text = f"{running.title}: results differ between peers; different from most: {', '.join(names)}"
+                self._end(seq, running, m.Outcome(seq=seq, ok=False, code="aborted", reason=text, peers=names))
+                continue
+            running.state = advance(MASTER_OPERATION, running.state, "all completed")
+            if running.revision is not None:
+                self._desk.revision, self._desk.content = running.revision, running.content
+                self._desk.emptied = False
+                self._desk.remember()
+            self._desk.out.append(Append(Decided(self._desk.number, seq)))
+            self.decided[seq] = None
+            while len(self.decided) > _REMEMBERED:
+                del self.decided[next(iter(self.decided))]
+            self._links.forgive()
+            self._end(seq, running, m.Outcome(seq=seq, ok=True))
+        return ended
+
+    def lose(self, peer: str, name: str, reason: str, *, aborts: bool) -> None:
+        """A member is gone: what it took part in is aborted, except for synchronisations."""
+        for seq, running in list(self.running.items()):
+            if peer not in running.peers:
+                continue
+            if running.revision is not None:
+                # Donors are replaceable: the others go on, and who cannot says so itself.
+                running.peers = tuple(other for other in running.peers if other != peer)
+                running.done.pop(peer, None)
+                if not running.peers:
+                    del self.running[seq]
+            elif aborts:
+                self._abort(seq, "lost", f"{running.title}: {name} {reason}", (name,))
+
+    def _fault(self, reporter: str, blamed: str) -> None:
+        ring = self._desk.ring
+        if not self._links.blame((reporter, blamed)) or reporter not in ring or blamed not in ring:
+            return
+        self._links.give_up((reporter, blamed))
+        self._seek_detour()
+
+    def _seek_detour(self) -> None:
+        ring = self._desk.ring
+        if (
+            len(ring) >= 3 and not self._seeking
+        ):  # with fewer there is no way around; the peers try until their deadline
+            self._seeking = True
+            self._desk.out.append(Solve(self._desk.number, tuple(ring), self._links.costs(ring), "detour"))
+
+    def detour(self, peers: tuple[str, ...], order: tuple[int, ...] | None) -> None:
+        """Lay the solver's ring around a broken link; the old one was in use until now.
+
+        Where the ring is not that of `peers` any more, or a link of the answer broke meanwhile, a way is sought again
+        if a broken link is still in the ring. Nothing changes where there is no way around (`order` None).
+        """
+        self._seeking = False
+        ring = self._desk.ring
+        costs = self._links.costs(ring)
+        if peers != tuple(ring) or (order is not None and math.isinf(tour_cost(costs, order))):
+            if math.isinf(tour_cost(costs, range(len(ring)))):
+                self._seek_detour()
+            return
+        if order is None:
+            return
+        for seq, running in list(self.running.items()):
+            self._abort(seq, "aborted", f"{running.title}: the ring was laid anew around a broken link", ())
+        self._desk.lay([peers[i] for i in order])
+        self._desk.tell_ring()
+
+    def _odd_ones(self, running: Running) -> tuple[str, ...]:
+        found = {peer: done.digest for peer, done in running.done.items() if isinstance(done, m.Done)}
+        common = Counter(found.values()).most_common(1)[0][0]
+        return tuple(self._desk.name(peer) for peer, digest in found.items() if digest != common)
+
+    def _abort(self, seq: int, code: m.Code, text: str, names: tuple[str, ...]) -> None:
+        running = self.running[seq]
+        running.state = advance(MASTER_OPERATION, running.state, "a peer failed or is gone")
+        self._end(seq, running, m.Outcome(seq=seq, ok=False, code=code, reason=text, peers=names))
+
+    def _end(self, seq: int, running: Running, outcome: m.Outcome) -> None:
+        del self.running[seq]
+        for peer in running.peers:
+            if peer in self._desk.peers:
+                self._desk.peers[peer].doing = IDLE
+                self._desk.answer(peer, outcome)
+
+
+def disagreement(calls: Sequence[tuple[str, Spec]]) -> str:
+    """Say on what the calls of peers (by name; names may be equal) differ; empty when they do not."""
+    parts = []
+    for field_name in Spec.__struct_fields__:
+        values: dict[str, list[str]] = {}
+        for name, spec in calls:
+            values.setdefault(str(getattr(spec, field_name)), []).append(name)
+        if len(values) > 1:
+            said = ", ".join(f"{value} from {' and '.join(who)}" for value, who in values.items())
+            parts.append(f"{field_name}: {said}")
+    return "peers disagree on " + "; ".join(parts) if parts else ""

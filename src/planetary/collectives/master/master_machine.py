@@ -1,0 +1,229 @@
+"""The master: registers peers, and gives what they say to the machine of their group. No I/O, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from planetary.collectives.master.group_desk import Peer
+from planetary.collectives.master.group_machine import GroupMachine
+from planetary.collectives.master.master_events import (
+    Append,
+    Close,
+    Closed,
+    Decided,
+    Event,
+    GroupRecord,
+    Instruction,
+    Received,
+    Record,
+    Send,
+    Solved,
+    Tick,
+)
+from planetary.collectives.protocol import messages as m
+from planetary.net.addresses import is_loopback
+
+_NAME_MOST = 256
+_EMPTIED_MOST = 4096  # groups that left a state behind; a member of a new one is refused then
+
+
+class MasterMachine:
+    """Implements `core.machine.Machine`. Groups do not know of each other: what happens in one stays in it."""
+
+    def __init__(
+        self,
+        draw: Callable[[], str],
+        *,
+        alive_s: float = 1.0,
+        silent_s: float = 10.0,
+        peers_most: int = 1024,
+    ) -> None:
+        """`draw` returns a new secret string each time; it is the machine's only randomness."""
+        self._draw = draw
+        self._alive_s, self._silent_s, self._peers_most = alive_s, silent_s, peers_most
+        self.groups: dict[int, GroupMachine] = {}
+        self._emptied: dict[int, GroupRecord] = {}  # groups without peers: the state that they agreed on last
+        self._where: dict[int, tuple[int, str]] = {}  # connection -> group, peer
+        self._heard: dict[int, float] = {}
+        self._spoke_at = 0.0
+
+    def restore(self, records: Iterable[Record], now: float, grace_s: float) -> None:
+        """Take up where a journal ends. Its members have `grace_s` seconds to return.
+
+        The caller then replaces the journal by `records`, so that a second restart knows of this one.
+        """
+        last: dict[int, GroupRecord] = {}
+        decided: dict[int, dict[int, None]] = {}
+        for record in records:
+            if isinstance(record, Decided):
+                decided.setdefault(record.group, {})[record.seq] = None
+            else:
+                last[record.number] = record
+        for number, record in last.items():
+            if record.emptied and not record.ring:
+                self._emptied[number] = record
+                continue
+            group = self._group(number)
+            group.operations.decided = decided.get(number, {})
+            desk = group.desk
+            # Operations may have begun after the last record: leave their numbers behind.
+            desk.seq = ((max([record.seq, *group.operations.decided]) >> 32) + 1) << 32
+            desk.key, desk.epoch, desk.revision = record.key, record.epoch, record.revision
+            desk.content, desk.emptied = record.content, record.emptied
+            desk.counts, desk.pending = record.counts, record.pending
+            for member in record.ring:
+                known = Peer(member.info, member.secret, member.digests, None, return_by=now + grace_s)
+                known.doing = "away since the master was restarted"
+                desk.peers[member.info.peer] = known
+                desk.ring.append(member.info.peer)
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """See `core.machine.Machine.handle`."""
+        return self._tidy(self._decide(event, now))
+
+    def _decide(self, event: Event, now: float) -> list[Instruction]:
+        match event:
+            case Received(connection, message, seen_host):
+                self._heard[connection] = now
+                if isinstance(message, m.Register):
+                    return self._register(connection, message, seen_host, now)
+                if connection not in self._where:
+                    return self._reject(connection, f"expected Register first, found {type(message).__name__}")
+                number, peer = self._where[connection]
+                if isinstance(message, m.Alive):
+                    return []
+                if isinstance(message, m.Leave):
+                    del self._where[connection]
+                    return [*self.groups[number].request(peer, message, now), Close(connection, "it left")]
+                return self.groups[number].request(peer, message, now)
+            case Closed(connection, reason):
+                self._heard.pop(connection, None)
+                number, peer = self._where.pop(connection, (0, ""))
+                return self.groups[number].lose(peer, reason, now) if peer else []
+            case Solved():
+                return self.groups[event.group].solved(event, now) if event.group in self.groups else []
+            case Tick():
+                return self._tick(now)
+
+    def next_deadline(self) -> float | None:
+        """See `core.machine.Machine.next_deadline`."""
+        times = [group.next_deadline() for group in self.groups.values()]
+        times += [heard + self._silent_s for heard in self._heard.values()]
+        if self._where:
+            times.append(self._spoke_at + self._alive_s)
+        first = min(times, default=math.inf)
+        return None if math.isinf(first) else first
+
+    def records(self) -> list[Record]:
+        """Return a journal that says all there is to say."""
+        out: list[Record] = list(self._emptied.values())
+        for group in self.groups.values():
+            out.append(group.desk.record())
+            out.extend(Decided(group.desk.number, seq) for seq in group.operations.decided)
+        return out
+
+    # --- inside
+
+    def _tick(self, now: float) -> list[Instruction]:
+        out: list[Instruction] = []
+        for connection, heard in list(self._heard.items()):
+            if now >= heard + self._silent_s:
+                del self._heard[connection]
+                reason = f"was silent for {now - heard:.1f} s"
+                number, peer = self._where.pop(connection, (0, ""))
+                out.append(Send(connection, m.Removed(reason=f"it {reason}")))
+                out.append(Close(connection, reason))
+                if peer:
+                    out += self.groups[number].lose(peer, reason, now)
+        for group in self.groups.values():
+            out += group.tick(now)
+        if now >= self._spoke_at + self._alive_s:
+            self._spoke_at = now
+            out += [Send(connection, m.Alive()) for connection in self._where]
+        return out
+
+    def _register(self, connection: int, hello: m.Register, seen_host: str, now: float) -> list[Instruction]:
+        if connection in self._where:
+            return self._reject(connection, "it registered twice")
+        if hello.protocol != m.PROTOCOL:
+            text = f"protocol versions differ: the master speaks {m.PROTOCOL}, the peer {hello.protocol}; "
+            return self._reject(connection, text + "upgrade planetary on the older side")
+        if not 0 <= hello.group < 2**32 or not 0 < len(hello.name) <= _NAME_MOST or not 0 < hello.port < 65536:
+            return self._reject(connection, "a registration needs a group of 32 bits, a name and a port")
+        if sum(len(group.desk.peers) for group in self.groups.values()) >= self._peers_most and not hello.peer:
+            return self._reject(connection, f"the master has its {self._peers_most} peers")
+        if len(self._emptied) >= _EMPTIED_MOST and hello.group not in (*self.groups, *self._emptied):
+            return self._reject(connection, f"the master remembers the states of {len(self._emptied)} groups already")
+        group = self._group(hello.group)
+        peers, host = group.desk.peers, hello.host or seen_host
+        if hello.peer:
+            known = peers.get(hello.peer)
+            if known is None or known.secret != hello.secret:
+                return self._reject(connection, "the master does not know this peer any more; register as a new one")
+            old = known.connection
+            known.connection = connection
+            self._where[connection] = (hello.group, hello.peer)
+            answer = m.Registered(
+                peer=hello.peer, secret=known.secret, alive_s=self._alive_s, silent_s=self._silent_s, member=True
+            )
+            out: list[Instruction] = [Send(connection, answer), *group.returned(hello.peer, hello.undecided)]
+            if old is not None:
+                self._where.pop(old, None)
+                self._heard.pop(old, None)
+                out.append(Close(old, "it came back over another connection"))
+            return out
+        other = next((known.info for known in peers.values() if is_loopback(known.info.host)), None)
+        if is_loopback(host) != (other is not None) and peers:
+            return self._reject(
+                connection,
+                f"bulk data for this peer would go to {host}, which is not reachable from all members (one is at "
+                f"{next(iter(peers.values())).info.host}): loopback and network addresses do not mix. Connect "
+                "every peer by the master's network address, or give advertise=",
+            )
+        peer, secret = self._draw(), self._draw()
+        info = m.PeerInfo(peer, hello.name, host, hello.port, hello.machine, hello.certificate)
+        peers[peer] = Peer(info, secret, hello.digests, connection, doing="registered, not admitted", since=now)
+        self._where[connection] = (hello.group, peer)
+        return [
+            Send(
+                connection,
+                m.Registered(peer=peer, secret=secret, alive_s=self._alive_s, silent_s=self._silent_s),
+            )
+        ]
+
+    def _reject(self, connection: int, reason: str) -> list[Instruction]:
+        return [Send(connection, m.Rejected(reason=reason)), Close(connection, reason)]
+
+    def _group(self, number: int) -> GroupMachine:
+        group = self.groups.get(number)
+        if group is None:
+            group = self.groups[number] = GroupMachine(number, self._draw, self._everyone)
+            if (last := self._emptied.pop(number, None)) is not None:
+                desk = group.desk
+                desk.epoch, desk.seq = last.epoch, last.seq
+                desk.revision, desk.content, desk.emptied = last.revision, last.content, True
+        return group
+
+    def _everyone(self) -> tuple[int, int, int]:
+        sizes = [len(group.desk.ring) for group in self.groups.values() if group.desk.ring]
+        return sum(sizes), len(sizes), max(sizes, default=0)
+
+    def _tidy(self, out: list[Instruction]) -> list[Instruction]:
+        """Forget the connections that a group closed, and groups without peers."""
+        for instruction in out:
+            if isinstance(instruction, Close):
+                self._where.pop(instruction.connection, None)
+                self._heard.pop(instruction.connection, None)
+        for number in [number for number, group in self.groups.items() if not group.desk.peers]:
+            desk = self.groups.pop(number).desk
+            rest = GroupRecord(
+                number, desk.key, desk.epoch, desk.seq, desk.revision, m.Counts(), False, (), desk.content, desk.emptied
+            )
+            out.append(Append(rest))
+            if desk.emptied:
+                self._emptied[number] = rest
+        return out
+
+
+__all__ = ["MasterMachine", "Tick"]

@@ -1,0 +1,346 @@
+"""A peer of a group, as its user sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from planetary.collectives.peer import peer_events as e
+from planetary.collectives.peer.active_calls import ActiveSync, Job
+from planetary.collectives.peer.peer_calls import PeerCalls
+from planetary.collectives.peer.work import Work
+from planetary.collectives.protocol.errors import AbortedError
+from planetary.collectives.protocol.options import Quantization, ReduceOp, Spec, SyncStrategy
+from planetary.collectives.reduction import quantise
+from planetary.collectives.reduction.elements import Flat
+from planetary.collectives.reduction.ring_plan import split
+from planetary.collectives.transport.shared_state import SharedState, SyncInfo
+from planetary.core.errors import PlanetaryError, UserError
+
+
+class Communicator(PeerCalls):
+    """One peer of a group. Also a context manager: connects on entry, leaves on exit. Thread-safe.
+
+    The methods that take `timeout_s` wait that long for the other peers to make the same call, and then fail with
+    the names of who did not come (`StragglerError`).
+    """
+
+    # --- membership
+
+    @property
+    def rank(self) -> int:
+        """The own place in the ring; -1 before admission. It can change with every loss or admission."""
+        return self._rank
+
+    @property
+    def global_world_size(self) -> int:
+        """Number of members of all groups, as of the last change or vote of this group."""
+        return self._topology.world if self._topology is not None else 0
+
+    @property
+    def group_count(self) -> int:
+        """Number of groups with members, as of the last change or vote of this group."""
+        return self._topology.groups if self._topology is not None else 0
+
+    @property
+    def largest_group_size(self) -> int:
+        """Members of the largest group, as of the last change or vote of this group."""
+        return self._topology.largest if self._topology is not None else 0
+
+    @property
+    def peer_names(self) -> tuple[str, ...]:
+        """Names of the members, by rank."""
+        return tuple(info.name for info in self._topology.ring) if self._topology is not None else ()
+
+    def update_topology(self, *, min_world_size: int = 1, timeout_s: float | None = None) -> None:
+        """Admit the newcomers that wait, or, as a newcomer, wait to be admitted. All members call it.
+
+        With `min_world_size` it returns when the group has as many members. Raises `StragglerError`, or
+        `TooFewPeersError` when they did not come in time.
+        """
+        self._no_operation("update_topology")
+        self._blocking("update_topology", lambda call, limit: e.CallVote(call, limit, min_world_size), timeout_s)
+
+    def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
+        """Whether newcomers wait to be admitted: the same answer on all members, all of which call it.
+
+        Collectives may go on meanwhile.
+        """
+        return bool(self._blocking("are_peers_pending", e.CallPending, timeout_s))
+
+    def optimize_topology(self, *, timeout_s: float | None = None) -> float:
+        """Measure the links that are not known yet and find a better ring; it is used from the next vote on.
+
+        Returns how many times shorter a pass is expected to take; 1 when the ring stays. All members call it.
+        """
+        self._no_operation("optimize_topology")
+        return float(self._blocking("optimize_topology", e.CallOptimize, timeout_s))
+
+    # --- collectives
+
+    def all_reduce(
+        self,
+        array: Any,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        out: Any = None,
+        tag: int = 0,
+        quantization: Quantization | None = None,
+        verify: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Combine the arrays of all peers elementwise, in place or into `out`; return the one that was written.
+
+        When peers are lost, it is tried again with those that are left until `timeout_s` seconds have passed.
+        On failure `array` holds what it held before on every peer; `out` may hold anything.
+
+        Raises `AbortedError` (`PeerLostError`), `StragglerError`, `DisagreementError`, `TooFewPeersError`, or
+        `UserError` for arrays and options that cannot work.
+        """
+        return self._with_retry(
+            timeout_s,
+            lambda limit: self.all_reduce_async(
+                array, op=op, out=out, tag=tag, quantization=quantization, verify=verify, timeout_s=limit
+            ),
+        )
+
+    def all_reduce_async(
+        self,
+        array: Any,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        out: Any = None,
+        tag: int = 0,
+        quantization: Quantization | None = None,
+        verify: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Begin an `all_reduce`; several run at once under different tags. `wait` returns the written array.
+
+        Without retries. The arrays must not be used until `wait` has returned.
+        """
+        op = ReduceOp(op)
+        source = Flat(array, writable=out is None, what="the array to reduce")
+        target = source if out is None else Flat(out, writable=True, what="out")
+        if target.dtype != source.dtype or len(target.flat) != len(source.flat):
+            raise UserError(
+                f"out must have {len(source.flat)} elements of {source.dtype}, "
+                f"it has {len(target.flat)} of {target.dtype}"
+            )
+        if quantization is not None:
+            quantise.check(quantization, source.dtype, op)
+        spec = Spec(
+            kind="all_reduce",
+            dtype=source.dtype,
+            count=len(source.flat),
+            piece=self._piece(source.flat, source.dtype),
+            op=op,
+            bits=quantization.bits if quantization is not None else 0,
+            algorithm=quantization.algorithm if quantization is not None else "",
+            verify=verify,
+        )
+        in_place = target is source and not source.copied
+
+        def finish(rank: int, world: int) -> Any:
+            target.write_back()
+            return array if out is None else out
+
+        job = Job(spec=spec, tag=tag, source=source.flat, work=target.flat, in_place=in_place, finish=finish)
+        return self._start(job, timeout_s)
+
+    def all_reduce_many(
+        self,
+        arrays: Sequence[Any],
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        outs: Sequence[Any] | None = None,
+        max_in_flight: int = 4,
+        first_tag: int = 0,
+        quantization: Quantization | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """`all_reduce` of several arrays, `max_in_flight` at a time; those that fail by a loss are tried again.
+
+        Uses the tags from `first_tag` on. Results of one call may differ in how many peers took part when one is
+        lost in between.
+        """
+        if max_in_flight < 1:
+            raise UserError(f"max_in_flight must be 1 at least, found {max_in_flight}")
+        if outs is not None and len(outs) != len(arrays):
+            raise UserError(f"outs must have one array for each of the {len(arrays)}, it has {len(outs)}")
+        deadline = time.monotonic() + self._limit(timeout_s)
+        left = list(range(len(arrays)))
+        running: dict[int, Work] = {}
+        try:
+            while left:
+                # Always the lowest ones that are left: so every peer gets to the same ones, in whatever order it
+                # learns of their ends.
+                for index in left[:max_in_flight]:
+                    if index not in running:
+                        running[index] = self.all_reduce_async(
+                            arrays[index],
+                            op=op,
+                            out=None if outs is None else outs[index],
+                            tag=first_tag + index,
+                            quantization=quantization,
+                            timeout_s=max(deadline - time.monotonic(), 0.001),
+                        )
+                index = left[0]
+                try:
+                    running[index].wait()
+                    left.pop(0)
+                except AbortedError:
+                    if time.monotonic() >= deadline or not self._usable:
+                        raise
+                del running[index]
+        finally:
+            for work in running.values():
+                with contextlib.suppress(PlanetaryError):
+                    work.wait()
+
+    def reduce_scatter(
+        self, array: Any, *, op: ReduceOp = ReduceOp.SUM, tag: int = 0, timeout_s: float | None = None
+    ) -> np.ndarray:
+        """Combine as `all_reduce` and return this peer's share, a flat array.
+
+        Rank r has the r-th of `world_size` runs; the first ones are longer by one where it does not divide. bfloat16
+        is returned as its bits in uint16.
+        """
+        source = Flat(array, writable=False, what="the array to reduce")
+        spec = Spec(
+            kind="reduce_scatter",
+            dtype=source.dtype,
+            count=len(source.flat),
+            piece=self._piece(source.flat, source.dtype),
+            op=ReduceOp(op),
+        )
+        work_array = np.empty_like(source.flat)
+
+        def share(rank: int, world: int) -> np.ndarray:
+            start, stop = split(len(work_array), world)[rank]
+            return (work_array if world > 1 else source.flat)[start:stop].copy()
+
+        job = Job(spec=spec, tag=tag, source=source.flat, work=work_array, in_place=False, finish=share)
+        return self._with_retry(timeout_s, lambda limit: self._start(job, limit))
+
+    def all_gather(self, array: Any, *, tag: int = 0, timeout_s: float | None = None) -> np.ndarray:
+        """Return the arrays of all peers, [world_size, *shape], by rank. All have the same shape and type.
+
+        bfloat16 is returned as its bits in uint16.
+        """
+        source = Flat(array, writable=False, what="the array to gather")
+
+        def start(limit: float) -> Work:
+            world = self.world_size
+            gathered = np.empty(world * len(source.flat), source.flat.dtype)
+            spec = Spec(
+                kind="all_gather", dtype=source.dtype, count=len(gathered), piece=self._piece(gathered, source.dtype)
+            )
+
+            def prepare(rank: int, size: int) -> None:
+                if size != world:
+                    raise AbortedError("all_gather: a peer was lost before it began")
+                gathered[rank * len(source.flat) : (rank + 1) * len(source.flat)] = source.flat
+
+            def finish(rank: int, size: int) -> np.ndarray:
+                return gathered.reshape(world, *source.shape)
+
+            job = Job(
+                spec=spec,
+                tag=tag,
+                source=gathered,
+                work=gathered,
+                in_place=False,
+                finish=finish,
+                prepare=prepare,
+            )
+            return self._start(job, limit)
+
+        return self._with_retry(timeout_s, start)
+
+    def broadcast(self, array: Any, root: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
+        """Copy the array of rank `root` into everybody's, in place; return it. Restored when it fails.
+
+        It is tried again after a loss, unless the root itself is lost.
+        """
+        flat = Flat(array, writable=root != self.rank, what="the array to receive into")
+        ring = self._topology.ring if self._topology is not None else ()
+        if not 0 <= root < len(ring):
+            raise UserError(f"broadcast: the root must be a rank below {len(ring)}, found {root}")
+        spec = Spec(
+            kind="broadcast",
+            dtype=flat.dtype,
+            count=len(flat.flat),
+            piece=self._piece(flat.flat, flat.dtype),
+            root=ring[root].peer,
+        )
+
+        receives = self._peer_id != spec.root
+
+        def finish(rank: int, world: int) -> Any:
+            if receives:
+                flat.write_back()
+            return array
+
+        job = Job(
+            spec=spec,
+            tag=tag,
+            source=flat.flat,
+            work=flat.flat,
+            in_place=receives and not flat.copied,
+            finish=finish,
+        )
+        return self._with_retry(timeout_s, lambda limit: self._start(job, limit))
+
+    def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> None:
+        """Return when all members have called it."""
+        nothing = np.empty(0, np.uint8)
+        spec = Spec(kind="barrier", dtype="ui8")
+        job = Job(spec=spec, tag=tag, source=nothing, work=nothing, in_place=False, finish=lambda rank, world: None)
+        self._with_retry(timeout_s, lambda limit: self._start(job, limit))
+
+    # --- shared state
+
+    def sync_shared_state(
+        self,
+        state: SharedState | Mapping[str, Any],
+        *,
+        strategy: SyncStrategy = SyncStrategy.ENFORCE_POPULAR,
+        restart: bool = False,
+        timeout_s: float | None = None,
+    ) -> SyncInfo:
+        """Make the state bit-identical on all members: the popular content of the newest revision wins.
+
+        A group that lost all its members goes on only from the state that they agreed on last, which the master
+        remembers by revision and digest: members come back with a checkpoint of it, or of the revision after it. With
+        `restart`, on every peer that offers a state, they may begin with any other one.
+
+        `state` is a `SharedState`, or a mapping of names to arrays whose revision is counted here: one per call.
+        The arrays must not change meanwhile. On failure they are as before on every peer. Raises `RemovedError` when
+        this peer broke a rule, and otherwise as `all_reduce`.
+        """
+        self._no_operation("sync_shared_state")
+        counted = not isinstance(state, SharedState)
+        if not isinstance(state, SharedState):
+            state = SharedState(state, revision=0 if self._revision is None else self._revision + 1)
+        offered, kind = state, SyncStrategy(strategy)
+
+        def start(limit: float) -> Work:
+            topology = self._topology
+            if topology is None:
+                raise UserError("sync_shared_state: this peer is not admitted; call update_topology first")
+            offered.refresh()
+            work = Work("sync_shared_state")
+            work.begun = ActiveSync(self, offered, topology).begin
+            entries = offered.entries(topology.digest)
+            self._launch(work, lambda call: e.CallSync(call, limit, offered.revision, kind, entries, restart))
+            return work
+
+        info: SyncInfo = self._with_retry(timeout_s, start)
+        if counted:
+            self._revision = info.revision
+        return info

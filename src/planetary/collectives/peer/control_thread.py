@@ -1,0 +1,87 @@
+"""The thread of a peer that hears what the master says, lets deadlines pass, and dials a master that was restarted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from planetary.collectives.peer import peer_events as e
+from planetary.collectives.peer.peer_machine import PeerMachine
+from planetary.collectives.transport.control_stream import ControlStream
+from planetary.core.errors import ClosedError, PeerError, PlanetaryError
+
+if TYPE_CHECKING:
+    from planetary.collectives.peer.peer_shell import PeerShell
+
+log = logging.getLogger(__name__)
+
+_WATCH_S = 0.2
+_REDIAL_S = 0.05
+_DIAL_MOST_S = 1.0
+
+
+class ControlThread:
+    """Serves one machine until the master is lost for good, or the peer was closed or connected anew."""
+
+    def __init__(self, owner: PeerShell, machine: PeerMachine, stream: ControlStream) -> None:
+        """`stream` is connected."""
+        self._owner, self._machine, self._stream = owner, machine, stream
+
+    def start(self) -> None:
+        """Begin; nobody waits for its end."""
+        threading.Thread(target=self._run, name="planetary ring control", daemon=True).start()
+
+    @property
+    def _serving(self) -> bool:
+        return self._machine.error is None and not self._owner._closing
+
+    def _run(self) -> None:
+        try:
+            while self._owner._machine is self._machine and self._serving:
+                try:
+                    self._listen()
+                except (PlanetaryError, OSError) as error:
+                    self._stream.close()
+                    self._owner._handle(e.Disconnected(str(error)))
+                if self._serving and self._machine.state == "away" and not self._dial_again():
+                    return
+        except Exception as error:
+            log.exception("the control thread failed")
+            self._stream.close()
+            self._owner._fail_all(ClosedError(f"internal error of the communicator: {type(error).__name__}: {error}"))
+            raise
+
+    def _listen(self) -> None:
+        owner, machine = self._owner, self._machine
+        while owner._machine is machine and self._serving:
+            for message in self._stream.receive(self._until_next()):
+                owner._handle(e.FromMasterReceived(message))
+            owner._watch()
+            deadline = machine.next_deadline()
+            if deadline is not None and deadline <= time.monotonic():
+                owner._handle(e.PeerTick())
+            if machine.state == "away":
+                raise PeerError("the master was silent")
+
+    def _dial_again(self) -> bool:
+        owner = self._owner
+        while self._serving:
+            try:
+                self._stream = owner.dial(_DIAL_MOST_S)
+            except (PlanetaryError, OSError) as error:
+                log.debug("reconnecting to the master: %s", error)
+                time.sleep(_REDIAL_S)
+                owner._handle(e.PeerTick())
+            else:
+                with owner._lock:
+                    owner._stream = self._stream
+                owner._handle(e.Connected())
+                return True
+        return False
+
+    def _until_next(self) -> float:
+        deadline = self._machine.next_deadline()
+        wait = _WATCH_S if self._owner._active else 1.0
+        return wait if deadline is None else min(wait, max(deadline - time.monotonic(), 0.0))

@@ -1,0 +1,274 @@
+"""One collective on one peer: its buffers and its place in the ring, without sockets.
+
+A shell begins it, hands it every piece that arrives, and sends what it says. The caller's array can be restored
+until `commit`: what is overwritten in place was saved first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planetary.collectives.protocol.options import QuantizationAlgorithm, ReduceOp, Spec
+from planetary.collectives.reduction import kernels, quantise
+from planetary.collectives.reduction.buffers import BufferPool
+from planetary.collectives.reduction.elements import TYPES, narrow_bf16, raw, widen_bf16
+from planetary.collectives.reduction.guard import Guard
+from planetary.collectives.reduction.ring_plan import Action, RingPlan
+from planetary.core.errors import LocalProtocolError, RemoteProtocolError
+
+_BYTES = np.dtype(np.uint8)
+PIECES = 32
+PIECE_LEAST, PIECE_LARGEST = 1 << 20, 2 << 20
+
+
+def piece_elements(dtype: str, piece_bytes: int) -> int:
+    """Elements of a piece: whole quantisation blocks, so that pieces can be encoded one by one."""
+    return max(piece_bytes // TYPES[dtype].itemsize // quantise.BLOCK, 1) * quantise.BLOCK
+
+
+def good_piece_bytes(nbytes: int) -> int:
+    """Return the size of pieces for a tensor: few enough that each one's cost is small, enough to overlap."""
+    return min(max(nbytes // PIECES, PIECE_LEAST), PIECE_LARGEST)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A piece to send to the successor in the ring."""
+
+    stage: int
+    index: int
+    data: memoryview | None  # of the working array, or of an encoded piece; None: `Operation.payload` encodes it
+
+
+class Operation(Guard):
+    """Buffers and progress of one collective.
+
+    Every access to the working array from another thread is guarded; see `Guard`.
+
+    Attributes:
+        source: flat array of this peer's contribution; may be `work`.
+        work: flat array that becomes the result.
+        sent, received: bytes of pieces so far.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        plan: RingPlan,
+        source: np.ndarray,
+        work: np.ndarray,
+        backup: np.ndarray | None,
+        *,
+        pool: BufferPool | None = None,
+    ) -> None:
+        """`backup`, like `work`, is given when `work` holds what must be restorable. Encoded pieces are in `pool`."""
+        super().__init__()
+        self.spec, self.plan, self.source, self.work = spec, plan, source, work
+        self._backup = backup
+        self._saved: list[tuple[int, int]] = []
+        self._arrived: set[tuple[int, int]] = set()
+        self._expected = plan.expected()
+        self._op = ReduceOp(spec.op) if spec.op else ReduceOp.SUM
+        self._algorithm = QuantizationAlgorithm(spec.algorithm) if spec.bits else None
+        # In all_reduce the first `world` stages write each chunk for the first time; later ones need no copy.
+        self._saves_until = plan.world if spec.kind == "all_reduce" else len(plan.chunks) + plan.world
+        self._announced = False
+        self._pool = pool or BufferPool(0)
+        self._lent: list[np.ndarray] = []
+        self.sent = self.received = 0
+        self._bytes = raw(work)
+        self._source_bytes = raw(source)
+
+    # --- progress
+
+    @property
+    def complete(self) -> bool:
+        """Whether every piece has arrived and was taken."""
+        return len(self._arrived) == self._expected
+
+    def announce(self) -> bool:
+        """Whether the operation is complete and nobody was told so yet; true once."""
+        with self._condition:
+            first = self.complete and not self._announced
+            self._announced |= first
+            return first
+
+    def begin(self) -> list[Outgoing]:
+        """Return what is sent without waiting for anything."""
+        chunk = self.plan.first
+        if chunk is None:
+            return []
+        out = []
+        for index in range(self.plan.pieces(chunk)):
+            # Encoding takes time: the thread that sends does it, piece by piece.
+            data = None if self.spec.bits else self._view(self._source_bytes, *self.plan.bounds(chunk, index))
+            out.append(Outgoing(0, index, data))
+        return out
+
+    def payload(self, outgoing: Outgoing) -> memoryview:
+        """Return the bytes of a piece to send. The caller holds `enter`."""
+        if outgoing.data is not None:
+            return outgoing.data
+        chunk = self.plan.first
+        if chunk is None or outgoing.stage:
+            raise LocalProtocolError("only the first chunk is encoded when it is sent")
+        start, stop = self.plan.bounds(chunk, outgoing.index)
+        return self._encoded(self.source[start:stop])
+
+    def wire_bytes(self, stage: int, index: int) -> int:
+        """Bytes of a piece that arrives. Raises `RemoteProtocolError` when no such piece is due."""
+        self.plan.check(stage, index)
+        if (stage, index) in self._arrived:
+            raise RemoteProtocolError(f"piece {index} of stage {stage} came twice")
+        start, stop = self.plan.bounds(self.plan.chunk(stage), index)
+        if self.spec.bits:
+            return quantise.encoded_bytes(stop - start, self.spec.bits)
+        return (stop - start) * self.work.itemsize
+
+    def target(self, stage: int, index: int) -> memoryview | None:
+        """Where a piece may be received straight into; None when it must be combined or decoded first.
+
+        What stands there is saved before. The caller holds `enter` for every access.
+        """
+        if self.spec.bits or self.plan.action(stage) is not Action.STORE:
+            return None
+        start, stop = self.plan.bounds(self.plan.chunk(stage), index)
+        self._save(stage, start, stop)
+        return self._view(self._bytes, start, stop)
+
+    def reduces(self, stage: int) -> bool:
+        """Whether a piece may be taken part by part, with `reduce_part`."""
+        return not self.spec.bits and self.plan.action(stage) is not Action.STORE
+
+    def reduce_part(self, stage: int, index: int, offset: int, data: memoryview) -> None:
+        """Combine a part of a piece, `offset` bytes after its beginning, with the own one. In whole elements."""
+        start, _ = self.plan.bounds(self.plan.chunk(stage), index)
+        start += offset // self.work.itemsize
+        other = np.frombuffer(data, self.work.dtype)
+        stop = start + len(other)
+        own = self.work[start:stop]
+        self._save(stage, start, stop)
+        kernels.combine(self._op, self.spec.dtype, self.source[start:stop], other, own)
+        if self.plan.action(stage) is Action.FINISH:
+            kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
+
+    def arrived(self, stage: int, index: int, data: memoryview | None) -> Outgoing | None:
+        """Take a whole piece; return what to pass on.
+
+        `data` is None when it is in its `target` already, or was taken by `reduce_part` from beginning to end. The
+        memory of `data` may be used again afterwards.
+        """
+        plan = self.plan
+        action = plan.action(stage)
+        start, stop = plan.bounds(plan.chunk(stage), index)
+        own = self.work[start:stop]
+        passed: memoryview = self._view(self._bytes, start, stop)
+        if data is not None and self.spec.bits:
+            self._save(stage, start, stop)
+            passed = self._take_encoded(action, self.source[start:stop], own, data)
+            if action is Action.STORE and plan.forwards(stage):  # as it came: its memory is used again
+                kept = self._memory(len(data))
+                np.copyto(kept, np.frombuffer(data, np.uint8))
+                passed = kept.data
+        elif data is not None and action is Action.STORE:
+            self._save(stage, start, stop)
+            own.view(np.uint8)[...] = np.frombuffer(data, np.uint8)  # unlike a memoryview, lets others run
+        elif data is not None:
+            self.reduce_part(stage, index, 0, data)
+        with self._condition:
+            self.received += len(passed)
+            self._arrived.add((stage, index))
+        if not plan.forwards(stage):
+            return None
+        return Outgoing(stage + 1, index, passed)
+
+    def count_sent(self, nbytes: int) -> None:
+        """A piece is about to be sent, by one of several threads."""
+        with self._condition:
+            self.sent += nbytes
+
+    def close(self) -> None:
+        """See `Guard.close`."""
+        super().close()
+        # What is still on its way is of an operation that failed on all: it may become anything.
+        while self._lent:
+            self._pool.give(self._lent.pop())
+
+    def restore(self) -> None:
+        """After `close`: put back what the caller's array held."""
+        if self._backup is not None:
+            for start, stop in self._saved:
+                self.work[start:stop] = self._backup[start:stop]
+
+    # --- inside
+
+    def _view(self, data: memoryview, start: int, stop: int) -> memoryview:
+        size = self.work.itemsize
+        return data[start * size : stop * size]
+
+    def _save(self, stage: int, start: int, stop: int) -> None:
+        if self._backup is not None and stage < self._saves_until:
+            self._backup[start:stop] = self.work[start:stop]
+            with self._condition:
+                self._saved.append((start, stop))
+
+    def _take_encoded(self, action: Action, source: np.ndarray, own: np.ndarray, data: memoryview) -> memoryview:
+        """Decode, combine and encode; return the encoding of what `own` is now."""
+        if action is Action.STORE:
+            if self.spec.dtype == "f32":
+                quantise.decode(data, self.spec.bits, own)
+            else:
+                _store_wide(self._decoded(data, len(own)), self.spec.dtype, own)
+            return data
+        finishes = action is Action.FINISH
+        if self.spec.dtype == "f32" and self._op in (ReduceOp.SUM, ReduceOp.AVG):
+            assert self._algorithm is not None
+            divisor = (self.plan.world if self._op is ReduceOp.AVG else 1) if finishes else None
+            encoded = self._memory(len(data)).data
+            quantise.add_encode(data, self.spec.bits, self._algorithm, source, own, encoded=encoded, divisor=divisor)
+            return encoded
+        other = self._decoded(data, len(own))
+        if self.spec.dtype != "f32":
+            wide, other = other, np.empty_like(own)
+            _store_wide(wide, self.spec.dtype, other)
+        kernels.combine(self._op, self.spec.dtype, source, other, own)
+        if finishes:
+            kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
+        encoded = self._encoded(own)
+        if finishes:  # the owner keeps what the others will decode, not what it knows better
+            _store_wide(self._decoded(encoded, len(own)), self.spec.dtype, own)
+        return encoded
+
+    def _decoded(self, data: memoryview, count: int) -> np.ndarray:
+        wide = np.empty(count, np.float32)
+        quantise.decode(data, self.spec.bits, wide)
+        return wide
+
+    def _encoded(self, values: np.ndarray) -> memoryview:
+        out = self._memory(quantise.encoded_bytes(len(values), self.spec.bits)).data
+        self._encode(values, out)
+        return out
+
+    def _memory(self, nbytes: int) -> np.ndarray:
+        """Return memory for an encoded piece, until `close`: the successor may take it from where it lies."""
+        array = self._pool.take(nbytes, _BYTES)
+        with self._condition:
+            self._lent.append(array)
+        return array
+
+    def _encode(self, values: np.ndarray, out: memoryview) -> None:
+        assert self._algorithm is not None
+        if self.spec.dtype == "bf16":
+            values = widen_bf16(values)
+        quantise.encode(values.astype(np.float32, copy=False), self.spec.bits, self._algorithm, out)
+
+
+def _store_wide(wide: np.ndarray, dtype: str, out: np.ndarray) -> None:
+    """float32 [n] -> the element type."""
+    if dtype == "bf16":
+        narrow_bf16(wide, out)
+    else:
+        with np.errstate(over="ignore"):
+            out[...] = wide

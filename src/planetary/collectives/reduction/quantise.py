@@ -1,0 +1,243 @@
+"""Numbers in 4, 8 or 16 bits, per block of `BLOCK` elements, with two float32 for each block.
+
+An encoded run of n elements is the float32 [blocks, 2] of its blocks (offset, step) followed by the codes, uint8 or
+little-endian uint16 [n], or two codes of 4 bits per byte, the first in the low half. A code q stands for
+offset + q·step, computed in float32 as a product and then a sum, so every machine decodes the same bits.
+
+MIN_MAX: offset = min, step = (max − min) / (2^bits − 1). The codes cover the block exactly.
+ZERO_POINT_SCALE: step = 12σ / (2^bits − 1), σ the block's standard deviation, centred on the mean rounded to whole
+steps, so that 0 is a code's exact value; what lies beyond ±6σ saturates.
+Codes are rounded to nearest, ties to even: no bias.
+
+Where numba is installed the loops are `quantise_kernels`'; the bits are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+
+import numpy as np
+
+from planetary.collectives.protocol.options import Quantization, QuantizationAlgorithm, ReduceOp
+from planetary.core.errors import UserError
+
+BLOCK = 2048
+_HEAD = 8  # bytes of offset and step
+
+
+@functools.cache
+def compiled() -> ModuleType | None:
+    """Return `quantise_kernels`, or None where numba is not installed."""
+    try:
+        from planetary.collectives.reduction import quantise_kernels
+    except ImportError:
+        return None
+    return quantise_kernels
+
+
+def check(quantization: Quantization, dtype: str, op: str) -> None:
+    """Raise `UserError` for a combination that makes no sense."""
+    if quantization.bits not in (4, 8, 16):
+        raise UserError(f"quantization: expected 4, 8 or 16 bits, found {quantization.bits}")
+    if dtype not in ("f16", "bf16", "f32", "f64"):
+        raise UserError(
+            f"quantization of {dtype} elements: integers would lose their exactness; reduce them without quantization"
+        )
+    if quantization.algorithm is QuantizationAlgorithm.ZERO_POINT_SCALE and op in (
+        ReduceOp.PROD,
+        ReduceOp.MIN,
+        ReduceOp.MAX,
+    ):
+        raise UserError(f"ZERO_POINT_SCALE saturates outliers, which makes {op.upper()} wrong; use MIN_MAX")
+    _warm_up(quantization.bits)
+
+
+@functools.cache
+def _warm_up(bits: int) -> None:
+    """Have the loops compiled before an operation begins: it would look like a stall in the middle of one."""
+    if compiled() is not None:
+        values = np.ones(2, np.float32)
+        data = memoryview(bytearray(encoded_bytes(2, bits)))
+        encode(values, bits, QuantizationAlgorithm.MIN_MAX, data)
+        decode(data, bits, values)
+        decode_add(data, bits, values, values)
+        more = memoryview(bytearray(encoded_bytes(2, bits)))
+        add_encode(data, bits, QuantizationAlgorithm.MIN_MAX, values, values, encoded=more)
+
+
+def encoded_bytes(count: int, bits: int) -> int:
+    """Bytes of an encoded run of `count` elements."""
+    return -(-count // BLOCK) * _HEAD + -(-count * bits // 8)
+
+
+def encode(values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, out: memoryview) -> None:
+    """Encode float32 [n] into `out`, `encoded_bytes(n, bits)` long.
+
+    A block with a NaN or an infinity, or that spans more than float32 can hold, decodes to NaN throughout: a fault
+    stays visible on every peer.
+    """
+    count = len(values)
+    blocks = -(-count // BLOCK)
+    head = np.frombuffer(out[: blocks * _HEAD], np.float32).reshape(blocks, 2)
+    kernels = compiled()
+    if kernels is not None and algorithm is QuantizationAlgorithm.MIN_MAX:
+        _encode_compiled(kernels, np.ascontiguousarray(values), bits, head, out[blocks * _HEAD :])
+        return
+    codes = np.empty(count, np.uint16 if bits == 16 else np.uint8)
+    whole = count // BLOCK * BLOCK
+    _encode_blocks(
+        values[:whole].reshape(-1, BLOCK), bits, algorithm, head[: whole // BLOCK], codes[:whole].reshape(-1, BLOCK)
+    )
+    if whole < count:
+        _encode_blocks(values[None, whole:], bits, algorithm, head[-1:], codes[None, whole:])
+    if bits == 4:
+        codes = _pack(codes)
+    np.frombuffer(out[blocks * _HEAD :], np.uint8)[:] = codes.view(np.uint8)
+
+
+def decode(data: memoryview, bits: int, out: np.ndarray) -> None:
+    """Decode into float32 [n]."""
+    kernels = compiled()
+    if kernels is not None:
+        codes, head = _codes_compiled(kernels, data, bits, len(out))
+        kernels.store(codes, head, BLOCK, out)
+    else:
+        _decode(data, bits, out)
+
+
+def decode_add(data: memoryview, bits: int, own: np.ndarray, out: np.ndarray) -> None:
+    """Out ← own + decoded, float32 [n] each; `out` may be `own`."""
+    kernels = compiled()
+    if kernels is not None:
+        codes, head = _codes_compiled(kernels, data, bits, len(out))
+        kernels.add(codes, head, BLOCK, own, out)
+        return
+    wide = np.empty(len(own), np.float32)
+    _decode(data, bits, wide)
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.add(own, wide, out=out)
+
+
+def add_encode(
+    data: memoryview,
+    bits: int,
+    algorithm: QuantizationAlgorithm,
+    own: np.ndarray,
+    out: np.ndarray,
+    *,
+    encoded: memoryview,
+    divisor: int | None = None,
+) -> None:
+    """Out ← own + decoded, float32 [n] each, and encode that. `out` may be `own`.
+
+    With a `divisor` the sum is complete: it is divided, encoded, and becomes what the others will decode.
+    """
+    kernels = compiled()
+    if kernels is not None and algorithm is QuantizationAlgorithm.MIN_MAX:
+        blocks = -(-len(out) // BLOCK)
+        head = np.frombuffer(encoded[: blocks * _HEAD], np.float32).reshape(blocks, 2)
+        target = np.frombuffer(encoded[blocks * _HEAD :], "<u2" if bits == 16 else np.uint8)
+        codes = np.empty(len(out), np.uint8) if bits == 4 else target
+        received = _codes_compiled(kernels, data, bits, len(out))
+        how = (BLOCK, np.float32(2**bits - 1), np.float32(divisor or 1), divisor is not None)
+        kernels.add_encode(received, own, (out, out.view(np.int32)), how, (codes, head))
+        if bits == 4:
+            kernels.pack(codes, target)
+        return
+    decode_add(data, bits, own, out)
+    if divisor is not None and divisor != 1:
+        np.divide(out, np.float32(divisor), out=out)
+    encode(out, bits, algorithm, encoded)
+    if divisor is not None:
+        decode(encoded, bits, out)
+
+
+def _encode_compiled(kernels: ModuleType, values: np.ndarray, bits: int, head: np.ndarray, out: memoryview) -> None:
+    top = np.float32(2**bits - 1)
+    target = np.frombuffer(out, "<u2" if bits == 16 else np.uint8)
+    codes = np.empty(len(values), np.uint8) if bits == 4 else target
+    kernels.encode(values, values.view(np.int32), BLOCK, top, (codes, head))
+    if bits == 4:
+        kernels.pack(codes, target)
+
+
+def _codes_compiled(kernels: ModuleType, data: memoryview, bits: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return codes [n] and heads [blocks, 2]."""
+    # Some memory that pieces come in is read-only, and numba compiles its loops for read-only and for writable arrays
+    # separately. `_warm_up` cannot know which comes, so all of it is read-only: nothing is compiled in an operation.
+    data = data.toreadonly()
+    blocks = -(-count // BLOCK)
+    head = np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2)
+    codes = np.frombuffer(data[blocks * _HEAD :], "<u2" if bits == 16 else np.uint8)
+    if bits == 4:
+        packed, codes = codes, np.empty(count, np.uint8)
+        kernels.unpack(packed, codes)
+    return codes, head
+
+
+def _decode(data: memoryview, bits: int, out: np.ndarray) -> None:
+    count = len(out)
+    blocks = -(-count // BLOCK)
+    head = np.frombuffer(data[: blocks * _HEAD], np.float32).reshape(blocks, 2)
+    codes = np.frombuffer(data[blocks * _HEAD :], np.uint8)
+    if bits == 16:
+        codes = codes.view("<u2")
+    elif bits == 4:
+        codes = _unpack(codes, count)
+    whole = count // BLOCK * BLOCK
+    with np.errstate(invalid="ignore", over="ignore"):
+        for part, heads in ((slice(0, whole), head[: whole // BLOCK]), (slice(whole, count), head[whole // BLOCK :])):
+            if part.start < part.stop:
+                target = out[part].reshape(len(heads), -1)
+                np.multiply(codes[part].reshape(len(heads), -1), heads[:, 1:], out=target, casting="unsafe")
+                np.add(target, heads[:, :1], out=target)
+
+
+def _encode_blocks(
+    values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, head: np.ndarray, codes: np.ndarray
+) -> None:
+    """Values float32 [b, n] -> head float32 [b, 2], codes [b, n]."""
+    if not len(values):
+        return
+    top = np.float32(2**bits - 1)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        if algorithm is QuantizationAlgorithm.MIN_MAX:
+            low = values.min(axis=1)
+            # Halved first: the difference of two finite float32 can be infinite.
+            step = (values.max(axis=1) / top) - (low / top)
+            low = low + np.float32(0)  # of zeros of both signs any may be the least
+        else:
+            mean = values.mean(axis=1, dtype=np.float64)
+            sigma = values.std(axis=1, dtype=np.float64)
+            step = (12.0 * sigma / float(top)).astype(np.float32)
+            middle = np.float32(2 ** (bits - 1))
+            steps_to_mean = np.rint(np.where(step > 0, (mean / step), 0)).astype(np.float32)
+            low = np.where(step > 0, (steps_to_mean - middle) * step, mean.astype(np.float32))
+        broken = ~(np.isfinite(step * top) & np.isfinite(low + step * top))
+        low = np.where(broken, np.float32("nan"), low).astype(np.float32)
+        step = np.where(broken, np.float32(0), step).astype(np.float32)
+        head[:, 0], head[:, 1] = low, step
+        inverse = np.where(step > 0, np.float32(1) / step, np.float32(0))
+        inverse = np.where(np.isfinite(inverse), inverse, np.float32(0)).astype(np.float32)
+        scaled = values - low[:, None]
+        np.multiply(scaled, inverse[:, None], out=scaled)
+        np.rint(scaled, out=scaled)
+        np.clip(scaled, np.float32(0), top, out=scaled)  # saturates; also rounding may reach one too far
+        if broken.any():
+            scaled[broken] = 0
+        codes[...] = scaled
+
+
+def _pack(codes: np.ndarray) -> np.ndarray:
+    """uint8 [n] below 16 -> uint8 [ceil(n / 2)]."""
+    if len(codes) % 2:
+        codes = np.append(codes, np.uint8(0))
+    return codes[0::2] | (codes[1::2] << 4)
+
+
+def _unpack(packed: np.ndarray, count: int) -> np.ndarray:
+    codes = np.empty(len(packed) * 2, np.uint8)
+    np.bitwise_and(packed, 15, out=codes[0::2])
+    np.right_shift(packed, 4, out=codes[1::2])
+    return codes[:count]

@@ -1,0 +1,381 @@
+"""Receives bulk data from other peers: pieces of operations, requests for shared state, measurements."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from planetary.collectives.reduction.operation import Operation, Outgoing
+from planetary.collectives.transport.direct_memory import Borrower
+from planetary.collectives.transport.frames import (
+    ADDRESS,
+    HEADER_BYTES,
+    IN_SLOT,
+    INTRODUCTION_BYTES,
+    Answer,
+    Header,
+    Introduction,
+    ProbeRequest,
+    Request,
+    read_header,
+)
+from planetary.collectives.transport.near_handshake import accept_loan, accept_slots
+from planetary.collectives.transport.neighbours import near_options
+from planetary.collectives.transport.shared_memory import SlotReader
+from planetary.collectives.transport.shared_state import StateSession
+from planetary.collectives.transport.sockets import DataSocket, SocketOptions, prepare
+from planetary.core.errors import PeerError, PlanetaryError, RemoteProtocolError
+
+log = logging.getLogger(__name__)
+
+_INTRODUCTION_S = 10.0
+_COMMENCE_S = 10.0  # how much later than a neighbour this peer may learn that an operation began
+_SCRATCH = (1 << 20) + (64 << 10)  # also for a piece of 16 bits with its heads
+_PROBE_MOST = 64 << 20
+_FORGOTTEN_KEYS = 8
+
+
+class DataPlane:
+    """The listening side of a communicator.
+
+    `forward(seq, operation, outgoing)`, `complete(operation)`, `fault(peer, reason)` and `spoil(operation, peer, why)`
+    are called from its threads and must not block.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        tls: ssl.SSLContext | None,
+        options: SocketOptions,
+        connections_most: int,
+        stall_s: float,
+        forward: Callable[[int, Operation, Outgoing], None],
+        complete: Callable[[Operation], None],
+        fault: Callable[[str, str], None],
+        spoil: Callable[[Operation, str, str], None],
+    ) -> None:
+        """Start to accept."""
+        self._listener, self._tls, self._options = listener, tls, options
+        self._most, self._stall_s = connections_most, stall_s
+        self._forward, self._complete, self._fault, self._spoil = forward, complete, fault, spoil
+        self._condition = threading.Condition()
+        self._operations: dict[int, Operation] = {}
+        self._session: tuple[int, StateSession] | None = None
+        self._commenced = 0  # highest number of an operation that began
+        self._keys: list[str] = []
+        self._connections: set[DataSocket] = set()
+        self._closed = False
+        threading.Thread(target=self._accept, name="planetary ring accept", daemon=True).start()
+
+    # --- what the communicator tells it
+
+    def admit_key(self, key: str) -> None:
+        """Accept connections that show this secret."""
+        with self._condition:
+            if key not in self._keys:
+                self._keys = [*self._keys[1 - _FORGOTTEN_KEYS :], key]
+                self._condition.notify_all()
+
+    def begin(self, seq: int, operation: Operation) -> None:
+        """Pieces of this operation are welcome."""
+        with self._condition:
+            self._operations[seq] = operation
+            self._commenced = max(self._commenced, seq)
+            self._condition.notify_all()
+
+    def end(self, seq: int) -> None:
+        """What still comes of this operation is stale."""
+        with self._condition:
+            self._operations.pop(seq, None)
+
+    def serve(self, seq: int, session: StateSession | None) -> None:
+        """Answer requests for this shared state; None: no more."""
+        with self._condition:
+            self._session = (seq, session) if session is not None else None
+            self._commenced = max(self._commenced, seq)
+            self._condition.notify_all()
+
+    def restart_numbers(self) -> None:
+        """The group is a new one, in which operations are counted from the start."""
+        with self._condition:
+            self._commenced = 0
+
+    def close(self) -> None:
+        """Stop listening and close every connection."""
+        with self._condition:
+            self._closed = True
+            connections = list(self._connections)
+            self._condition.notify_all()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in connections:
+            connection.close()
+
+    # --- its threads
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                sock, address = self._listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                time.sleep(0.05)  # out of descriptors: others will close theirs
+                continue
+            if len(self._connections) >= self._most:
+                log.warning("refused a connection from %s: there are %d already", address[0], self._most)
+                sock.close()
+                continue
+            name = f"planetary ring receive from {address[0]}:{address[1]}"
+            threading.Thread(target=self._attend, args=(sock, str(address[0])), name=name, daemon=True).start()
+
+    def _attend(self, sock: socket.socket, where: str) -> None:
+        connection: DataSocket | None = None
+        peer = ""
+        try:
+            near = sock.getpeername()[0] == sock.getsockname()[0]
+            prepare(sock, near_options(self._options) if near else self._options)
+            if self._tls is not None:
+                sock.settimeout(_INTRODUCTION_S)
+                sock = self._tls.wrap_socket(sock, server_side=True)
+            connection = DataSocket(sock)
+            with self._condition:
+                self._connections.add(connection)
+            introduction = self._introduced(connection)
+            peer = introduction.peer if introduction.purpose == "ring" else ""
+            match introduction.purpose:
+                case "ring":
+                    if introduction.loan is None:
+                        self._receive_pieces(connection, accept_slots(connection, introduction))
+                    elif (borrower := accept_loan(connection, introduction.loan)) is not None:
+                        self._receive_lent(connection, peer, borrower)
+                    # Who is declined comes again another way.
+                case "state":
+                    self._serve_state(connection)
+                case "probe":
+                    self._answer_probes(connection)
+        except Exception as error:
+            if not isinstance(error, PlanetaryError | OSError | msgspec.MsgspecError):
+                log.exception("a connection from %s failed", where)
+            if not self._closed:
+                log.info("a connection from %s ended: %s", where, error)
+                if peer:
+                    self._fault(peer, f"receiving: {error}")
+        finally:
+            with self._condition:
+                if connection is not None:
+                    self._connections.discard(connection)
+            if connection is not None:
+                connection.close()
+            else:
+                sock.close()
+
+    def _introduced(self, connection: DataSocket) -> Introduction:
+        data = connection.read_block(INTRODUCTION_BYTES, _INTRODUCTION_S)
+        introduction = msgspec.json.decode(data, type=Introduction)
+
+        def known() -> bool:
+            return any(secrets.compare_digest(introduction.key.encode(), key.encode()) for key in self._keys)
+
+        with self._condition:
+            # A neighbour may have learned of the new ring, and its key, before this peer did.
+            if not self._condition.wait_for(lambda: known() or self._closed, _INTRODUCTION_S) or self._closed:
+                raise RemoteProtocolError("it showed no key of this group")
+        return introduction
+
+    def _receive_lent(self, connection: DataSocket, peer: str, borrower: Borrower) -> None:
+        frame = bytearray(HEADER_BYTES + ADDRESS.size)
+        scratch = memoryview(bytearray(_SCRATCH))
+        while True:
+            connection.read(memoryview(frame), None)  # idle between operations for as long as it takes
+            header = read_header(frame[:HEADER_BYTES])
+            self._take_lent(header, peer, borrower, ADDRESS.unpack_from(frame, HEADER_BYTES)[0], scratch)
+
+    def _receive_pieces(self, connection: DataSocket, slots: SlotReader | None) -> None:
+        head, slot = bytearray(HEADER_BYTES), bytearray(1)
+        scratch = memoryview(bytearray(_SCRATCH))
+        while True:
+            connection.read(memoryview(head), None)  # idle between operations for as long as it takes
+            header = read_header(head)
+            if header.stage & IN_SLOT:
+                if slots is None:
+                    raise RemoteProtocolError("a piece in shared memory was announced, of which there is none")
+                connection.read(memoryview(slot), self._stall_s)
+                self._take_slot(header._replace(stage=header.stage ^ IN_SLOT), slots.view(slot[0], header.length))
+                connection.write(self._stall_s, memoryview(slot))
+                continue
+            operation = self._find(header.seq)
+            if operation is None or not operation.enter():
+                self._discard(connection, header.length, scratch)
+                continue
+            try:
+                self._check(operation, header)
+                target = operation.target(header.stage, header.piece)
+            finally:
+                operation.leave()
+            data: memoryview | None = None
+            if target is not None:
+                taken = self._receive_into(connection, operation, target, scratch)
+            elif operation.reduces(header.stage):
+                taken = self._receive_reduced(connection, operation, header, scratch)
+            else:
+                data, taken = _enough(scratch, header.length), True
+                connection.read(data, self._stall_s)
+            if taken:
+                self._take(operation, header, data)
+
+    def _take_slot(self, header: Header, data: memoryview) -> None:
+        operation = self._find(header.seq)
+        if operation is None:
+            return
+        self._check(operation, header)
+        self._take(operation, header, data)
+
+    def _take_lent(self, header: Header, peer: str, borrower: Borrower, address: int, scratch: memoryview) -> None:
+        """Take a piece from where it lies in the memory of its sender."""
+        operation = self._find(header.seq)
+        if operation is None or not operation.enter():
+            return
+        data: memoryview | None = None
+        try:
+            self._check(operation, header)
+            target = operation.target(header.stage, header.piece)
+            if target is not None:
+                there = borrower.read(address, target)
+            elif operation.reduces(header.stage):
+                there = True
+                for done in range(0, header.length, len(scratch)):
+                    part = scratch[: min(header.length - done, len(scratch))]
+                    there = there and borrower.read(address + done, part)
+                    if there:
+                        operation.reduce_part(header.stage, header.piece, done, part)
+            else:
+                data = _enough(scratch, header.length)
+                there = borrower.read(address, data)
+        finally:
+            operation.leave()
+        if there:
+            self._take(operation, header, data)
+        else:
+            # Where an operation failed its arrays may be gone before all peers know of the failure.
+            self._spoil(operation, peer, "the memory of a piece cannot be read; transport='tcp' does not need to")
+
+    def _check(self, operation: Operation, header: Header) -> None:
+        expected = operation.wire_bytes(header.stage, header.piece)
+        if header.length != expected:
+            raise RemoteProtocolError(
+                f"piece {header.piece} of stage {header.stage} must have {expected} bytes, {header.length} came"
+            )
+
+    def _find(self, seq: int) -> Operation | None:
+        with self._condition:
+            if seq not in self._operations and seq > self._commenced:
+                self._condition.wait_for(lambda: self._closed or seq <= self._commenced, _COMMENCE_S)
+                if seq > self._commenced:
+                    raise RemoteProtocolError(f"pieces of operation {seq} came, which did not begin here")
+            return self._operations.get(seq)
+
+    def _take(self, operation: Operation, header: Header, data: memoryview | None) -> None:
+        if not operation.enter():
+            return
+        try:
+            passed = operation.arrived(header.stage, header.piece, data)
+        finally:
+            operation.leave()
+        if passed is not None:
+            self._forward(header.seq, operation, passed)
+        if operation.announce():
+            self._complete(operation)
+
+    def _receive_into(
+        self, connection: DataSocket, operation: Operation, target: memoryview, scratch: memoryview
+    ) -> bool:
+        """Fill memory of the caller, touching it only inside the guard. False when the operation ended meanwhile."""
+        done = 0
+        while done < len(target):
+            if not operation.enter():
+                self._discard(connection, len(target) - done, scratch)
+                return False
+            try:
+                count = connection.try_read(target[done:])
+            finally:
+                operation.leave()
+            if not count and not connection.wait_readable(self._stall_s):
+                raise PeerError(f"a piece stopped in the middle for {self._stall_s:g} s")
+            done += count
+        return True
+
+    def _receive_reduced(
+        self, connection: DataSocket, operation: Operation, header: Header, scratch: memoryview
+    ) -> bool:
+        """Combine a piece as it comes, in parts that stay in the cache. False when the operation ended meanwhile."""
+        for done in range(0, header.length, len(scratch)):
+            part = scratch[: min(header.length - done, len(scratch))]
+            connection.read(part, self._stall_s)
+            if not operation.enter():
+                self._discard(connection, header.length - done - len(part), scratch)
+                return False
+            try:
+                operation.reduce_part(header.stage, header.piece, done, part)
+            finally:
+                operation.leave()
+        return True
+
+    def _discard(self, connection: DataSocket, length: int, scratch: memoryview) -> None:
+        while length:
+            part = scratch[: min(length, len(scratch))]
+            connection.read(part, self._stall_s)
+            length -= len(part)
+
+    def _serve_state(self, connection: DataSocket) -> None:
+        while True:
+            data = connection.read_block(INTRODUCTION_BYTES, self._stall_s)
+            request = msgspec.json.decode(data, type=Request)
+            session = self._session_of(request.seq)
+            part = session.part(request.name, request.offset, request.length) if session is not None else None
+            if session is None or part is None:
+                answer = Answer(ok=False, reason=f"no such part of {request.name!r} is offered now")
+                connection.write_block(msgspec.json.encode(answer), self._stall_s)
+                continue
+            connection.write_block(msgspec.json.encode(Answer(ok=True, length=len(part))), self._stall_s)
+            done = 0
+            while done < len(part):
+                if not session.enter():
+                    raise PeerError("the synchronisation ended while a part of it was sent")
+                try:
+                    count = connection.try_write(part[done:])
+                finally:
+                    session.leave()
+                if not count and not connection.wait_writable(self._stall_s):
+                    raise PeerError(f"it took nothing for {self._stall_s:g} s")
+                done += count
+
+    def _session_of(self, seq: int) -> StateSession | None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._closed or seq <= self._commenced, _COMMENCE_S)
+            current = self._session
+        return current[1] if current is not None and current[0] == seq else None
+
+    def _answer_probes(self, connection: DataSocket) -> None:
+        scratch = memoryview(bytearray(_SCRATCH))
+        while True:
+            request = msgspec.json.decode(connection.read_block(256, self._stall_s), type=ProbeRequest)
+            if not 0 <= request.length <= _PROBE_MOST:
+                raise RemoteProtocolError(f"a measurement of {request.length} bytes was asked for")
+            self._discard(connection, request.length, scratch)
+            connection.write_block(b"ok", self._stall_s)
+
+
+def _enough(scratch: memoryview, nbytes: int) -> memoryview:
+    """So many bytes of `scratch`, or new ones for a piece that is larger than most."""
+    return scratch[:nbytes] if nbytes <= len(scratch) else memoryview(bytearray(nbytes))

@@ -1,0 +1,81 @@
+"""How bulk data gets to the next peer of the ring: what is best within a machine, and between machines."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from planetary.collectives.protocol.messages import PeerInfo, Topology
+from planetary.collectives.reduction import quantise
+from planetary.collectives.reduction.operation import PIECE_LARGEST
+from planetary.collectives.transport.frames import Introduction
+from planetary.collectives.transport.links import Link
+from planetary.collectives.transport.shared_memory import FOLDER
+from planetary.collectives.transport.sockets import SocketOptions
+
+STREAMS = 2  # to a peer, where nothing else is asked for
+_NEAR_BYTES = 256 << 10
+
+
+def machine_identity() -> str:
+    """Return what is equal for two peers on one machine, and differs between machines."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + socket.gethostname()
+    return f"{uuid.getnode():x}{socket.gethostname()}"
+
+
+def near_options(given: SocketOptions) -> SocketOptions:
+    """Within a machine nothing has to be paced, and what is under way should fit into the processor's cache."""
+    return dataclasses.replace(
+        given, congestion=given.congestion or "cubic", buffer_bytes=given.buffer_bytes or _NEAR_BYTES
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What the user of a communicator decided about its connections.
+
+    Attributes:
+        connections: to the successor; None: as many as seem good.
+        direct: whether a peer on the same machine may be given pieces without a socket.
+        piece_bytes: of a piece; None: depends on the tensor.
+    """
+
+    connections: int | None
+    direct: bool
+    piece_bytes: int | None
+    sockets: SocketOptions
+    stall_s: float
+
+    def link(
+        self,
+        topology: Topology,
+        following: PeerInfo,
+        introduction: Introduction,
+        *,
+        tls: bool,
+        on_fault: Callable[[str, str], None],
+    ) -> Link:
+        """Return the way to the peer that follows in the ring."""
+        here = machine_identity()
+        near = following.machine == here
+        streams = STREAMS
+        if near:
+            threads = 2 * STREAMS * sum(info.machine == here for info in topology.ring)  # that send, that receive
+            streams = STREAMS if (os.cpu_count() or 1) >= threads else 1
+        slot_bytes = max(self.piece_bytes or PIECE_LARGEST, quantise.BLOCK * 8)
+        return Link(
+            following,
+            introduction,
+            connections=self.connections or streams,
+            options=near_options(self.sockets) if near else self.sockets,
+            tls=tls,
+            stall_s=self.stall_s,
+            slot_bytes=slot_bytes if near and self.direct and FOLDER.is_dir() else 0,
+            on_fault=on_fault,
+        )

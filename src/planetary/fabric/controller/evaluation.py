@@ -1,0 +1,109 @@
+"""Held-out evaluation: chunks of a version are handed out, taken back from the lost, and summed in fixed order."""
+
+from __future__ import annotations
+
+from planetary.fabric.controller.desk import Desk
+from planetary.fabric.protocol.events import TokensOf
+from planetary.fabric.protocol.records import EvalFinished
+from planetary.fabric.protocol.sessions import EvalInFlight, WorkerSession
+from planetary.wire import messages as m
+
+_FIRST_TASK = 1 << 40
+"""Eval tasks are numbered from here: they are not in the journal, so they must not use up its task numbers."""
+
+
+class _Version:
+    """The evaluation of one version. Chunk numbers index the policy's `held_out`."""
+
+    def __init__(self, batches: list[int]) -> None:
+        self.pending = list(range(len(batches)))
+        self.batches = batches
+        self.losses: dict[int, float] = {}
+
+    @property
+    def loss(self) -> float:
+        """Mean over all batches, summed in chunk order, so that it does not depend on who answered first."""
+        return sum(self.losses[i] * n for i, n in enumerate(self.batches)) / sum(self.batches)
+
+
+class Evaluation:
+    """All evaluations under way: usually one, of the newest parameters."""
+
+    def __init__(self, desk: Desk) -> None:
+        """With nothing to evaluate yet."""
+        self._desk = desk
+        self._versions: dict[int, _Version] = {}
+        self._next_task = _FIRST_TASK
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """The versions whose evaluation is not complete."""
+        return tuple(self._versions)
+
+    def begin(self, version: int) -> None:
+        """Start evaluating a version if that is due.
+
+        An evaluation that was overtaken twice would only hold memory and workers: it is given up, and its number is
+        reported as missing.
+        """
+        if not self._desk.policy.eval_due(version):
+            return
+        for old in sorted(self._versions)[:-1]:
+            del self._versions[old]
+        self._versions[version] = _Version([chunk.batches for chunk in self._desk.policy.held_out])
+
+    def overtaken(self, version: int) -> None:
+        """Ring: give up what nobody can evaluate now that `version` is the workers'."""
+        self._versions = {n: found for n, found in self._versions.items() if n >= version or not found.pending}
+
+    def go_back(self, version: int) -> None:
+        """Ring: versions after this one never were; it is evaluated if it was not."""
+        self._versions = {n: evaluated for n, evaluated in self._versions.items() if n <= version}
+        if version not in self._desk.state.evals and version not in self._versions:
+            self.begin(version)
+
+    def hand_out(self, now: float) -> None:
+        """Give pending chunks to ready workers, one each."""
+        ring = self._desk.policy.ring is not None
+        for number, version in self._versions.items():
+            for worker in self._desk.ready_workers():
+                if not version.pending:
+                    break
+                # A worker in the middle of a lease holds other parameters; it evaluates when it is done.
+                if ring and worker.version != number:
+                    continue
+                if worker.evaluate is not None or (worker.train is not None and worker.version != number):
+                    continue
+                self._assign(worker, number, version.pending.pop(0), now)
+
+    def result(self, worker: WorkerSession, result: m.EvalResult) -> None:
+        """Take a chunk's loss."""
+        flight = worker.evaluate
+        if flight is None or flight.task != result.task:
+            return
+        worker.evaluate = None
+        version = self._versions.get(flight.version)
+        if version is None:
+            return
+        version.losses[flight.chunk] = result.loss
+        if len(version.losses) == len(version.batches):
+            del self._versions[flight.version]
+            self._desk.append(EvalFinished(version=flight.version, loss=version.loss, batches=sum(version.batches)))
+
+    def give_back(self, flight: EvalInFlight) -> None:
+        """A chunk's worker was lost or failed: offer it again."""
+        version = self._versions.get(flight.version)
+        if version is not None:
+            version.pending = sorted([*version.pending, flight.chunk])
+
+    def _assign(self, worker: WorkerSession, version: int, chunk: int, now: float) -> None:
+        task, self._next_task = self._next_task, self._next_task + 1
+        worker.evaluate = EvalInFlight(task, version, chunk, now)
+        self._desk.send_parameters(worker, version)
+        piece = self._desk.policy.held_out[chunk]
+        self._desk.send(
+            worker.session,
+            m.EvalTask(task=task, version=version, slice=piece.slice, batches=piece.batches),
+            TokensOf(True, piece.slice.offset, piece.slice.count) if self._desk.policy.gateway_delivers else None,
+        )
+        worker.evaluate.awaits = self._desk.under_way.count(worker.session)

@@ -1,0 +1,294 @@
+"""Who trains what: leases handed out, reported on, given back, and what the results are that count."""
+
+from __future__ import annotations
+
+import math
+
+from planetary.diloco.rounds import RoundView, admits_latecomer
+from planetary.fabric.controller.desk import Desk
+from planetary.fabric.protocol.events import DropAttachment, Received, TokensOf
+from planetary.fabric.protocol.records import (
+    DeltaAccepted,
+    DeltaRejected,
+    DeltaWithdrawn,
+    LeaseAssigned,
+    LeaseReturned,
+    LeaseStarted,
+)
+from planetary.fabric.protocol.sessions import TrainInFlight, WorkerSession
+from planetary.fabric.protocol.state import OpenRound
+from planetary.wire import messages as m
+
+
+class Leases:
+    """The leases of the rounds under way. New ones are those of the open round."""
+
+    def __init__(self, desk: Desk, now: float) -> None:
+        """Start at monotonic time `now`, with no round open."""
+        self._desk = desk
+        self._began = self._orphaned_at = self._contributed_at = now  # of the open round
+        self._seconds: dict[str, float] = {}  # worker -> seconds of its last lease
+        self._attachments: dict[int, int] = {}  # star: accepted task -> where its tensors are
+        self._held_by: dict[int, int] = {}  # ring: accepted task -> session that has its tensors
+
+    # --- handing out ------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """A round was opened: every worker gets a lease of it."""
+        self._began = self._orphaned_at = self._contributed_at = now
+        for worker in self._desk.able_workers():
+            self._assign(worker, self._desk.state.ledger.peek(), now)
+
+    def hand_out(self, opened: OpenRound, now: float) -> None:
+        """Give what is free to workers that have not contributed to the round."""
+        contributed = {c.worker for c in opened.contributions}
+        for worker in self._desk.able_workers():
+            if worker.train is not None or worker.worker in contributed:
+                continue
+            if opened.orphans:
+                self._assign(worker, opened.orphans[0], now)
+            elif admits_latecomer(self.view(opened), now):
+                self._assign(worker, self._desk.state.ledger.peek(), now)
+
+    def reassign(self, opened: OpenRound, now: float) -> None:
+        """Give orphans to anybody who is free."""
+        for worker in self._desk.able_workers():
+            if worker.train is None and opened.orphans:
+                self._assign(worker, opened.orphans[0], now)
+
+    def view(self, opened: OpenRound) -> RoundView:
+        """Return what it depends on whether the round closes."""
+        return RoundView(
+            started_at=self._began,
+            contributions=len(opened.contributions),
+            training=len(opened.holders),
+            orphans=len(opened.orphans),
+            orphaned_at=self._orphaned_at if opened.orphans else None,
+            last_contribution_at=self._contributed_at if opened.contributions else None,
+            ready_workers=len(self._desk.able_workers()),
+            expected_lease_s=self.expected_s(),
+        )
+
+    def _assign(self, worker: WorkerSession, lease: int, now: float) -> None:
+        desk, opened = self._desk, self._desk.open_round()
+        task, version = desk.state.next_task, desk.state.version
+        desk.append(
+            LeaseAssigned(
+                round=opened.round,
+                lease=lease,
+                task=task,
+                worker=worker.worker,
+                pid=worker.pid,
+                node=worker.node,
+                version=version,
+            )
+        )
+        worker.train = TrainInFlight(task, opened.round, lease, assigned_at=now, progress_at=now)
+        desk.send_parameters(worker, version)
+        piece = desk.policy.locate(lease)
+        desk.send(
+            worker.session,
+            m.TrainTask(
+                task=task,
+                round=opened.round,
+                version=version,
+                lease=lease,
+                slice=piece,
+                steps=desk.policy.inner_steps,
+                first_step=(opened.round - 1) * desk.policy.inner_steps,
+            ),
+            TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
+        )
+        worker.train.awaits = desk.under_way.count(worker.session)
+
+    # --- what workers say -------------------------------------------------------------------------------------
+
+    def progress(self, worker: WorkerSession, message: m.Progress, now: float) -> None:
+        """Take note of an inner step."""
+        train = worker.train
+        if train is None or train.task != message.task:
+            return
+        train.step, train.progress_at = message.step, now
+        train.loss = message.loss
+        if not train.started:
+            train.started = True
+            self._desk.append(
+                LeaseStarted(
+                    round=train.round,
+                    lease=train.lease,
+                    task=train.task,
+                    worker=worker.worker,
+                    pid=worker.pid,
+                    node=worker.node,
+                )
+            )
+
+    def result(self, worker: WorkerSession, result: m.TrainResult, event: Received, now: float) -> str | None:
+        """Accept or reject a result. Returns None when it is stale, "" when it counts, else its defect."""
+        train = worker.train
+        if train is None or train.task != result.task:
+            self._drop(event.attachment)  # cancelled, or answered before
+            return None
+        worker.train = None
+        defect = event.defect or self._defect_of(result)
+        if defect:
+            self._drop(event.attachment)
+            self._desk.append(
+                DeltaRejected(
+                    round=train.round,
+                    lease=train.lease,
+                    task=train.task,
+                    worker=worker.worker,
+                    pid=worker.pid,
+                    node=worker.node,
+                    reason=defect,
+                )
+            )
+            self.orphan(train, worker.worker, defect, now)
+            return defect
+        if self._desk.policy.ring is None:
+            self._attachments[train.task] = event.attachment
+        else:
+            self._held_by[train.task] = worker.session
+        self._contributed_at = now
+        self._seconds[worker.worker] = now - train.assigned_at
+        self._desk.append(
+            DeltaAccepted(
+                round=train.round,
+                lease=train.lease,
+                task=train.task,
+                worker=worker.worker,
+                pid=worker.pid,
+                node=worker.node,
+                tokens=result.tokens,
+                loss=result.loss,
+                seconds=result.seconds,
+            )
+        )
+        return ""
+
+    # --- giving back ------------------------------------------------------------------------------------------
+
+    def orphan(self, train: TrainInFlight, worker: str, reason: str, now: float) -> None:
+        """A lease lost its holder: offer it again in this round."""
+        self._orphaned_at = now
+        self._desk.append(
+            LeaseReturned(
+                round=train.round,
+                lease=train.lease,
+                task=train.task,
+                worker=worker,
+                to="round",
+                reason=reason,
+            )
+        )
+
+    def end(self, opened: OpenRound, why: str) -> None:
+        """The round closes: what is not trained goes back to the pool."""
+        for worker in self._desk.ready_workers():
+            if worker.train is None:
+                continue
+            train, worker.train = worker.train, None
+            self._desk.send(worker.session, m.CancelTask(task=train.task, reason=why))
+            self._desk.append(
+                LeaseReturned(
+                    round=train.round,
+                    lease=train.lease,
+                    task=train.task,
+                    worker=worker.worker,
+                    to="pool",
+                    reason=why,
+                )
+            )
+        self.orphans_to_pool(opened, why)
+
+    def orphans_to_pool(self, ended: OpenRound, why: str) -> None:
+        """Leases of a round that nobody trained go to a later one."""
+        for lease in list(ended.orphans):
+            self._desk.append(LeaseReturned(round=ended.round, lease=lease, task=0, worker="", to="pool", reason=why))
+
+    def withdraw_lost(self, ended: OpenRound, now: float) -> None:
+        """Ring: take back what was held by workers that are gone, or whose parameters turned out to be others."""
+        for contribution in list(ended.contributions):
+            holder = self._desk.workers.get(self._held_by[contribution.task])
+            if holder is None or holder.version < 0:
+                self._orphaned_at = now
+                del self._held_by[contribution.task]
+                self._desk.append(
+                    DeltaWithdrawn(
+                        round=ended.round,
+                        lease=contribution.lease,
+                        task=contribution.task,
+                        worker=contribution.worker,
+                        reason="the worker that held it was lost",
+                    )
+                )
+
+    def take_attachments(self, ended: OpenRound) -> tuple[tuple[int, int, int], ...]:
+        """Star: return (task, tokens, attachment) of every contribution, in task order, once."""
+        parts = sorted((c.task, c.tokens) for c in ended.contributions)
+        return tuple((task, tokens, self._attachments.pop(task)) for task, tokens in parts)
+
+    def reduced(self, ended: OpenRound) -> None:
+        """Ring: the contributions of a round are in its parameters."""
+        for contribution in ended.contributions:
+            del self._held_by[contribution.task]
+
+    def void(self, reason: str, now: float) -> None:
+        """Ring: the run went back to an earlier round, and nobody is to go on with what was under way."""
+        self._began = self._orphaned_at = self._contributed_at = now
+        self._held_by.clear()
+        for worker in self._desk.workers.values():
+            if worker.train is not None:
+                self._desk.send(worker.session, m.CancelTask(task=worker.train.task, reason=reason))
+                worker.train = None
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def expected_s(self) -> float | None:
+        """The slowest live worker's seconds per lease; extrapolated from steps before one is finished."""
+        workers = self._desk.workers.values()
+        known = [self._seconds[w.worker] for w in workers if w.worker in self._seconds]
+        if known:
+            return max(known)
+        estimates = [
+            (w.train.progress_at - w.train.assigned_at) / w.train.step * self._desk.policy.inner_steps
+            for w in workers
+            if w.train is not None and w.train.step > 0
+        ]
+        return max(estimates, default=None)
+
+    def stuck_at(self, worker: WorkerSession) -> float | None:
+        """When a worker counts as stuck if it makes no progress until then.
+
+        None while it has no task, and while what it needs, or anything that it sends, is on its way: a line may be
+        slow, and a result waits behind what was sent before it. A line on which no byte moves ends by itself.
+        """
+        tasks = [task for task in (worker.train, worker.evaluate) if task is not None]
+        if not tasks or worker.arriving or any(task.awaits for task in tasks):
+            return None
+        times = [worker.arrived_at, *(task.complete_at for task in tasks)]
+        times += [worker.train.progress_at] if worker.train else []
+        times += [worker.evaluate.assigned_at] if worker.evaluate else []
+        policy, expected = self._desk.policy, self.expected_s()
+        if expected is None:
+            return max(times) + policy.first_step_s
+        return max(times) + max(policy.stall_floor_s, policy.stall_steps * expected / policy.inner_steps)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _drop(self, attachment: int) -> None:
+        if attachment:
+            self._desk.out.append(DropAttachment(attachment))
+
+    def _defect_of(self, result: m.TrainResult) -> str:
+        policy = self._desk.policy
+        if result.steps != policy.inner_steps:
+            return f"it trained {result.steps} inner steps instead of {policy.inner_steps}"
+        if result.tokens != policy.tokens_per_lease:
+            return f"it counts {result.tokens} tokens instead of {policy.tokens_per_lease}"
+        if (result.payload == "held") != (policy.ring is not None):
+            return "it gave its result to the other side of the topology: its planetary has another version"
+        if not math.isfinite(result.loss):
+            return f"its loss is {result.loss}"
+        return ""

@@ -1,0 +1,234 @@
+"""Who takes part: the controller's dealings with connections, until a worker is ready and after it is lost."""
+
+from __future__ import annotations
+
+from planetary.fabric.controller.desk import Lobby
+from planetary.fabric.protocol.admission import refuse
+from planetary.fabric.protocol.events import BlobOf, Close, Compile, Compiled, CompileFailed
+from planetary.fabric.protocol.records import ArtifactPublished, EndKind, WorkerJoined, WorkerLost, WorkerRefused
+from planetary.fabric.protocol.sessions import Phase, SupervisorSession, WorkerSession
+from planetary.wire import messages as m
+
+Target = tuple[str, str, str]  # backend, target, features: what a compiled module runs on
+
+
+class Membership:
+    """Admits, equips, loses and bans workers."""
+
+    def __init__(self, desk: Lobby, now: float) -> None:
+        """Start at monotonic time `now`, with nobody connected."""
+        self._desk = desk
+        self._artifacts: dict[Target, str] = {}  # digest; "" while it is being compiled
+        self._references: dict[str, str] = {}  # artifact -> what workers compare its results with
+        self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
+        self.banned: dict[str, str] = {}  # worker -> why it is not used any more
+        self.first_ready_at: float | None = None
+        self.deserted_at: float | None = now  # since when no worker is connected
+        self.last_failure: tuple[EndKind, str] = ("peer", "")  # how and why a worker was last of no use
+
+    def hello(self, session: int, hello: m.Hello) -> list[WorkerSession]:
+        """Admit or refuse a new connection; return the older connections of the same worker, which are now lost."""
+        desk = self._desk
+        refusal = refuse(hello, desk.policy, self.banned, self._nodes())
+        if refusal is not None:
+            desk.send(session, refusal)
+            desk.out.append(Close(session, refusal.reason))
+            return []
+        policy = desk.policy
+        desk.send(
+            session,
+            m.Welcome(run=policy.run, heartbeat_s=policy.heartbeat_s, silent_after_s=policy.silent_after_s),
+        )
+        if hello.role == "supervisor":
+            for old in [s for s in desk.supervisors.values() if s.worker == hello.worker]:
+                desk.out.append(Close(old.session, "replaced by a newer connection of the same supervisor"))
+                del desk.supervisors[old.session]
+            desk.supervisors[session] = SupervisorSession(session, hello.worker, hello.node)
+            return []
+        replaced = [w for w in desk.workers.values() if w.worker == hello.worker]
+        worker = WorkerSession(
+            session,
+            hello.worker,
+            hello.node,
+            hello.pid,
+            hello.backend,
+            hello.target,
+            hello.target_features,
+            Phase.COMPILING,
+            trial=hello.trial,
+            chosen=hello.chosen,
+        )
+        desk.workers[session] = worker
+        self.deserted_at = None
+        target = _target(worker)
+        if target not in self._artifacts:
+            self._artifacts[target] = ""
+            desk.out.append(Compile(*target))
+        elif self._artifacts[target]:
+            self._offer_job(worker, self._artifacts[target])
+        return replaced
+
+    def compiled(self, event: Compiled) -> None:
+        """Offer a finished artifact to everyone who waits for it."""
+        target = (event.backend, event.target, event.features)
+        self._artifacts[target] = event.digest
+        self._references[event.digest] = event.reference
+        self._desk.append(
+            ArtifactPublished(
+                backend=event.backend,
+                target=event.target,
+                digest=event.digest,
+                nbytes=event.nbytes,
+                seconds=event.seconds,
+                verified=event.verified,
+            )
+        )
+        for worker in self._desk.workers.values():
+            if worker.phase is Phase.COMPILING and _target(worker) == target:
+                self._offer_job(worker, event.digest)
+
+    def compile_failed(self, event: CompileFailed) -> None:
+        """Turn away everyone who needs an artifact that cannot be made; the others go on."""
+        target = (event.backend, event.target, event.features)
+        del self._artifacts[target]
+        reason = f"the training step does not work on {event.backend}:{event.target}: {event.reason}"
+        for worker in [w for w in self._desk.workers.values() if _target(w) == target]:
+            self.refuse_worker(worker, reason)
+
+    def fetch(self, worker: WorkerSession, message: m.FetchBlob) -> None:
+        """Send a blob that the worker's job needs."""
+        if self._desk.policy.may_fetch(message.digest, worker.artifact, worker.reference):
+            self._desk.send(worker.session, m.BlobData(digest=message.digest), BlobOf(message.digest))
+
+    def ready(self, worker: WorkerSession, now: float, device: str = "", verified: str = "") -> None:
+        """The worker loaded its artifact; what it says of its device and of the check on it."""
+        if worker.phase is not Phase.LOADING:
+            return
+        worker.phase, worker.device, worker.verified = Phase.READY, device, verified
+        if self.first_ready_at is None:
+            self.first_ready_at = now
+        self._desk.append(
+            WorkerJoined(
+                worker=worker.worker,
+                pid=worker.pid,
+                node=worker.node,
+                backend=worker.backend,
+                target=worker.target,
+                device=device,
+                verified=verified,
+                chosen=worker.chosen,
+            )
+        )
+
+    def refuse_worker(self, worker: WorkerSession, reason: str) -> None:
+        """The worker's target or device is of no use; the others go on."""
+        self._desk.append(
+            WorkerRefused(
+                worker=worker.worker,
+                pid=worker.pid,
+                node=worker.node,
+                backend=worker.backend,
+                target=worker.target,
+                reason=reason,
+            )
+        )
+        self.ban(worker, reason, "compile")
+
+    def supervisor_says(self, supervisor: SupervisorSession, message: m.Message) -> WorkerSession | None:
+        """Take a supervisor's message; return the worker session that ended with its process, if any."""
+        match message:
+            case m.WorkerStarted():
+                supervisor.child_pid = message.pid
+            case m.WorkerExited():
+                supervisor.child_pid = 0
+                supervisor.restart_expected = message.restart_in_s is not None
+                for worker in self._desk.workers.values():
+                    if worker.worker == supervisor.worker and worker.pid == message.pid:
+                        return worker
+        return None
+
+    def remove(self, worker: WorkerSession, reason: str, now: float) -> None:
+        """The worker is gone."""
+        del self._desk.workers[worker.session]
+        if not self._desk.workers:
+            self.deserted_at = now
+        self._desk.out.append(Close(worker.session, reason))
+        if worker.ready:
+            self._desk.append(WorkerLost(worker=worker.worker, pid=worker.pid, node=worker.node, reason=reason))
+
+    def succeeded(self, worker: WorkerSession) -> None:
+        """The worker finished a task well: earlier failures are forgotten."""
+        self._strikes.pop(worker.worker, None)
+
+    def failed(self, worker: WorkerSession, reason: str, kind: EndKind) -> bool:
+        """Count a failed task. After `max_strikes` in a row the worker is banned: return True."""
+        self.last_failure = (kind, reason)
+        strikes = self._strikes.get(worker.worker, 0) + 1
+        self._strikes[worker.worker] = strikes
+        if strikes < self._desk.policy.max_strikes:
+            return False
+        self.ban(worker, f"{strikes} failed tasks in a row; the last one: {reason}", kind)
+        return True
+
+    def ban(self, worker: WorkerSession, reason: str, kind: EndKind) -> None:
+        """Never use this worker again in this run, and tell it and its supervisor to end."""
+        if worker.trial:  # of one backend among several: its machine goes on with another
+            self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False))
+            return
+        self.last_failure = (kind, reason)
+        self.banned[worker.worker] = reason
+        supervisors = [s.session for s in self._desk.supervisors.values() if s.worker == worker.worker]
+        for session in [worker.session, *supervisors]:
+            self._desk.send(session, m.Shutdown(reason=reason, ok=False))
+
+    def restart(self, worker: WorkerSession, reason: str) -> None:
+        """Ask the worker's supervisor, if it has one, for a fresh process."""
+        for supervisor in self._desk.supervisors.values():
+            if supervisor.worker == worker.worker:
+                self._desk.send(supervisor.session, m.RestartWorker(reason=reason))
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether only banned workers are left, nobody else is connected, and other workers would fare no better.
+
+        A target that cannot be compiled or a device that computes wrongly says nothing about the workers to come:
+        unless there are none, the run waits for them until its desertion deadline.
+        """
+        others = [s for s in self._desk.supervisors.values() if s.worker not in self.banned]
+        only_banned = bool(self.banned) and not self._desk.workers and not others
+        return only_banned and not self.others_may_do_better
+
+    @property
+    def others_may_do_better(self) -> bool:
+        """Whether workers may come for which the last failure says nothing."""
+        return self.last_failure[0] == "compile" and not self._desk.policy.local
+
+    @property
+    def desertion(self) -> str:
+        """Why the run ends at its desertion deadline."""
+        reason = f"no worker was connected for {self._desk.policy.abandon_after_s:.0f} s"
+        return reason if not self.banned else f"{reason}; the last failure: {self.last_failure[1]}"
+
+    def whom_we_wait_for(self) -> str:
+        """Say for people why no worker is ready."""
+        loading = sorted(w.worker for w in self._desk.workers.values() if not w.ready)
+        coming = sorted(s.worker for s in self._desk.supervisors.values() if s.restart_expected)
+        if loading:
+            return f"waiting for {', '.join(loading)} to load the training step"
+        if coming:
+            return f"waiting for {', '.join(coming)} to start"
+        if self.banned:
+            return f"waiting for a worker that can train: {', '.join(sorted(self.banned))} cannot"
+        return "waiting for a worker to connect"
+
+    def _offer_job(self, worker: WorkerSession, digest: str) -> None:
+        worker.phase = Phase.LOADING
+        worker.artifact, worker.reference = digest, self._references.get(digest, "")
+        self._desk.send(worker.session, self._desk.policy.job(digest, worker.reference))
+
+    def _nodes(self) -> dict[str, str]:
+        return {s.worker: s.node for s in [*self._desk.workers.values(), *self._desk.supervisors.values()]}
+
+
+def _target(worker: WorkerSession) -> Target:
+    return (worker.backend, worker.target, worker.features)

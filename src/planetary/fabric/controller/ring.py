@@ -1,0 +1,299 @@
+"""The ring topology at the controller: who reduces with whom, what became of it, and who has which outer state.
+
+The controller sees no deltas. It tells the workers that have the round's parameters to reduce (`Reduce`), and waits
+until each has answered or is lost. One live worker that is done decides: the reduction commits on all or on nobody,
+so whoever failed all the same only missed the end of it. Nobody done: those that are left try again, in a new group
+of the ring's master, without what the lost ones held.
+
+The outer state (master parameters and velocity) is with the workers. The gateway gets it from one of them when a
+checkpoint is due or a newcomer needs it. When every worker that had it is gone, the run goes back to the version
+that the gateway has.
+
+With overlap the next round is trained meanwhile, and closes when the one before it is finished and everybody has its
+parameters (`may_close`): one reduction at a time, and newcomers get theirs while nothing is under way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+import msgspec
+
+from planetary.fabric.controller.desk import Desk
+from planetary.fabric.protocol.events import DropAttachment, KeepOuterState, OuterStateOf, Received
+from planetary.fabric.protocol.policy import RingPolicy
+from planetary.fabric.protocol.records import DigestsDiffered, EndKind, Mark, ReduceRetried
+from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.fabric.protocol.state import OpenRound
+from planetary.wire import messages as m
+
+_FIRST_PAUSE_S = 0.1
+
+
+class Outcome(StrEnum):
+    """What became of the reduction under way."""
+
+    WAIT = "wait"
+    RETRY = "retry"  # nobody has a result
+    DONE = "done"  # the round's parameters exist, and are at the gateway where they have to be
+
+
+class _Attempt(msgspec.Struct):
+    """One reduction under way."""
+
+    round: int
+    number: int
+    sessions: tuple[int, ...]
+    waiting: set[int]  # sessions that have not answered
+    done: dict[int, str]  # session -> digest
+    began_at: float
+    reason: str = ""  # of the first failure
+    failed_at: float | None = None  # when somebody answered that it failed
+
+
+class Ring:
+    """One per controller in the ring topology."""
+
+    def __init__(self, desk: Desk, policy: RingPolicy) -> None:
+        """The gateway has the outer state of the desk's version, and no worker has any."""
+        self._desk, self._policy = desk, policy
+        version = desk.state.version
+        self.held = version  # the version that the gateway has
+        self._marks: dict[int, Mark] = {version: desk.state.mark()}
+        self._digests: dict[int, str] = {version: policy.start_digest}
+        self._attempt: _Attempt | None = None
+        self._attempts = self._groups = 0
+        self._group: tuple[int, ...] = ()  # sessions of the newest group; empty: the next attempt gets a new one
+        self._in_a_row = 0  # attempts that failed with nobody lost
+        self._collecting = 0  # the round whose outer state must reach the gateway before the round is finished
+        self._asked = (0, -1)  # the session that was asked for the outer state, and its version
+        self._bereft_since: float | None = None  # since when nobody has the newest outer state
+        self.again_at: float | None = None  # when the next attempt may begin
+        self.failure: tuple[EndKind, str] | None = None  # why the run cannot go on
+        self.stall = ""
+
+    # --- reducing ---------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round's reduction has begun and is not settled."""
+        return self._attempt is not None or self._collecting > 0 or self.again_at is not None
+
+    @property
+    def may_close(self) -> bool:
+        """Whether everybody has the newest parameters, which the next outer step is taken from."""
+        return all(w.version == self._desk.state.version for w in self._desk.ready_workers())
+
+    def begin(self, ended: OpenRound, now: float) -> None:
+        """Have every worker with the newest parameters reduce what was contributed."""
+        desk = self._desk
+        sessions = tuple(w.session for w in desk.able_workers())
+        if sessions != self._group:
+            self._group = sessions
+            self._groups += 1
+        self._attempts += 1
+        self.again_at = None
+        self._attempt = _Attempt(ended.round, self._attempts, sessions, set(sessions), {}, now)
+        for session in sessions:
+            desk.send(
+                session,
+                m.Reduce(
+                    round=ended.round,
+                    attempt=self._attempts,
+                    group=self._groups,
+                    peers=len(sessions),
+                    tasks=tuple(sorted(c.task for c in ended.contributions)),
+                    tokens=ended.tokens,
+                ),
+            )
+
+    def done(self, worker: WorkerSession, message: m.ReduceDone) -> None:
+        """A worker has taken the outer step."""
+        attempt = self._attempt
+        if attempt is not None and attempt.number == message.attempt and worker.session in attempt.waiting:
+            attempt.waiting.discard(worker.session)
+            attempt.done[worker.session] = message.digest
+
+    def failed(self, worker: WorkerSession, message: m.ReduceFailed, now: float) -> None:
+        """A worker's reduction failed."""
+        attempt = self._attempt
+        if attempt is None or attempt.number != message.attempt or worker.session not in attempt.waiting:
+            return
+        attempt.waiting.discard(worker.session)
+        attempt.reason = attempt.reason or f"{worker.worker}: {message.reason}"
+        if attempt.failed_at is None:
+            attempt.failed_at = now
+        if message.kind == "numerics":
+            self.failure = ("numerics", message.reason)
+
+    def settle(self, now: float) -> Outcome:
+        """Say what became of the reduction; ask again after every event and at `next_deadline`."""
+        self.stall = ""
+        if self._attempt is not None:
+            self._settle_attempt(self._attempt, now)
+        if self._attempt is not None:
+            return Outcome.WAIT
+        if self._collecting:
+            return self._collect()
+        if self.again_at is None:
+            return Outcome.DONE
+        if now >= self.again_at:
+            return Outcome.RETRY
+        self.stall = f"round {self._desk.state.round + 1}: the workers' reduction failed and is tried again"
+        return Outcome.WAIT
+
+    def give_up(self) -> Mark:
+        """Nothing is left to be reduced: the round is trained again. Return where it began."""
+        self.again_at = None
+        return self._marks[self._desk.state.version]
+
+    def stuck_at(self, session: int) -> float | None:
+        """When a worker is stuck that has not answered.
+
+        Among several the collectives' own deadlines tell at least one that it failed; the others answer soon after.
+        """
+        attempt, policy = self._attempt, self._desk.policy
+        if attempt is None or session not in attempt.waiting:
+            return None
+        if attempt.failed_at is not None:
+            return attempt.failed_at + policy.stall_floor_s
+        return attempt.began_at + policy.first_step_s if len(attempt.sessions) == 1 else None
+
+    def _settle_attempt(self, attempt: _Attempt, now: float) -> None:
+        workers = self._desk.workers
+        attempt.waiting.intersection_update(workers)
+        if attempt.waiting:
+            return
+        self._attempt = None
+        live = {session: digest for session, digest in attempt.done.items() if session in workers}
+        if len(live) < len(attempt.sessions):
+            self._group = ()
+        if live:
+            self._decide(attempt.round, live)
+            return
+        lost = any(session not in workers for session in attempt.sessions)
+        self._in_a_row = 0 if lost else self._in_a_row + 1
+        reason = attempt.reason or "every worker that took part was lost"
+        self._desk.append(ReduceRetried(round=attempt.round, attempt=attempt.number, reason=reason))
+        pause = 0.0 if lost else _FIRST_PAUSE_S * 2 ** (self._in_a_row - 1)
+        self.again_at = now + min(pause, self._desk.policy.round.grace_s)
+        if self._in_a_row >= self._policy.most_attempts and self.failure is None:
+            self.failure = (
+                "peer",
+                f"the workers could not reduce their results {self._in_a_row} times in a row; the last time: {reason}",
+            )
+
+    def _decide(self, round_: int, live: dict[int, str]) -> None:
+        """Those of `live` that agree with most have the new version."""
+        desk = self._desk
+        counts = Counter(live[session] for session in sorted(live))
+        digest = counts.most_common(1)[0][0]
+        for session, found in live.items():
+            desk.workers[session].version = round_ if found == digest else -1
+        differing = tuple(sorted(desk.workers[s].worker for s, found in live.items() if found != digest))
+        if differing:
+            self._group = ()
+            desk.append(DigestsDiffered(round=round_, workers=differing))
+        self._in_a_row = 0
+        self._keep(round_, desk.state.mark(), digest)
+        if desk.policy.checkpoint_due(round_):
+            self._collecting = round_
+
+    def _collect(self) -> Outcome:
+        round_ = self._collecting
+        if self.held == round_:
+            self._collecting = 0
+            return Outcome.DONE
+        if self._ask(round_):
+            return Outcome.WAIT
+        # Whoever had it died before it was safe, so it never was: what is left is reduced again.
+        self._collecting = 0
+        del self._marks[round_], self._digests[round_]
+        return Outcome.RETRY
+
+    # --- who has what -----------------------------------------------------------------------------------------
+
+    def ready(self, worker: WorkerSession, message: m.Ready) -> None:
+        """A worker connected that may still have an outer state from before."""
+        if message.outer_digest and self._digests.get(message.outer_version) == message.outer_digest:
+            worker.version = message.outer_version
+
+    def supply(self, now: float) -> Mark | None:
+        """Bring every ready worker to the newest version; return the mark to go back to when nobody has that."""
+        desk = self._desk
+        if self.busy or desk.state.ends:
+            self._bereft_since = None  # the newest version is in the making
+            return None
+        self.stall = ""
+        version = desk.state.version
+        if self.held == version:
+            self._bereft_since = None
+            for worker in desk.ready_workers():
+                if worker.version != version:
+                    worker.version = version
+                    message = m.OuterState(version=version, digest=self._digests[version])
+                    desk.send(worker.session, message, OuterStateOf(version))
+            return None
+        if any(w.version == version for w in desk.workers.values()):
+            self._bereft_since = None
+            if any(w.version != version for w in desk.ready_workers()):
+                self._ask(version)
+            return None
+        # A worker that has it may only have lost its connection.
+        self._bereft_since = now if self._bereft_since is None else self._bereft_since
+        if now < self._bereft_since + desk.policy.round.grace_s:
+            self.stall = f"no worker with the parameters of round {version} is connected"
+            return None
+        return self._marks[self.held]
+
+    def uploaded(self, worker: WorkerSession, message: m.OuterState, event: Received) -> bool:
+        """An outer state arrived from a worker; return whether it is what the worker says it has."""
+        desk, version = self._desk, message.version
+        if self._asked == (worker.session, version):
+            self._asked = (0, -1)
+        good = not event.defect and message.digest == self._digests.get(version)
+        if good and version > self.held:
+            desk.out.append(KeepOuterState(version, event.attachment))
+            self.held = version
+        else:
+            desk.out.append(DropAttachment(event.attachment))
+        if not good and worker.version == version:
+            worker.version = -1  # it does not have what it said
+            return False
+        return True
+
+    def went_back(self, version: int) -> None:
+        """The run was rolled back to `version`; whoever has it still has it."""
+        self._marks = {v: mark for v, mark in self._marks.items() if v in (self.held, version)}
+        self._digests = {v: digest for v, digest in self._digests.items() if v in (self.held, version)}
+        self._bereft_since, self._asked, self._group = None, (0, -1), ()
+        for worker in self._desk.workers.values():
+            if worker.version != version:
+                worker.version = -1
+
+    def next_deadline(self) -> float | None:
+        """When `settle` or `supply` have something to do by themselves."""
+        bereft = self._bereft_since
+        times = [self.again_at, None if bereft is None else bereft + self._desk.policy.round.grace_s]
+        return min((t for t in times if t is not None), default=None)
+
+    def _ask(self, version: int) -> bool:
+        """Have a worker send the outer state, unless one does; false when nobody has it."""
+        session, asked = self._asked
+        if asked == version and session in self._desk.workers:
+            return True
+        holders = [w for w in self._desk.ready_workers() if w.version == version]
+        if not holders:
+            return False
+        # One that is not in the middle of a lease, if there is one: its result waits behind the upload.
+        holder = next((w for w in holders if w.train is None), holders[0])
+        self._asked = (holder.session, version)
+        self._desk.send(holder.session, m.SendOuterState(version=version))
+        return True
+
+    def _keep(self, version: int, mark: Mark, digest: str) -> None:
+        """Remember the newest version; of older ones only what the gateway has and what some worker may still have."""
+        wanted = {self.held, version - 1}
+        self._marks = {**{v: k for v, k in self._marks.items() if v in wanted}, version: mark}
+        self._digests = {**{v: d for v, d in self._digests.items() if v in wanted}, version: digest}

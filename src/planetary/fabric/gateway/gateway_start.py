@@ -1,0 +1,231 @@
+"""How a gateway begins: a new run, or one that goes on from a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.artifacts.store import write_atomically
+from planetary.core.config import Config, config_hash, to_toml
+from planetary.core.errors import TrustError, UserError
+from planetary.data.slices import LeaseLedger
+from planetary.diloco.outer import OuterState, initial_state
+from planetary.diloco.ring import state_digest
+from planetary.diloco.rounds import RoundPolicy
+from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
+from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STEP
+from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.preparation import Prepared, schedule_of
+from planetary.fabric.preparation.prepared_steps import StepRecord
+from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, RingPolicy
+from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
+from planetary.fabric.protocol.state import ControllerState, apply, replay
+from planetary.fabric.protocol.status import RoundMetrics
+from planetary.wire.messages import RingJob
+
+if TYPE_CHECKING:
+    from planetary.fabric.gateway.run_host import GatewayOptions
+
+
+FIRST_STEP_S = 900.0
+"""How long a worker may take to its first sign of progress, while no step time is known to judge it by. Long on
+purpose: a large model on a slow machine is no fault, and a dead process is noticed by other means at once."""
+
+
+@dataclass
+class Start:
+    """What the gateway goes on from."""
+
+    policy: ControllerPolicy
+    state: ControllerState
+    parameters: Parameters
+    records: list[AnyRecord]  # new ones: to be written to the journal
+    metrics: list[RoundMetrics]  # of earlier rounds
+    unreported: list[RoundMetrics]  # of finished rounds whose lines are still to be written
+
+
+def begin(config: Config, options: GatewayOptions, prepared: Prepared, ring_port: int = 0) -> Start:
+    """Read or make the run folder; `ring_port` is where the ring's master listens, if there is a ring.
+
+    Raises:
+        UserError: there is already a run in the folder, or none to resume.
+        TrustError: the checkpoint is damaged, or belongs to another model, data set or configuration.
+    """
+    folder = options.folder
+    policy = msgspec.structs.replace(policy_of(config, prepared), local=options.local_threads is not None)
+    earlier = list(read_json_lines(folder / EVENTS, AnyRecord)) if (folder / EVENTS).exists() else []
+    if not options.resume:
+        if earlier:
+            raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
+        write_atomically(folder / CONFIG, to_toml(config).encode())
+        write_atomically(folder / STEP, msgspec.json.encode(prepared.record))
+        started = RunStarted(
+            run=config.run.name,
+            rounds=config.train.rounds,
+            config_hash=policy.config_hash,
+            model=prepared.step.spec.stablehlo_digest,
+            params=prepared.step.spec.param_count,
+        )
+        specs = prepared.step.spec.params
+        parameters = Parameters(specs, initial_state(specs, prepared.params), 0)
+        policy = with_ring(policy, config, ring_port, parameters.state)
+        return Start(policy, replay([started]), parameters, [started], [], [])
+    if not earlier:
+        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
+    start = _resume(config, options, prepared, policy, earlier)
+    start.policy = with_ring(policy, config, ring_port, start.parameters.state)
+    return start
+
+
+def _resume(
+    config: Config,
+    options: GatewayOptions,
+    prepared: Prepared,
+    policy: ControllerPolicy,
+    earlier: list[AnyRecord],
+) -> Start:
+    folder, specs = options.folder, prepared.step.spec.params
+    state = replay(earlier)
+    checkpoint = _checkpoint(options)
+    if checkpoint is None:
+        mark, outer = Mark(0, 0, 1, LeaseLedger()), initial_state(specs, prepared.params)
+    else:
+        _check_same(checkpoint, prepared, policy)
+        mark = msgspec.json.decode(checkpoint.info.controller, type=Mark)
+        outer = OuterState(dict(checkpoint.params), dict(checkpoint.velocity))
+    if mark.round > config.train.rounds:
+        raise UserError(
+            f"{folder} has {mark.round} finished rounds already, more than train.rounds = {config.train.rounds}"
+        )
+    late = finished_by_checkpoint(earlier, state.closing or state.open, state.tokens_total, mark.round)
+    if late is not None:
+        apply(state, late)
+        earlier = [*earlier, late]
+    resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
+    apply(state, resumed)
+    metrics = trim_metrics(folder / METRICS, mark.round)
+    untold = unreported(earlier, {line.round for line in metrics}, mark.round, config.train.inner_steps)
+    write_atomically(folder / CONFIG, to_toml(config).encode())
+    write_atomically(folder / STEP, msgspec.json.encode(prepared.record))
+    records: list[AnyRecord] = [resumed] if late is None else [late, resumed]
+    return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
+
+
+def own_record(options: GatewayOptions) -> StepRecord | None:
+    """Return the record of the training step of the run that goes on; None for a new run, or one without a record."""
+    if not options.resume:
+        return None
+    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+        return msgspec.json.decode((options.folder / STEP).read_bytes(), type=StepRecord)
+    return None
+
+
+def step_news(own: StepRecord | None, prepared: Prepared) -> str:
+    """Return what a user should know about the training step of a resumed run, or ""."""
+    if own is None:
+        return ""
+    changed = own.changed_sources()
+    files = ", ".join(Path(path).name for path in changed[:3]) + (f" and {len(changed) - 3} more" * (len(changed) > 3))
+    if prepared.step.spec.stablehlo_digest != own.spec.stablehlo_digest:
+        because = f"; {files} changed" if changed else ""
+        return f"the training step was made again and differs from the one that this run began with{because}"
+    if changed:
+        return f"{files} changed since the run began; it goes on with its own training step. A new run takes the change"
+    return ""
+
+
+def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
+    """The checkpoint to go on from; None when the run ended before its first one."""
+    if options.resume_from is not None:
+        return load_checkpoint(options.resume_from)
+    checkpoints = options.folder / CHECKPOINTS
+    if not checkpoints.is_dir() or not any(checkpoints.glob("round-*")):
+        return None
+    return load_latest(checkpoints)
+
+
+def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPolicy) -> None:
+    info = checkpoint.info
+    if tuple(info.param_specs) != tuple(prepared.step.spec.params):
+        raise TrustError(
+            f"the checkpoint of round {info.round} has other parameters than the model of the configuration; a run is "
+            "resumed with the configuration it was started with"
+        )
+    if info.data_key != prepared.data.key:
+        raise TrustError(
+            f"the checkpoint of round {info.round} was trained on other data than data.source gives now: the file, the "
+            "tokenizer or the batch shape changed"
+        )
+    if info.config_hash != policy.config_hash:
+        raise TrustError(
+            f"the checkpoint of round {info.round} was written with another configuration "
+            f"({info.config_hash[:12]}) than this one ({policy.config_hash[:12]}): "
+            "only the number of rounds and what does not change the mathematics may differ in a resumed run"
+        )
+
+
+def trim_metrics(path: Path, round_: int) -> list[RoundMetrics]:
+    """Drop the lines of rounds after `round_`, which will be trained again; return the others."""
+    if not path.exists():
+        return []
+    JsonLinesWriter(path).close()  # cuts off a torn last line
+    kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
+    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+    return kept
+
+
+def with_ring(policy: ControllerPolicy, config: Config, port: int, state: OuterState) -> ControllerPolicy:
+    """Add what the ring topology needs, when it is the run's; `state` is what the gateway starts from."""
+    if config.sync.topology != "ring":
+        return policy
+    job = RingJob(
+        port=port,
+        connections=config.sync.connections,
+        precision=config.sync.precision,
+        learning_rate=config.outer.learning_rate,
+        momentum=config.outer.momentum,
+        gather_s=config.timings.ring_gather_s,
+        overlap=config.sync.overlap == "async",
+    )
+    ring = RingPolicy(job=job, start_digest=state_digest(policy.spec.params, state))
+    return msgspec.structs.replace(policy, ring=ring)
+
+
+def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
+    """Derive the controller's constants from the configuration."""
+    from planetary.compiler.backends.pipeline import compiler_version
+
+    timings = config.timings
+    chunk = max(1, -(-config.eval.batches // config.fabric.workers))
+    return ControllerPolicy(
+        run=config.run.name,
+        rounds=config.train.rounds,
+        config_hash=config_hash(config),
+        workers=config.fabric.workers,
+        round=RoundPolicy(
+            quorum=config.fabric.quorum, grace_s=timings.grace_s, deadline_s=config.fabric.round_deadline_s
+        ),
+        startup_grace_s=timings.startup_grace_s,
+        first_step_s=FIRST_STEP_S,
+        abandon_after_s=config.fabric.abandon_after_s,
+        inner_steps=config.train.inner_steps,
+        inner_state=config.train.inner_state,
+        schedule=schedule_of(config),
+        tokens_per_lease=config.targets_per_slice,
+        locate=prepared.data.order(config).locate,
+        held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),
+        eval_every=config.eval.every,
+        gateway_delivers=config.data.delivery == "gateway",
+        checkpoint_every=config.checkpoint.every,
+        heartbeat_s=timings.heartbeat_s,
+        silent_after_s=timings.silent_after_s,
+        iree_version=compiler_version(),
+        spec=prepared.step.spec,
+        buffers=prepared.buffers,
+    )

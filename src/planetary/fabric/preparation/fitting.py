@@ -1,0 +1,133 @@
+"""Measures what this machine needs for a training step and a round, before a local run fixes its length.
+
+The step is compiled and verified as the first worker would ask for it, so the artifact is in the cache when that worker
+comes, and is timed by as many processes at once, with as many threads each, as the run will have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.store import BlobStore, write_atomically
+from planetary.core.config import Config
+from planetary.core.tensors import TensorSpec
+from planetary.diloco.mean import Contribution
+from planetary.diloco.outer import initial_state, outer_step
+from planetary.fabric.preparation.budget import Speed
+from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
+from planetary.fabric.preparation.step_timing import TimingRequest, time_steps, write_values
+from planetary.runtime.backends import PJRT_TARGET, is_pjrt
+from planetary.runtime.host import target_features
+
+if TYPE_CHECKING:
+    from planetary.fabric.preparation.preparation import Prepared
+
+TIMED_STEPS = 12
+
+ROUND_FACTOR = 10.0
+"""What a round takes beside its inner steps, in outer steps of the same parameters: both are copies, conversions and
+sums over them on one core. A round has four transfers of the parameters per pair of workers, each encrypted and
+decrypted, the optimizer's state and a checkpoint to disk."""
+
+FITS = "fits"
+"""Folder in the cache that keeps measurements; without its file a machine is measured again."""
+
+
+def local_target(config: Config) -> CompileTarget:
+    """Return what the workers of a local run ask for.
+
+    With "auto", what is measured is IREE's CPU backend: the machine takes another one only if that is faster.
+    """
+    backend = "cpu" if config.fabric.backend == "auto" else config.fabric.backend
+    name = config.fabric.target
+    if is_pjrt(backend):
+        name = PJRT_TARGET
+    elif backend != "cpu" and name == "host":
+        from planetary.compiler.backends.targets import DEFAULT_NAMES
+
+        name = DEFAULT_NAMES[backend]
+    return CompileTarget(backend, name, target_features(backend, name))
+
+
+async def measure_speed(
+    config: Config,
+    prepared: Prepared,
+    target: CompileTarget,
+    *,
+    threads: int,
+    cache: Path,
+    stage: Callable[[str], None],
+) -> Speed:
+    """Return what a step and a round take here: as measured before, or measured now and kept in `cache`.
+
+    Args:
+        config: for the number of workers.
+        prepared: the step and the values that it starts from.
+        target: what the workers of this machine run.
+        threads: of each worker.
+        cache: where compiled steps and measurements are kept.
+        stage: called with what is being done.
+
+    Raises:
+        CompileError: the step cannot be compiled or run here.
+    """
+    workers = config.fabric.workers
+    stage(f"compiling and verifying the training step for {target.backend}:{target.name}")
+    published = await compile_apart(prepared, target, cache)
+    kept = cache / FITS / f"{_key(published, target, workers, threads)}.json"
+    if (known := _read(kept)) is not None:
+        return known
+    stage(f"timing the training step with {workers} workers of {threads or 'all'} threads")
+    request = TimingRequest(
+        str(BlobStore(cache / "blobs").verified_path(published.digest)),
+        prepared.step.spec,
+        target.backend,
+        threads,
+        TIMED_STEPS,
+    )
+    with tempfile.TemporaryDirectory(prefix="planetary-fit-") as name:
+        folders = [Path(name) / str(index) for index in range(workers)]
+        for folder in folders:
+            folder.mkdir()
+            write_values(folder, prepared.params, prepared.buffer_values)
+        times = await asyncio.gather(*(time_steps(folder, request) for folder in folders))
+    # Another program that runs for a moment slows some of the steps down: the faster half counts.
+    step_ms = statistics.quantiles([ms for one in times for ms in one], n=4)[0]
+    outer_s = await asyncio.to_thread(_time_outer_step, prepared.step.spec.params, prepared.params, workers)
+    speed = Speed(step_ms / 1e3, ROUND_FACTOR * outer_s)
+    write_atomically(kept, msgspec.json.encode(speed))
+    return speed
+
+
+def _key(published: Published, target: CompileTarget, workers: int, threads: int) -> str:
+    parts = f"{published.digest} {target.backend} {target.name} {target.features} {workers} {threads}"
+    return hashlib.sha256(parts.encode()).hexdigest()[:32]
+
+
+def _read(path: Path) -> Speed | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Speed)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _time_outer_step(specs: tuple[TensorSpec, ...], params: Mapping[str, np.ndarray], workers: int) -> float:
+    """Return the seconds of the fastest of three outer steps over `params` with one contribution of each worker."""
+    state = initial_state(specs, params)
+    contributions = [Contribution(task, 1, params) for task in range(workers)]
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        outer_step(specs, state, contributions, 1.0, 0.0)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)

@@ -1,0 +1,239 @@
+"""Everything between a configuration and a run that workers can join: data, model, training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.step.step_module import TrainStep
+from planetary.core.config import Config, ModelConfig, is_function
+from planetary.core.errors import TrustError, UserError
+from planetary.core.schedules import Schedule
+from planetary.core.step_options import StepOptions
+from planetary.core.tensors import host_dtype
+from planetary.data.fitting import fit_to_data
+from planetary.data.prepare import PreparedData, prepare
+from planetary.data.reader import TOKEN_DTYPES
+from planetary.fabric.preparation.model_checks import check_model
+from planetary.fabric.preparation.prepared_steps import (
+    StepRecord,
+    StoredArrays,
+    files_read,
+    find_record,
+    keep_record,
+    made_from,
+)
+
+if TYPE_CHECKING:
+    from planetary.compiler.frontend.export import Model
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a run is made of.
+
+    Attributes:
+        config: the run's configuration, fitted to the data.
+        data: the prepared token files.
+        step: the training step in StableHLO.
+        params: initial parameters by name, host arrays.
+        buffer_values: the model's constant inputs by name, host arrays.
+        record: what the step was made from; the store has all that it names.
+    """
+
+    config: Config
+    data: PreparedData
+    step: TrainStep
+    params: Mapping[str, np.ndarray]
+    buffer_values: Mapping[str, np.ndarray]
+    record: StepRecord
+
+    @property
+    def buffers(self) -> str:
+        """Digest of the buffers, packed, in the store; "" without any."""
+        return self.record.buffers
+
+    @property
+    def param_count(self) -> int:
+        """Number of trained scalars."""
+        return self.step.spec.param_count
+
+
+def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: StepRecord | None = None) -> Prepared:
+    """Prepare data, model and training step; `stage` is told what is being done.
+
+    A step that was made before from the same configuration, files and packages is read back. `own`: the record of the
+    run that goes on, which counts whatever became of these files and packages.
+
+    Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `NumericsError`,
+    `ResourceError`.
+    """
+    stage("preparing the data")
+    data = prepare(config, cache / "data")
+    config = fit_to_data(config, data)
+    store, options = BlobStore(cache / "blobs"), step_options(config)
+    if own is not None and own.made_from == made_from(config, options) and own.is_complete(store):
+        record: StepRecord | None = own
+    else:
+        record = find_record(store, config, options)
+    if record is None:
+        record = _make_step(config, options, store, stage)
+    else:
+        stage("reading the training step that was prepared before")
+    spec = record.spec
+    step = TrainStep("", spec, store.get(spec.stablehlo_digest), notes=record.notes)
+    _check_batch(config, step, data.vocab_size)
+    params = StoredArrays(store, record.params, spec.params)
+    buffers = StoredArrays(store, record.buffers, spec.buffers)
+    check_model(config, step, data, params=params, buffers=buffers, cache=cache, stage=stage)
+    return Prepared(config, data, step, params, buffers, record)
+
+
+def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Callable[[str], None]) -> StepRecord:
+    stage("exporting the model to StableHLO")
+    from planetary.compiler.frontend.export import export_model, load_model
+    from planetary.compiler.step.train_step import build_train_step
+
+    source = config.model.source
+    with files_read() as read:
+        if is_function(source):
+            model = export_model(source, builder_options(config, source), roles=config.model.roles)
+        else:
+            model = load_model(source, roles=config.model.roles, values_follow=bool(config.model.weights))
+        if config.model.weights:
+            model = given_weights(model, config.model)
+    stage("differentiating it and adding the optimizer")
+    step = build_train_step(model, options)
+    return keep_record(
+        store,
+        config,
+        options,
+        portable=step.portable,
+        spec=step.spec,
+        params=model.initial("param"),
+        buffers=model.initial("buffer"),
+        notes=step.notes,
+        read=read,
+    )
+
+
+def step_options(config: Config) -> StepOptions:
+    """Return what the configuration says about the training step, but for its learning rate."""
+    optimizer, train = config.optimizer, config.train
+    return StepOptions(
+        optimizer=optimizer.name,
+        beta1=optimizer.beta1,
+        beta2=optimizer.beta2,
+        epsilon=optimizer.epsilon,
+        momentum=optimizer.momentum,
+        nesterov=optimizer.nesterov,
+        adam_for=optimizer.adam_for,
+        matrix_stacks=optimizer.matrix_stacks,
+        weight_decay=optimizer.weight_decay,
+        decay_min_rank=optimizer.decay_min_rank,
+        no_decay=optimizer.no_decay,
+        clip_norm=optimizer.clip_norm,
+        average_decay=optimizer.average_decay,
+        micro_batches=train.micro_batches,
+        precision=train.precision,
+        rounding=train.rounding,
+        f64=train.f64,
+        remat=train.remat,
+    )
+
+
+def schedule_of(config: Config) -> Schedule:
+    """Return the learning-rate schedule of the configuration's run. Raises `UserError` for one that cannot be."""
+    optimizer = config.optimizer
+    return Schedule(
+        kind=optimizer.schedule,
+        peak=optimizer.learning_rate,
+        warmup_steps=optimizer.warmup_steps,
+        total_steps=config.total_inner_steps,
+        final_fraction=optimizer.final_fraction,
+        cooldown_fraction=optimizer.cooldown_fraction,
+    )
+
+
+def given_weights(model: Model, config: ModelConfig) -> Model:
+    """Return the model with the values of the file that `model.weights` names.
+
+    Raises:
+        UserError: it cannot be read, or does not fit.
+    """
+    from planetary.artifacts.ternary_matrices import read_weights
+    from planetary.compiler.frontend.weights import with_weights
+
+    path = Path(config.weights)
+    try:
+        specs, tensors, ternary = read_weights(path)
+    except OSError as error:
+        raise UserError(f"cannot read model.weights {path}: {error.strerror or error}") from error
+    except TrustError as error:
+        raise UserError(f"cannot read model.weights: {error}") from error
+    refuse_ternary_twice(path, ternary, config)
+    return with_weights(model, specs, tensors, where=str(path), optional=config.weights_optional)
+
+
+def refuse_ternary_twice(path: Path, ternary: Sequence[str], config: ModelConfig) -> None:
+    """Raise `UserError` where a file's weights of these names are ternary, and the model would make them so again.
+
+    What is ternary has another mean than what it was made of, and would get another scale.
+    """
+    if ternary and config.options.get("ternary"):
+        raise UserError(
+            f"{path}: {ternary[0]!r} is ternary already, and model.options.ternary = true would scale it again. Set "
+            "model.options.ternary = false to use these weights as they are; to go on training ternary experts, "
+            "give their float weights (`planetary moe export` without --packed)"
+        )
+
+
+def builder_options(config: Config, source: str) -> dict[str, object]:
+    """The model function's options, completed by what the configuration already says elsewhere.
+
+    Batch size, sequence length and seed are passed to a function that names them, or takes any keyword.
+    """
+    import inspect
+
+    from planetary.compiler.frontend.export import find_builder
+
+    options = dict(config.model.options)
+    accepted = inspect.signature(find_builder(source)).parameters
+    known = {
+        "batch_size": config.train.batch_size // config.train.micro_batches,  # the step puts the parts together
+        "sequence_length": config.train.sequence_length,
+        "seed": config.run.seed,
+    }
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
+    for name, value in known.items():
+        if name in accepted or takes_any:
+            options.setdefault(name, value)
+    return options
+
+
+def _check_batch(config: Config, step: TrainStep, vocab_size: int) -> None:
+    """Raise `UserError` unless the model takes batches as the data gives them."""
+    expected = (config.train.batch_size, config.train.sequence_length)
+    batch = step.spec.batch
+    if len(batch) != 2 or any(b.shape != expected or b.dtype not in TOKEN_DTYPES for b in batch):
+        found = ", ".join(f"{b.name}: {b.dtype}{list(b.shape)}" for b in batch)
+        raise UserError(
+            f"the model's batch must be inputs and targets, each of shape {list(expected)} (train.batch_size × "
+            f"train.sequence_length) and of type {', '.join(TOKEN_DTYPES[:-1])} or {TOKEN_DTYPES[-1]}; it takes {found}"
+        )
+    narrowest = min((b.dtype for b in batch), key=lambda dtype: np.iinfo(host_dtype(dtype)).max)
+    if vocab_size - 1 > np.iinfo(host_dtype(narrowest)).max:
+        raise UserError(
+            f"the tokenizer has {vocab_size} tokens but the model takes tokens as {narrowest}, of at most "
+            f"{np.iinfo(host_dtype(narrowest)).max}"
+        )
+    declared = config.model.options.get("vocab_size")
+    if isinstance(declared, int) and declared < vocab_size:
+        raise UserError(
+            f"the tokenizer has {vocab_size} tokens but the model was given model.options.vocab_size = {declared}"
+        )

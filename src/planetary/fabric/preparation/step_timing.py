@@ -1,0 +1,99 @@
+"""Times some training steps of an artifact in a process of its own: a freshly compiled module may crash or hang.
+
+    python -m planetary.fabric.preparation.step_timing FOLDER
+
+`FOLDER` holds the request and the values, and is given the answer: the milliseconds of each step.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import CompileError
+from planetary.core.step import StepSpec
+from planetary.fabric.worker.child import Child, describe_exit, end_with_parent
+from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
+
+TIME_LIMIT_S = 600.0
+
+
+class TimingRequest(msgspec.Struct, frozen=True):
+    """What to time.
+
+    Attributes:
+        artifact: file with the compiled step.
+        spec: its signature.
+        backend: what executes it.
+        threads: of a CPU; 0: all usable cores.
+        steps: how many steps to time, after `WARM_UP_STEPS` others.
+    """
+
+    artifact: str
+    spec: StepSpec
+    backend: str
+    threads: int
+    steps: int
+
+
+def write_values(folder: Path, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]) -> None:
+    """Leave what the step starts from, once for any number of timings in `folder`."""
+    np.savez(folder / "params.npz", allow_pickle=False, **params)
+    np.savez(folder / "buffers.npz", allow_pickle=False, **buffers)
+
+
+async def time_steps(folder: Path, request: TimingRequest) -> list[float]:
+    """Return the milliseconds of each step, measured in a child process.
+
+    Raises:
+        CompileError: the process crashed, took longer than `TIME_LIMIT_S`, or the step gave no finite loss.
+    """
+    import asyncio
+
+    (folder / "request.json").write_bytes(msgspec.json.encode(request))
+    (folder / "times.json").unlink(missing_ok=True)
+    command = [sys.executable, "-m", "planetary.fabric.preparation.step_timing", str(folder)]
+    child = await Child.start(command, log=folder / "output.txt", environment={"TF_CPP_MIN_LOG_LEVEL": "1"})
+    try:
+        async with asyncio.timeout(TIME_LIMIT_S):
+            code = await child.wait()
+    except TimeoutError:
+        raise CompileError(f"{request.steps} steps did not end within {TIME_LIMIT_S:.0f} s") from None
+    finally:
+        child.kill()
+    if code != 0:
+        output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
+        raise CompileError(f"the process that runs the step {describe_exit(code)}: {output[-1] if output else ''}")
+    return msgspec.json.decode((folder / "times.json").read_bytes(), type=list[float])
+
+
+def _serve(folder: Path) -> None:
+    from planetary.compiler.check.parity import random_batches
+    from planetary.runtime.backends import open_executor
+
+    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TimingRequest)
+    params, buffers = (_load(folder / name) for name in ("params.npz", "buffers.npz"))
+    executor = open_executor(request.artifact, request.spec, backend=request.backend, threads=request.threads or None)
+    executor.load(params, buffers, None)
+    times = step_milliseconds(executor, random_batches(request.spec, WARM_UP_STEPS + request.steps, seed=0))
+    (folder / "times.json").write_bytes(msgspec.json.encode(times))
+
+
+def _load(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as file:
+        return dict(file)
+
+
+if __name__ == "__main__":
+    end_with_parent(lambda: os._exit(0))
+    try:
+        _serve(Path(sys.argv[1]))
+    except Exception as error:  # noqa: BLE001 - its text is the last line of the log, which the parent reports
+        sys.stderr.write(f"{error}\n")
+        os._exit(1)
+    os._exit(0)  # without tearing down the interpreter while a device is open: see `runtime`

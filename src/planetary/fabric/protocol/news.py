@@ -1,0 +1,45 @@
+"""The journal's records in words, for logs and displays."""
+
+from __future__ import annotations
+
+from planetary.fabric.protocol import records as r
+from planetary.fabric.protocol.records import Record
+
+
+def news_of(record: Record) -> str:
+    """Say a record in a sentence, or "" when nobody is waiting to hear it."""
+    match record:
+        case r.ArtifactPublished():
+            return f"training step for {record.backend}:{record.target} published ({record.verified})"
+        case r.WorkerJoined():
+            how = "".join(f"; {text}" for text in (record.chosen, record.verified) if text)
+            return f"worker {record.worker} joined (process {record.pid}){how}"
+        case r.WorkerRefused():
+            return f"worker {record.worker} is refused: {record.reason}"
+        case r.WorkerLost():
+            return f"worker {record.worker} lost: {record.reason}"
+        case r.LeaseReturned() if record.task:
+            return f"lease {record.lease} came back from {record.worker}: {record.reason}"
+        case r.DeltaRejected():
+            return f"result of {record.worker} rejected: {record.reason}"
+        case r.DeltaWithdrawn():
+            return f"what {record.worker} had trained is lost: {record.reason}"
+        case r.ReduceRetried():
+            return f"round {record.round}: the reduction failed and is tried again: {record.reason}"
+        case r.DigestsDiffered():
+            return f"round {record.round}: {', '.join(record.workers)} had other parameters than most"
+        case r.RolledBack():
+            return f"back to round {record.mark.round}: {record.reason}"
+        case r.TaskAborted():
+            return f"{record.worker} could not finish its task: {record.reason}"
+        case r.RoundFinished():
+            return f"round {record.round} finished: loss {record.loss:.4f}, {record.tokens} tokens"
+        case r.CheckpointFailed():
+            return f"checkpoint of round {record.round} failed: {record.reason}"
+        case r.Stalled():
+            return record.why
+        case r.RunResumed():
+            return f"resumed after round {record.mark.round}"
+        case r.RunFinished():
+            return record.reason
+    return ""

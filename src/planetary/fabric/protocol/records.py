@@ -1,0 +1,309 @@
+"""The controller's journal: one typed record per fact, in the order they became true.
+
+The controller changes its state only by applying a record, and every record is appended to `events.jsonl`. Replaying
+the file therefore gives the same state (`fabric.protocol.state.replay`). A line is
+`{"event": "round_started", "t": ..., ...}`.
+
+`t` is Unix time in seconds, stamped when the line is written; no decision depends on it.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from planetary.data.slices import LeaseLedger
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Base of all journal records."""
+
+    t: float = 0.0
+
+
+class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
+    """A new run begins."""
+
+    run: str
+    rounds: int
+    config_hash: str
+    model: str  # sha256 of the training step's portable artifact
+    params: int
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """Where a run stands after a round: the controller's part of a checkpoint, and what a resume goes on from."""
+
+    round: int
+    tokens_total: int
+    next_task: int
+    ledger: LeaseLedger
+
+
+class RunResumed(Record, frozen=True, kw_only=True, tag="run_resumed"):
+    """The controller was restarted and goes on from `mark`; whatever was under way is void."""
+
+    run: str
+    rounds: int
+    mark: Mark
+    config_hash: str
+
+
+class ArtifactPublished(Record, frozen=True, kw_only=True, tag="artifact_published"):
+    """A training step was compiled for a target, verified, and can be fetched."""
+
+    backend: str
+    target: str
+    digest: str
+    nbytes: int
+    seconds: float
+    verified: str  # how: what was compared with what, in words
+
+
+class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
+    """A worker loaded its artifact, found it right on its own device, and can take tasks."""
+
+    worker: str
+    pid: int
+    node: str
+    backend: str
+    target: str
+    device: str = ""  # as its driver names it
+    verified: str = ""  # what the comparison on it found, in words; "": there was nothing to compare with
+    chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
+
+
+class WorkerRefused(Record, frozen=True, kw_only=True, tag="worker_refused"):
+    """A worker's device cannot run the training step, or computes something else; it takes no part."""
+
+    worker: str
+    pid: int
+    node: str
+    backend: str
+    target: str
+    reason: str
+
+
+class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
+    """A worker that had joined is gone."""
+
+    worker: str
+    pid: int
+    node: str
+    reason: str
+
+
+class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
+    """A round begins with `workers` ready workers, from parameters `version`.
+
+    Overlap: while the results of the round before it are reduced; `version` is one less than in lock-step then.
+    """
+
+    round: int
+    version: int
+    workers: int
+
+
+class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
+    """A worker is told to train a lease, from parameters `version`."""
+
+    round: int
+    lease: int
+    task: int
+    worker: str
+    pid: int
+    node: str
+    version: int = -1  # -1: the journal of an older planetary does not say; it is that of the round then
+
+
+class LeaseStarted(Record, frozen=True, kw_only=True, tag="lease_started"):
+    """The worker has its parameters and tokens and begins the first inner step."""
+
+    round: int
+    lease: int
+    task: int
+    worker: str
+    pid: int
+    node: str
+
+
+class LeaseReturned(Record, frozen=True, kw_only=True, tag="lease_returned"):
+    """A lease lost its holder before it was trained."""
+
+    round: int
+    lease: int
+    task: int  # 0 when nobody held it any more
+    worker: str
+    to: str  # "round": it is offered again in this round; "pool": it goes to a later round
+    reason: str
+
+
+class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
+    """A worker's contribution was checked and counts in this round."""
+
+    round: int
+    lease: int
+    task: int
+    worker: str
+    pid: int
+    node: str
+    tokens: int
+    loss: float
+    seconds: float
+
+
+class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
+    """A worker's contribution does not count; the reason names the defect."""
+
+    round: int
+    lease: int
+    task: int
+    worker: str
+    pid: int
+    node: str
+    reason: str
+
+
+class DeltaWithdrawn(Record, frozen=True, kw_only=True, tag="delta_withdrawn"):
+    """Ring: a contribution of a round under way died with the worker that held it; its lease is an orphan again."""
+
+    round: int
+    lease: int
+    task: int
+    worker: str
+    reason: str
+
+
+class ReduceRetried(Record, frozen=True, kw_only=True, tag="reduce_retried"):
+    """Ring: the workers could not reduce their deltas; those that are left try again."""
+
+    round: int
+    attempt: int
+    reason: str
+
+
+class DigestsDiffered(Record, frozen=True, kw_only=True, tag="digests_differed"):
+    """Ring: workers had other parameters than most after the outer step; they are given the others'."""
+
+    round: int
+    workers: tuple[str, ...]
+
+
+class RolledBack(Record, frozen=True, kw_only=True, tag="rolled_back"):
+    """Ring: what was made after `mark` is gone with the workers that had it; the run goes on from there."""
+
+    mark: Mark
+    reason: str
+
+
+class TaskAborted(Record, frozen=True, kw_only=True, tag="task_failed"):
+    """A worker reported that it could not finish a task."""
+
+    round: int
+    task: int
+    worker: str
+    pid: int
+    node: str
+    kind: str
+    step: int
+    reason: str
+
+
+class RoundClosed(Record, frozen=True, kw_only=True, tag="round_closed"):
+    """No more contributions: the outer step is being taken. `why` is the verdict's reason."""
+
+    round: int
+    contributions: int
+    why: str
+
+
+class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
+    """The outer step is done and its checkpoint, when one is due, is on disk."""
+
+    round: int
+    workers: int
+    tokens: int
+    tokens_total: int
+    loss: float
+    seconds: float
+    compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds)
+    durable: bool  # a checkpoint of this round exists
+
+
+class CheckpointWritten(Record, frozen=True, kw_only=True, tag="checkpoint_written"):
+    """A checkpoint was committed."""
+
+    round: int
+    path: str
+    seconds: float
+
+
+class CheckpointFailed(Record, frozen=True, kw_only=True, tag="checkpoint_failed"):
+    """A checkpoint could not be written; the one before is still valid and the run goes on."""
+
+    round: int
+    reason: str
+
+
+class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
+    """All held-out batches of a version were evaluated."""
+
+    version: int
+    loss: float
+    batches: int
+
+
+class Stalled(Record, frozen=True, kw_only=True, tag="stalled"):
+    """Nothing can go on at the moment; says who or what is waited for."""
+
+    round: int
+    why: str
+
+
+EndKind = Literal["", "done", "stopped", "deserted", "compile", "numerics", "data", "resource", "peer"]
+"""Why a run ended. stopped: somebody asked for it; deserted: no worker was there any more; compile, numerics, data,
+resource: every worker failed, the last one in this way; peer: they failed otherwise, or sent what is unusable; empty:
+the journal of an older version does not say."""
+
+
+class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
+    """The run ended. `ok` is false when it was stopped or failed; it can then be resumed."""
+
+    round: int
+    ok: bool
+    reason: str
+    kind: EndKind = ""
+
+
+AnyRecord = (
+    RunStarted
+    | RunResumed
+    | ArtifactPublished
+    | WorkerJoined
+    | WorkerRefused
+    | WorkerLost
+    | RoundStarted
+    | LeaseAssigned
+    | LeaseStarted
+    | LeaseReturned
+    | DeltaAccepted
+    | DeltaRejected
+    | DeltaWithdrawn
+    | ReduceRetried
+    | DigestsDiffered
+    | RolledBack
+    | TaskAborted
+    | RoundClosed
+    | RoundFinished
+    | CheckpointWritten
+    | CheckpointFailed
+    | EvalFinished
+    | Stalled
+    | RunFinished
+)
+
+
+def decode_record(line: bytes | str) -> AnyRecord:
+    """Parse one line of `events.jsonl`; raises `msgspec.ValidationError` or `msgspec.DecodeError`."""
+    return msgspec.json.decode(line, type=AnyRecord)

@@ -1,0 +1,294 @@
+"""The controller's state, as a fold over the journal's records.
+
+`apply` is the only code that changes it. What is not in here (connections, progress within a task, timings) is not
+worth remembering: after a restart every worker is gone, and what was under way is trained again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError
+from planetary.data.slices import LeaseLedger
+from planetary.fabric.protocol.records import (
+    ArtifactPublished,
+    CheckpointFailed,
+    CheckpointWritten,
+    DeltaAccepted,
+    DeltaRejected,
+    DeltaWithdrawn,
+    DigestsDiffered,
+    EvalFinished,
+    LeaseAssigned,
+    LeaseReturned,
+    LeaseStarted,
+    Mark,
+    Record,
+    ReduceRetried,
+    RolledBack,
+    RoundClosed,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    Stalled,
+    TaskAborted,
+    WorkerJoined,
+    WorkerLost,
+    WorkerRefused,
+)
+
+
+class Member(msgspec.Struct):
+    """A worker that joined and is not lost."""
+
+    worker: str
+    pid: int
+    node: str
+    backend: str
+    target: str
+
+
+class Holding(msgspec.Struct):
+    """Who trains a lease."""
+
+    worker: str
+    task: int
+    started: bool = False
+
+
+class Contribution(msgspec.Struct):
+    """A trained and accepted lease."""
+
+    worker: str
+    lease: int
+    task: int
+    tokens: int
+    loss: float
+    seconds: float
+
+
+class OpenRound(msgspec.Struct):
+    """A round under way. Every lease of it is in exactly one of the three collections."""
+
+    round: int
+    version: int
+    contributions: list[Contribution] = []
+    holders: dict[int, Holding] = {}  # lease -> holder
+    orphans: list[int] = []  # leases without a holder, ascending
+    closed: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Target tokens that count in this round."""
+        return sum(c.tokens for c in self.contributions)
+
+    @property
+    def mean_loss(self) -> float:
+        """Training loss over the contributions, weighted by tokens; NaN without any."""
+        tokens = self.tokens
+        return sum(c.loss * c.tokens for c in self.contributions) / tokens if tokens else float("nan")
+
+
+class ControllerState(msgspec.Struct):
+    """Everything that the journal determines."""
+
+    run: str = ""
+    rounds: int = 0
+    round: int = 0  # the last finished round
+    version: int = 0  # the newest global parameters
+    tokens_total: int = 0
+    next_task: int = 1
+    ledger: LeaseLedger = msgspec.field(default_factory=LeaseLedger)
+    open: OpenRound | None = None  # that is trained now; in lock-step also while its parameters are being made
+    closing: OpenRound | None = None  # overlap: the one before it, whose parameters are being made meanwhile
+    members: dict[str, Member] = {}
+    losses: dict[str, int] = {}  # worker -> how many times it was lost
+    evals: dict[int, float] = {}  # version -> held-out loss
+    train_losses: dict[int, float] = {}  # round -> mean training loss
+    durable_round: int = 0  # the newest round with a checkpoint
+    ended: RunFinished | None = None
+
+    def mark(self) -> Mark:
+        """Return what a checkpoint of the round that has just been closed must remember.
+
+        Its leases that were not trained have been returned by then. Those of a round that is trained meanwhile are
+        free in it: whoever goes on from the checkpoint trains that round anew.
+        """
+        ledger, ended = self.ledger.copy(), self.closing or self.open
+        if self.closing is not None and self.open is not None:
+            for contribution in self.open.contributions:
+                ledger.retract(contribution.lease)
+            for lease in list(ledger.held):
+                ledger.give_back(lease)
+        if ended is None:
+            return Mark(self.round, self.tokens_total, self.next_task, ledger)
+        return Mark(ended.round, self.tokens_total + ended.tokens, self.next_task, ledger)
+
+    @property
+    def ends(self) -> bool:
+        """Whether a round is closed and not finished: its parameters exist and are not the newest of the run yet."""
+        ended = self.closing or self.open
+        return ended is not None and ended.closed
+
+    def under_way(self, round_: int) -> OpenRound:
+        """Return a round that has begun and is not finished.
+
+        Raises:
+            LocalProtocolError: there is none with this number.
+        """
+        for found in (self.open, self.closing):
+            if found is not None and found.round == round_:
+                return found
+        raise LocalProtocolError(f"round {round_} is not under way after round {self.round}")
+
+
+def apply(state: ControllerState, record: Record) -> None:
+    """Change `state` as `record` says.
+
+    Raises:
+        LocalProtocolError: the record cannot follow the ones before it.
+    """
+    match record:
+        case RunStarted():
+            state.run = record.run
+            state.rounds = record.rounds
+        case RunResumed():
+            _resume(state, record)
+        case RolledBack():
+            _go_back(state, record.mark)
+        case DeltaWithdrawn():
+            _withdraw(state, record)
+        case WorkerJoined():
+            state.members[record.worker] = Member(record.worker, record.pid, record.node, record.backend, record.target)
+        case WorkerLost():
+            state.members.pop(record.worker, None)
+            state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
+        case RoundStarted():
+            _start(state, record)
+        case LeaseAssigned():
+            _assign(state, record)
+        case LeaseStarted():
+            _holding(state, record).started = True
+        case LeaseReturned():
+            _give_back(state, record)
+        case DeltaAccepted():
+            opened = state.under_way(record.round)
+            _holding(state, record)
+            del opened.holders[record.lease]
+            state.ledger.complete(record.lease)
+            opened.contributions.append(
+                Contribution(record.worker, record.lease, record.task, record.tokens, record.loss, record.seconds)
+            )
+        case RoundClosed():
+            state.under_way(record.round).closed = True
+        case RoundFinished():
+            ended = state.under_way(record.round)
+            state.round = state.version = record.round
+            state.tokens_total += ended.tokens
+            state.train_losses[record.round] = ended.mean_loss
+            if state.closing is not None:
+                state.closing = None
+            else:
+                state.open = None
+            if record.durable:
+                state.durable_round = record.round
+        case EvalFinished():
+            state.evals[record.version] = record.loss
+        case RunFinished():
+            state.ended = record
+        case (
+            ArtifactPublished()
+            | WorkerRefused()
+            | DeltaRejected()
+            | ReduceRetried()
+            | DigestsDiffered()
+            | TaskAborted()
+            | CheckpointWritten()
+            | CheckpointFailed()
+            | Stalled()
+        ):
+            pass  # facts for people; no decision depends on them
+
+
+def replay(records: Iterable[Record]) -> ControllerState:
+    """Return the state after `records`; see `apply`."""
+    state = ControllerState()
+    for record in records:
+        apply(state, record)
+    return state
+
+
+def _start(state: ControllerState, record: RoundStarted) -> None:
+    before = state.open
+    if before is None:
+        allowed = record.round == state.round + 1
+    else:  # overlap: the results of the one before are reduced while this one is trained
+        allowed = state.closing is None and record.round == before.round + 1 == state.round + 2
+    if not allowed:
+        raise LocalProtocolError(f"round {record.round} cannot start after round {state.round}")
+    state.closing, state.open = before, OpenRound(record.round, record.version)
+
+
+def _holding(state: ControllerState, record: LeaseStarted | DeltaAccepted | LeaseReturned) -> Holding:
+    holding = state.under_way(record.round).holders.get(record.lease)
+    if holding is None or holding.task != record.task:
+        raise LocalProtocolError(f"lease {record.lease} is not held by task {record.task}")
+    return holding
+
+
+def _assign(state: ControllerState, record: LeaseAssigned) -> None:
+    opened = state.under_way(record.round)
+    if record.lease in opened.orphans:
+        opened.orphans.remove(record.lease)
+    elif state.ledger.take() != record.lease:
+        raise LocalProtocolError(f"lease {record.lease} is not the next one to hand out")
+    opened.holders[record.lease] = Holding(record.worker, record.task)
+    state.next_task = record.task + 1
+
+
+def _give_back(state: ControllerState, record: LeaseReturned) -> None:
+    opened = state.under_way(record.round)
+    if record.task:
+        _holding(state, record)
+        del opened.holders[record.lease]
+    else:
+        opened.orphans.remove(record.lease)
+    if record.to == "round":
+        opened.orphans = sorted([*opened.orphans, record.lease])
+    else:
+        state.ledger.give_back(record.lease)
+
+
+def _withdraw(state: ControllerState, record: DeltaWithdrawn) -> None:
+    opened = state.under_way(record.round)
+    kept = [c for c in opened.contributions if c.task != record.task]
+    if len(kept) == len(opened.contributions):
+        raise LocalProtocolError(f"task {record.task} contributed nothing that could be withdrawn")
+    opened.contributions = kept
+    state.ledger.retract(record.lease)
+    opened.orphans = sorted([*opened.orphans, record.lease])
+
+
+def _resume(state: ControllerState, record: RunResumed) -> None:
+    state.run = record.run
+    state.rounds = record.rounds
+    state.durable_round = record.mark.round
+    state.members = {}
+    state.ended = None
+    _go_back(state, record.mark)
+
+
+def _go_back(state: ControllerState, mark: Mark) -> None:
+    state.round = state.version = mark.round
+    state.tokens_total = mark.tokens_total
+    # Task numbers go on: a late answer to a task from before the restart must not look like one of after.
+    state.next_task = max(state.next_task, mark.next_task)
+    state.ledger = mark.ledger.copy()
+    state.open = state.closing = None
+    for table in (state.evals, state.train_losses):
+        for later in [key for key in table if key > mark.round]:
+            del table[later]

@@ -1,0 +1,129 @@
+"""The supervisor process: the supervisor machine with a real child process and a real connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+
+from planetary.core.clock import SystemClock
+from planetary.core.errors import PlanetaryError
+from planetary.fabric.protocol import events as e
+from planetary.fabric.shell.dial import Address, Dialler
+from planetary.fabric.shell.shell import Shell
+from planetary.fabric.supervisor.restarts import Restarts
+from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
+from planetary.fabric.worker.child import Child, describe_exit, on_stop_signals
+from planetary.version import __version__
+from planetary.wire import messages as m
+from planetary.wire.inbox import Received, refuse_tensors
+
+log = logging.getLogger(__name__)
+
+
+class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a supervisor process is started."""
+
+    address: Address
+    name: str  # of its worker
+    node: str
+    command: tuple[str, ...]  # that starts the worker
+    log: Path | None  # where the worker's output goes; None: to this process's own
+    restart_first_s: float
+    restart_limit_s: float
+    shutdown_s: float  # how long the worker gets to end by itself
+    final_codes: frozenset[int]  # exit statuses of the worker after which a restart cannot help
+
+
+class SupervisorShell:
+    """Carries out what the machine asks for."""
+
+    def __init__(self, options: SupervisorOptions) -> None:
+        self._options = options
+        self._child: Child | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        machine = SupervisorMachine(
+            options.name,
+            restarts=Restarts(
+                options.name,
+                first_s=options.restart_first_s,
+                limit_s=options.restart_limit_s,
+                healthy_after_s=10 * options.restart_limit_s / 15,
+                final_codes=options.final_codes,
+            ),
+            redial_first_s=0.2,
+            redial_limit_s=2.0,
+        )
+        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, SystemClock())
+        hello = m.Hello(
+            role="supervisor",
+            protocol=m.PROTOCOL_VERSION,
+            software=__version__,
+            token="",
+            worker=options.name,
+            node=options.node,
+            pid=os.getpid(),
+        )
+        self._dialler = Dialler(options.address, hello, self._shell.post, self._received, allocate=refuse_tensors)
+
+    async def run(self) -> e.Exit:
+        """Supervise until the worker ends for good, the gateway says so, or a stop signal comes."""
+        on_stop_signals(lambda reason: self._shell.post(e.StopRequested(reason)))
+        end = await self._shell.run()
+        log.info("supervisor of %s ends: %s", self._options.name, end.reason)
+        if self._child is not None:
+            await self._child.end(self._options.shutdown_s)
+        await self._dialler.close(end.reason)
+        for task in self._tasks:
+            task.cancel()
+        return end
+
+    def _received(self, session: int, received: Received) -> None:
+        self._shell.post(e.Received(session, received.message))
+
+    def _carry_out(self, instruction: e.Instruction) -> e.Exit | None:
+        match instruction:
+            case e.Dial():
+                self._dialler.dial(instruction.session)
+            case e.Send():
+                self._dialler.send(instruction.message)
+            case e.StartProcess():
+                self._spawn(self._run_child(instruction.attempt))
+            case e.KillProcess():
+                log.info("ending worker %s: %s", self._options.name, instruction.reason)
+                if self._child is not None:
+                    grace = self._options.shutdown_s if instruction.gracefully else 0.0
+                    self._spawn(self._end_child(self._child, grace))
+            case e.Exit():
+                return instruction
+        return None
+
+    def _spawn(self, work: object) -> None:
+        task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run_child(self, attempt: int) -> None:
+        try:
+            child = await Child.start(self._options.command, log=self._options.log)
+        except PlanetaryError as error:
+            self._shell.post(e.ProcessExited(0, 1, str(error)))
+            return
+        log.info("worker %s started as process %d, attempt %d", self._options.name, child.pid, attempt)
+        self._child = child
+        self._shell.post(e.ProcessStarted(child.pid))
+        code = await child.wait()
+        self._child = None
+        log.info("worker %s, process %d, %s", self._options.name, child.pid, describe_exit(code))
+        self._shell.post(e.ProcessExited(child.pid, code, describe_exit(code)))
+
+    async def _end_child(self, child: Child, grace_s: float) -> None:
+        with contextlib.suppress(PlanetaryError):
+            if grace_s > 0:
+                await child.end(grace_s)
+            else:
+                child.kill()

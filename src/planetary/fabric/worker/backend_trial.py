@@ -1,0 +1,230 @@
+"""How a machine finds its fastest backend: one process per candidate joins the run, checks the step, and takes times.
+
+A candidate is a worker process that never becomes ready: it fetches its job like any worker, verifies the step on its
+device and then, when every candidate is there and nothing compiles any more, runs a few steps in its turn. Parent and
+candidates speak through files in a folder, each written in one piece.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from planetary.artifacts.store import BlobStore, write_atomically
+from planetary.core.errors import PlanetaryError, TrustError
+from planetary.core.step_trial import Trial
+from planetary.fabric.worker.child import Child, describe_exit
+from planetary.runtime.backend_choice import BackendChoice, choose_backend
+from planetary.runtime.backends import runtime_identity
+from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
+from planetary.runtime.executor import Executor
+from planetary.runtime.host import host_features
+
+log = logging.getLogger(__name__)
+
+TURNS = 2
+STEPS = 4  # of a turn, after a first one that is not counted
+PATIENCE_S = 20.0  # how much longer than the first candidate the others may take to load the step
+TIME_LIMIT_S = 3600.0  # for the first one: as long as a compilation may take
+_POLL_S = 0.05
+
+
+class _Loaded(msgspec.Struct, frozen=True):
+    """A candidate's answer, when it has its job."""
+
+    step: str  # digest of the training step; "": the run has none that could be measured
+
+
+# --- in the candidate's process --------------------------------------------------------------------------------------
+
+
+def take_part(executor: Executor, trial: Trial, folder: Path, stopped: Callable[[], bool]) -> None:
+    """Say that the step is loaded, then time steps whenever it is this candidate's turn, until `stopped`."""
+    executor.load(trial.params, trial.buffers, trial.opt_state)
+    batches = [trial.batch] * (WARM_UP_STEPS + STEPS)
+    _write(folder / "loaded", _Loaded(executor.spec.stablehlo_digest))
+    for turn in range(TURNS):
+        while not (folder / f"turn-{turn}").exists():
+            if stopped():
+                return
+            time.sleep(_POLL_S / 5)
+        _write(folder / f"times-{turn}", step_milliseconds(executor, batches))
+
+
+def say_job(folder: Path, step: str) -> None:
+    """Say which training step the job is about, before it is loaded: the choice for it may be known."""
+    _write(folder / "job", _Loaded(step))
+
+
+def say_failed(folder: Path, reason: str) -> None:
+    """Say why the step cannot be run with this backend."""
+    write_atomically(folder / "failed", reason.encode())
+
+
+def _write(path: Path, value: object) -> None:
+    write_atomically(path, msgspec.json.encode(value))
+
+
+# --- in the parent ---------------------------------------------------------------------------------------------------
+
+
+class BackendTrial:
+    """Tries the candidates of one machine. Use it once."""
+
+    def __init__(
+        self,
+        candidates: Sequence[str],
+        command: Callable[[str, Path], Sequence[str]],
+        *,
+        store: BlobStore,
+        threads: int,
+        log_folder: Path | None,
+    ) -> None:
+        """Prepare.
+
+        Args:
+            candidates: backends, in order of preference.
+            command: gives the command line of a candidate's process, from its backend and folder.
+            store: remembers choices.
+            threads: of each worker.
+            log_folder: for the candidates' output; None: this process's own.
+        """
+        self._candidates, self._command, self._store = candidates, command, store
+        self._threads, self._logs = threads, log_folder
+        self._children: dict[str, Child] = {}
+        self._ended: dict[str, asyncio.Future[int]] = {}
+        self._folders: dict[str, Path] = {}
+        self._failures: dict[str, str] = {}
+
+    async def choose(self) -> BackendChoice:
+        """Return the known choice for the run's step on this machine, or measure."""
+        if len(self._candidates) == 1:
+            return BackendChoice(self._candidates[0], f"{self._candidates[0]} is the only backend installed")
+        with tempfile.TemporaryDirectory(prefix="planetary-backends-") as name:
+            try:
+                return await self._choose(Path(name))
+            finally:
+                await self._end()
+
+    async def _choose(self, folder: Path) -> BackendChoice:
+        # The last choice most likely holds again, and then no other candidate need be started.
+        last = self._known("")
+        if last is not None:
+            await self._start(last.backend, folder)
+            known = await self._known_for_job()
+            if known is not None:
+                return known
+        for backend in self._candidates:
+            if backend not in self._children:
+                await self._start(backend, folder)
+        known = await self._known_for_job()
+        if known is not None:
+            return known
+        steps, complete = await self._loaded()
+        times: dict[str, list[float]] = {backend: [] for backend in steps}
+        for turn in range(TURNS):
+            for backend in steps:
+                times[backend] += await self._turn(backend, turn)
+        choice = choose_backend(self._candidates, times, self._failures)
+        if complete and any(times.values()):
+            self._keep(next(iter(steps.values())), choice)
+        return choice
+
+    async def _start(self, backend: str, folder: Path) -> None:
+        own = self._folders[backend] = folder / backend.replace(":", "-")
+        own.mkdir()
+        logged = None if self._logs is None else self._logs / f"trying-{own.name}.log"
+        child = await Child.start(self._command(backend, own), log=logged)
+        self._children[backend] = child
+        self._ended[backend] = asyncio.ensure_future(child.wait())
+
+    async def _known_for_job(self) -> BackendChoice | None:
+        """Wait for the first job; return what is known for its step."""
+        job = await self._first("job", TIME_LIMIT_S)
+        if job is None:
+            return None
+        if not job.step:
+            return BackendChoice(self._candidates[0], f"nothing to measure in this run: taking {self._candidates[0]}")
+        return self._known(job.step)
+
+    async def _first(self, name: str, within_s: float) -> _Loaded | None:
+        deadline = time.monotonic() + within_s
+        alive = self._alive()
+        while time.monotonic() < deadline and alive:
+            alive = self._alive()  # before looking: one that ends has left its answer
+            for backend in self._children:
+                path = self._folders[backend] / name
+                if path.exists():
+                    return msgspec.json.decode(path.read_bytes(), type=_Loaded)
+            await asyncio.sleep(_POLL_S)
+        return None
+
+    async def _loaded(self) -> tuple[dict[str, str], bool]:
+        """Wait until the candidates have loaded the step; return it by backend, and whether none was left out."""
+        await self._first("loaded", TIME_LIMIT_S)
+        deadline = time.monotonic() + PATIENCE_S
+        steps: dict[str, str] = {}
+        while waiting := [backend for backend in self._alive() if backend not in steps]:
+            for backend in waiting:
+                path = self._folders[backend] / "loaded"
+                if path.exists():
+                    steps[backend] = msgspec.json.decode(path.read_bytes(), type=_Loaded).step
+            if time.monotonic() > deadline:
+                for backend in (b for b in waiting if b not in steps):
+                    self._failures[backend] = f"not ready {PATIENCE_S:.0f} s after the others; tried again next time"
+                return steps, False
+            await asyncio.sleep(_POLL_S)
+        return steps, True
+
+    async def _turn(self, backend: str, turn: int) -> list[float]:
+        own = self._folders[backend]
+        (own / f"turn-{turn}").touch()
+        deadline = time.monotonic() + TIME_LIMIT_S / 10
+        while backend in self._alive():
+            if (own / f"times-{turn}").exists():
+                return msgspec.json.decode((own / f"times-{turn}").read_bytes(), type=list[float])
+            if time.monotonic() > deadline:
+                self._failures[backend] = f"{STEPS} steps did not end within {TIME_LIMIT_S / 10:.0f} s"
+                self._children[backend].kill()
+            await asyncio.sleep(_POLL_S / 5)
+        return []
+
+    def _alive(self) -> list[str]:
+        for backend, ended in self._ended.items():
+            if ended.done():
+                said = self._folders[backend] / "failed"
+                why = said.read_text() if said.exists() else describe_exit(ended.result())
+                self._failures.setdefault(backend, why)
+        return [backend for backend in self._children if not self._ended[backend].done()]
+
+    async def _end(self) -> None:
+        await asyncio.gather(*(child.end(1.0) for child in self._children.values()))
+
+    # --- what is remembered -----------------------------------------------------------------------------------------
+
+    def _key(self, step: str) -> str:
+        versions = " ".join(f"{backend} {runtime_identity(backend)}" for backend in self._candidates)
+        return f"backend choice 1 {step or 'last'} {host_features()} threads {self._threads} of {versions}"
+
+    def _known(self, step: str) -> BackendChoice | None:
+        digest = self._store.resolve(self._key(step))
+        if digest is None:
+            return None
+        try:
+            return msgspec.json.decode(self._store.get(digest), type=BackendChoice)
+        except (TrustError, msgspec.MsgspecError):
+            return None
+
+    def _keep(self, step: str, choice: BackendChoice) -> None:
+        try:
+            digest = self._store.put(msgspec.json.encode(choice))
+            for key in (step, ""):
+                self._store.link(self._key(key), digest)
+        except PlanetaryError as error:
+            log.warning("%s", error)

@@ -1,0 +1,226 @@
+"""What a worker does with a task: the inner loop. Runs in a thread of its own; everything else stays responsive."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
+from planetary.core.schedules import Schedule
+from planetary.core.step import StepSpec
+from planetary.core.tensors import Tensors
+from planetary.data.reader import batches, read_slice
+from planetary.diloco.mean import check_contribution
+from planetary.fabric.protocol.events import Event
+from planetary.fabric.worker.inner_state import InnerStates
+from planetary.fabric.worker.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
+from planetary.runtime.executor import Executor
+from planetary.wire.messages import EvalTask, TrainTask
+
+log = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):
+    """The task under way is not wanted any more."""
+
+
+class Compute:
+    """One executor and the tasks it runs, in order.
+
+    `report` is called from the compute thread with each event.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        spec: StepSpec,
+        buffers: Tensors,
+        states: InnerStates,
+        *,
+        reset_inner_state: bool,
+        check_ends: bool = False,
+        report: Callable[[Event], None],
+    ) -> None:
+        """`check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks."""
+        self._executor = executor
+        self._spec = spec
+        self._buffers = buffers
+        self._states = states
+        self._reset = reset_inner_state
+        self._check_ends = check_ends
+        self._report = report
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
+        self._saver = ThreadPoolExecutor(1, thread_name_prefix="saver")
+        self._saving: Future[None] | None = None
+        self._params: Tensors | None = None  # of the tasks to come, as the gateway sent them
+        self._on_device = False  # whether exactly these are on the device
+        self._loaded = False  # whether buffers and optimizer state are on the device
+        self._state_round: int | None = 0  # the round after which the device's optimizer state is; None: of no use
+        self._stop: set[int] = set()
+        self._ends: dict[int, Tensors] = {}  # of the last finished train task
+
+    # --- called from the event loop ---------------------------------------------------------------------------
+
+    def use_parameters(self, params: Tensors) -> None:
+        """Later tasks start from these; the arrays must not change any more."""
+
+        def use() -> None:
+            self._params, self._on_device = params, False
+
+        self._thread.submit(use)
+
+    def train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
+        """Start a task; `tokens` is None when they are to be read from the task's slice."""
+        self._thread.submit(self._guarded, task, lambda: self._train(task, schedule, tokens))
+
+    def evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> None:
+        """Start an evaluation; `tokens` as in `train`."""
+        self._thread.submit(self._guarded, task, lambda: self._evaluate(task, tokens))
+
+    def stop(self, task: int) -> None:
+        """Stop a task after its current inner step."""
+        self._stop.add(task)
+
+    def end_parameters(self, task: int) -> Tensors:
+        """Return the parameters after the last inner step of a finished train task, once."""
+        return self._ends.pop(task)
+
+    def close(self) -> None:
+        """Wait for the current inner step and for files being saved, then release the device."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._saver.shutdown(wait=True)
+        self._executor.close()
+
+    # --- in the compute thread --------------------------------------------------------------------------------
+
+    def _guarded(self, task: TrainTask | EvalTask, work: Callable[[], Event]) -> None:
+        try:
+            self._check_wanted(task.task)
+            event = work()
+        except _Stopped:
+            event = TaskStopped(task.task)
+        except NumericsError as error:
+            event = TaskBroke(task.task, "numerics", str(error), getattr(error, "step", 0))
+        except UserError as error:
+            event = TaskBroke(task.task, "data", str(error))
+        except (ResourceError, MemoryError) as error:
+            event = TaskBroke(task.task, "resource", str(error) or "out of memory")
+        except Exception as error:
+            log.exception("task %d failed", task.task)
+            event = TaskBroke(task.task, "internal", f"{type(error).__name__}: {error}")
+        self._stop.discard(task.task)
+        self._report(event)
+
+    def _train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> Event:
+        if tokens is None:
+            tokens = read_slice(task.slice)
+        batch, length = self._batch_shape
+        self._prepare_inner_state(task.round)
+        self._put_parameters()
+        self._report(StepDone(task.task, 0, None))
+        began = time.monotonic()
+        total, last, steps = 0.0, None, 0
+        self._on_device, self._state_round = False, None  # from here on the device holds neither
+        for steps, (inputs, targets) in enumerate(self._batches(tokens), start=1):
+            index = task.first_step + steps - 1
+            last = self._executor.train_step(index, schedule.rate(index), (inputs, targets))
+            if not (math.isfinite(last.loss) and math.isfinite(last.grad_norm)):
+                what = "loss" if not math.isfinite(last.loss) else "gradient norm"
+                value = last.loss if what == "loss" else last.grad_norm
+                error = NumericsError(
+                    f"the {what} became {value} at inner step {steps} of {task.steps} (step "
+                    f"{task.first_step + steps} of the run); the worker stopped there. A lower "
+                    "optimizer.learning_rate or optimizer.clip_norm may help"
+                )
+                error.step = steps  # type: ignore[attr-defined]
+                raise error
+            total += last.loss
+            self._check_wanted(task.task)
+            self._report(StepDone(task.task, steps, last.loss))
+        assert last is not None
+        seconds = time.monotonic() - began
+        self._state_round = task.round
+        self._save_inner_state(task.round)
+        ends = self._executor.read_params()
+        defect = check_contribution(self._spec.params, ends) if self._check_ends else ""
+        if defect:
+            raise NumericsError(f"after inner step {steps} of {task.steps}: {defect}")
+        self._ends = {task.task: ends}
+        tokens_trained = steps * batch * length
+        return TrainingDone(task.task, task.round, steps, tokens_trained, total / steps, last.grad_norm, seconds)
+
+    def _evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> Event:
+        if tokens is None:
+            tokens = read_slice(task.slice)
+        self._ensure_loaded()
+        self._put_parameters()
+        total = 0.0
+        for inputs, targets in self._batches(tokens):
+            total += self._executor.eval_step((inputs, targets))
+            self._check_wanted(task.task)
+        if not math.isfinite(total):
+            raise NumericsError(f"the held-out loss of the parameters after round {task.version} is {total}")
+        return EvaluationDone(task.task, task.version, total / task.batches, task.batches)
+
+    @property
+    def _batch_shape(self) -> tuple[int, int]:
+        batch, length = self._spec.batch[0].shape[:2]
+        return batch, length
+
+    def _batches(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        inputs, targets = self._spec.batch
+        return batches(tokens, *self._batch_shape, (inputs.dtype, targets.dtype))
+
+    def _check_wanted(self, task: int) -> None:
+        if task in self._stop:
+            raise _Stopped
+
+    def _ensure_loaded(self) -> None:
+        if not self._loaded:
+            assert self._params is not None
+            self._executor.load(self._params, self._buffers, None)
+            self._loaded = self._on_device = True
+
+    def _put_parameters(self) -> None:
+        assert self._params is not None
+        if not self._on_device:
+            self._executor.set_params(self._params)
+            self._on_device = True
+
+    def _prepare_inner_state(self, round_: int) -> None:
+        """Make the device's optimizer state one from before `round_`: the newest there is, else zeros."""
+        self._ensure_loaded()
+        if self._reset:
+            self._executor.reset_opt_state()
+            return
+        if self._state_round is not None and 0 < self._state_round < round_:
+            return
+        if self._saving is not None:
+            self._saving.exception()  # wait: what is being saved may be what is needed
+        saved = self._states.load(round_)
+        if saved is None:
+            self._executor.reset_opt_state()
+            return
+        assert self._params is not None
+        self._executor.load(self._params, self._buffers, saved[1])
+        self._on_device = True
+
+    def _save_inner_state(self, round_: int) -> None:
+        if self._reset:
+            return
+        state = self._executor.read_opt_state()
+
+        def save() -> None:
+            try:
+                self._states.save(round_, state)
+            except PlanetaryError as error:
+                log.warning("%s", error)
+
+        if self._saving is not None:
+            self._saving.exception()  # one at a time: a slow disk must not collect states in memory
+        self._saving = self._saver.submit(save)

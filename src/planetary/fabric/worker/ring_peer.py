@@ -1,0 +1,168 @@
+"""A worker's part in the ring: it holds results and the outer state, reduces with the others, takes the outer step."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from planetary.collectives import Communicator, ReduceOp
+from planetary.core.errors import NumericsError, PeerError, PlanetaryError
+from planetary.core.tensors import Tensors
+from planetary.diloco.mean import Contribution
+from planetary.diloco.outer import OuterState, published_params
+from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share, state_digest, state_of, state_tensors
+from planetary.fabric.protocol.events import Event
+from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
+from planetary.wire.messages import Job, Reduce
+
+log = logging.getLogger(__name__)
+
+
+class RingPeer:
+    """One per job. Its methods are called from the event loop and do not block; reductions run in a thread."""
+
+    def __init__(
+        self,
+        name: str,
+        host: str,
+        token: str,
+        job: Job,
+        report: Callable[[Event], None],
+    ) -> None:
+        """`host` is the gateway's; `report` is called from the thread that reduces."""
+        assert job.ring is not None
+        self._name, self._token, self._job = name, token, job.ring
+        self._master = f"[{host}]:{job.ring.port}" if ":" in host else f"{host}:{job.ring.port}"
+        self._specs = tuple(job.spec.params)
+        self._report = report
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ring")
+        self._version = -1
+        self._state: OuterState | None = None
+        self._coming: dict[int, OuterState] = {}  # received or made, and not in use yet
+        self._params: dict[int, Tensors] = {}  # version that tasks may start from -> master parameters
+        self._start: Tensors = {}  # of these, what the last task started from
+        self._held: dict[int, tuple[int, Held]] = {}  # task -> its round, and what it gave
+        self._lock = threading.Lock()
+        self._left = 0  # how often `leave` was called
+        self._group = -1
+        self._communicator: Communicator | None = None
+
+    # --- called from the event loop ---------------------------------------------------------------------------
+
+    def received(self, version: int, tensors: Mapping[str, np.ndarray]) -> None:
+        """An outer state arrived; `use` follows."""
+        self._coming[version] = state_of(self._specs, tensors)
+
+    def use(self, version: int, versions: Collection[int]) -> None:
+        """The newest outer state is this one from now on; parameters of other versions than `versions` are forgotten.
+
+        So are results of rounds that are in it.
+        """
+        self._state = self._coming[version]
+        self._version = version
+        self._coming = {v: state for v, state in self._coming.items() if v > version}  # one may wait for its turn
+        self._params = {v: params for v, params in self._params.items() if v in versions}
+        self._params[version] = self._state.params
+        self._held = {task: (round_, held) for task, (round_, held) in self._held.items() if round_ > version}
+
+    def start_from(self, version: int) -> Tensors:
+        """The next tasks start from a version: return its parameters."""
+        self._start = self._params[version]
+        return published_params(self._specs, self._start)
+
+    def tensors(self, version: int) -> Tensors:
+        """Return the outer state of `version`, which is the newest, as it travels."""
+        assert self._state is not None
+        assert version == self._version
+        return state_tensors(self._state)
+
+    def hold(self, task: int, round_: int, tokens: int, ends: Tensors) -> None:
+        """Keep the parameters after a task, the last one that was started."""
+        self._held[task] = (round_, Held(Contribution(task, tokens, ends), self._start))
+
+    def reduce(self, message: Reduce) -> None:
+        """Begin; `ReduceSucceeded` or `ReduceBroke` is reported."""
+        assert self._state is not None
+        own = [self._held[task][1] for task in message.tasks if task in self._held]
+        self._thread.submit(self._guarded, message, self._state, own, self._left)
+
+    def leave(self) -> None:
+        """Break off the reduction under way, and leave the group."""
+        self._held.clear()
+        with self._lock:
+            self._left += 1
+            communicator, self._communicator = self._communicator, None
+            self._group = -1
+        if communicator is not None:
+            # It tells the master and joins threads, for which the event loop has no time.
+            threading.Thread(target=communicator.close, name="ring leave", daemon=True).start()
+
+    def close(self) -> None:
+        """End. Blocks for a moment."""
+        self.leave()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    # --- in the thread ----------------------------------------------------------------------------------------
+
+    def _guarded(self, message: Reduce, state: OuterState, own: list[Held], left: int) -> None:
+        try:
+            event = self._reduce(message, state, own, left)
+        except NumericsError as error:
+            event = ReduceBroke(message.round, message.attempt, "numerics", str(error))
+        except PlanetaryError as error:
+            event = ReduceBroke(message.round, message.attempt, "peer", str(error))
+        except Exception as error:
+            log.exception("the reduction of round %d failed", message.round)
+            event = ReduceBroke(message.round, message.attempt, "peer", f"{type(error).__name__}: {error}")
+        if isinstance(event, ReduceBroke):
+            log.warning("round %d: the reduction failed: %s", event.round, event.reason)
+        self._report(event)
+
+    def _reduce(self, message: Reduce, state: OuterState, own: list[Held], left: int) -> Event:
+        form = form_of(self._job.precision, message.peers, overlap=self._job.overlap)
+        summed = share(self._specs, own, message.tokens, form)
+        sent = received = 0
+        if message.peers > 1:
+            communicator = self._join(message.group, message.peers, left)
+            # Without the library's own retries: with fewer peers it would be another sum.
+            work = communicator.all_reduce_async(summed, op=ReduceOp.SUM, timeout_s=self._job.gather_s)
+            work.wait()
+            if work.world_size != message.peers:
+                raise PeerError(f"{work.world_size} of {message.peers} workers took part")
+            sent, received = work.sent_bytes, work.received_bytes
+        job = self._job
+        step = outer_step_of_sum(self._specs, state, (summed, form), job.learning_rate, job.momentum)
+        digest = state_digest(self._specs, step.state)
+        self._coming[message.round] = step.state
+        return ReduceSucceeded(message.round, message.attempt, digest, sent, received)
+
+    def _join(self, group: int, peers: int, left: int) -> Communicator:
+        """Return the communicator of the group, with all its members."""
+        with self._lock:
+            communicator = self._communicator
+            if group == self._group and communicator is not None and communicator.connected:
+                return communicator
+            self._communicator, self._group = None, -1
+        if communicator is not None:
+            communicator.close()
+        job = self._job
+        communicator = Communicator(
+            self._master,
+            group,
+            name=self._name,
+            token=self._token,
+            connections=job.connections,
+            timeout_s=job.gather_s,
+            stall_s=job.gather_s,
+        )
+        with self._lock:
+            if left != self._left:
+                raise PeerError("the connection to the gateway was lost")
+            self._communicator, self._group = communicator, group
+        communicator.connect()
+        communicator.update_topology(min_world_size=peers)
+        return communicator

@@ -17,17 +17,17 @@ import numpy as np
 from planetary.compiler.backends.targets import Target
 from planetary.core.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
-from planetary.moe.composer import ComposerSteps
-from planetary.moe.execution import IreeRunner, XlaRunner
-from planetary.moe.initial import initial_training
-from planetary.moe.mixture_program import combined
-from planetary.moe.ownership import round_robin
-from planetary.moe.part import Part
-from planetary.moe.programs import composer_program, expert_program
-from planetary.moe.resident_composer import ResidentComposer
-from planetary.moe.runner import ProgramRunner
-from planetary.moe.settings import MoeTraining
-from planetary.moe.signature import ComposerShape
+from planetary.moe.methods.ownership import round_robin
+from planetary.moe.plan.mixture_program import combined
+from planetary.moe.program.execution import IreeRunner, XlaRunner
+from planetary.moe.program.part import Part
+from planetary.moe.program.programs import composer_program, expert_program
+from planetary.moe.program.runner import ProgramRunner
+from planetary.moe.program.signature import ComposerShape
+from planetary.moe.training.composer import ComposerSteps
+from planetary.moe.training.initial import initial_training
+from planetary.moe.training.resident_composer import ResidentComposer
+from planetary.moe.training.settings import MoeTraining
 from planetary.runtime.device_program import Traffic
 from planetary.runtime.host import host_features
 

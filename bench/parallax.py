@@ -26,13 +26,13 @@ from planetary.compiler.step.step_options import StepOptions
 from planetary.core.schedules import Schedule
 from planetary.data.sources import stdlib_documents
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
-from planetary.moe.averaging import MergeRule
-from planetary.moe.saved_training import SavedTraining, write_training
-from planetary.moe.settings import MoeTraining
-from planetary.moe.states import TrainingState, assembled
-from planetary.moe.surrogate import FitOptions
-from planetary.moe.tiers import Cadence
-from planetary.moe.trainer import MoeTrainer
+from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.surrogate import FitOptions
+from planetary.moe.methods.tiers import Cadence
+from planetary.moe.training.saved_training import SavedTraining, write_training
+from planetary.moe.training.settings import MoeTraining
+from planetary.moe.training.states import TrainingState, assembled
+from planetary.moe.training.trainer import MoeTrainer
 
 replace = msgspec.structs.replace
 HELD_OUT = 128  # sequences
@@ -145,7 +145,7 @@ def with_changes(training: MoeTraining, changes: list[str]) -> MoeTraining:
         for part in parts:
             inside = inside.get(part, {})
         if name not in inside:
-            raise SystemExit(f"--set {change}: there is no such setting in planetary.moe.settings.MoeTraining")
+            raise SystemExit(f"--set {change}: there is no such setting in planetary.moe.training.settings.MoeTraining")
         try:
             inside[name] = json.loads(value)
         except json.JSONDecodeError:

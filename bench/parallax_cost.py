@@ -21,17 +21,18 @@ import numpy as np
 from planetary.compiler.backends import xla
 from planetary.compiler.step.step_options import StepOptions
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
-from planetary.moe import cost, ownership
-from planetary.moe.composer import ComposerSteps
-from planetary.moe.cost_shapes import shape_of
-from planetary.moe.execution import expert_runner
-from planetary.moe.expert_work import improve
-from planetary.moe.initial import initial_training
-from planetary.moe.programs import composer_program, expert_program
-from planetary.moe.settings import MoeTraining
-from planetary.moe.signature import ComposerShape, Program, state_specs
-from planetary.moe.sketch import EncodedSketch, encode, sketch_from_gates
-from planetary.moe.states import ComposerState
+from planetary.moe.cost import cost
+from planetary.moe.cost.cost_shapes import shape_of
+from planetary.moe.methods import ownership
+from planetary.moe.methods.sketch import EncodedSketch, encode, sketch_from_gates
+from planetary.moe.program.execution import expert_runner
+from planetary.moe.program.programs import composer_program, expert_program
+from planetary.moe.program.signature import ComposerShape, Program, state_specs
+from planetary.moe.training.composer import ComposerSteps
+from planetary.moe.training.expert_work import improve
+from planetary.moe.training.initial import initial_training
+from planetary.moe.training.settings import MoeTraining
+from planetary.moe.training.states import ComposerState
 
 replace = msgspec.structs.replace
 OPTIONS = StepOptions()

@@ -86,7 +86,7 @@ def run_step(case: Case) -> dict[str, Any]:
 def run_mixture(case: Case) -> dict[str, Any]:
     """Compare every function of a mixture's program with XLA on the CPU."""
     from planetary.compiler.backends.targets import Target
-    from planetary.moe.compiling import compared_with_xla
+    from planetary.moe.gateway.compiling import compared_with_xla
 
     assert case.program is not None
     data = Path(case.artifact).read_bytes()

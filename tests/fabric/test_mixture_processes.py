@@ -19,10 +19,10 @@ from split_mixture import Role, SplitMixture
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fabric.protocol.records import EvalFinished
-from planetary.moe.ownership import round_robin
-from planetary.moe.records import FragmentAdvanced, MixtureRecord, replay
-from planetary.moe.tiers import Tier
-from planetary.moe.version_streams import expert_streams
+from planetary.moe.controller.records import FragmentAdvanced, MixtureRecord, replay
+from planetary.moe.controller.version_streams import expert_streams
+from planetary.moe.methods.ownership import round_robin
+from planetary.moe.methods.tiers import Tier
 
 # Compiling the mixture's five functions takes half a minute: too long for every run of the tests.
 pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(300)]

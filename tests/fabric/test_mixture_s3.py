@@ -11,8 +11,8 @@ import pytest
 from split_mixture import SplitMixture
 from test_mixture_processes import TINY
 
-from planetary.moe.ownership import round_robin
-from planetary.moe.version_streams import expert_streams
+from planetary.moe.controller.version_streams import expert_streams
+from planetary.moe.methods.ownership import round_robin
 from s3_server import KEY, S3Server
 
 pytestmark = [pytest.mark.processes, pytest.mark.soak, pytest.mark.timeout(900)]

@@ -29,7 +29,7 @@ from planetary.compiler.step.step_options import StepOptions
 from planetary.core.step import ProgramSpec
 from planetary.fabric.preparation.compiling import CompileTarget, compile_and_verify
 from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.moe.programs import expert_program
+from planetary.moe.program.programs import expert_program
 from planetary.runtime.host import host_features
 
 pytestmark = [pytest.mark.device, pytest.mark.timeout(900)]

@@ -10,14 +10,14 @@ from mixture_cluster import MixtureCluster, Worker
 
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
-from planetary.moe.expert_payloads import improved_bytes, improved_from
-from planetary.moe.expert_work import HeldExperts, Improved
-from planetary.moe.plan import MixturePlan
-from planetary.moe.records import MixtureRecord, replay
-from planetary.moe.sketch_window import FORGET_STEPS
-from planetary.moe.states import ComposerState, TrainingState
-from planetary.moe.trainer import MoeTrainer
-from planetary.moe.version_streams import expert_streams
+from planetary.moe.composer.sketch_window import FORGET_STEPS
+from planetary.moe.controller.records import MixtureRecord, replay
+from planetary.moe.controller.version_streams import expert_streams
+from planetary.moe.payloads.expert_payloads import improved_bytes, improved_from
+from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.training.expert_work import HeldExperts, Improved
+from planetary.moe.training.states import ComposerState, TrainingState
+from planetary.moe.training.trainer import MoeTrainer
 from planetary.wire import messages as m
 
 

@@ -25,11 +25,11 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.records import Record, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.fabric.shell.sending_order import Order, order_of
-from planetary.moe.composer_data import tokens_payload
-from planetary.moe.composer_driver import ComposerDriver
-from planetary.moe.execution import composer_runner, expert_runner
-from planetary.moe.mixture_controller import MixtureController
-from planetary.moe.mixture_events import (
+from planetary.moe.composer.composer_data import tokens_payload
+from planetary.moe.composer.composer_driver import ComposerDriver
+from planetary.moe.composer.sketch_window import FORGET_STEPS
+from planetary.moe.controller.mixture_controller import MixtureController
+from planetary.moe.controller.mixture_events import (
     AssembleModel,
     CollectPayloads,
     EndWork,
@@ -47,17 +47,13 @@ from planetary.moe.mixture_events import (
     WorkOf,
     WorkOver,
 )
-from planetary.moe.mixture_gateway import KEPT_KINDS
-from planetary.moe.mixture_preparation import PreparedMixture, store_start
-from planetary.moe.payload_checks import KINDS, PayloadChecks
-from planetary.moe.plan import MixturePlan
-from planetary.moe.records import MixtureRecord, MixtureState, replay
-from planetary.moe.runner import ProgramRunner
-from planetary.moe.shard_payload import model_bytes
-from planetary.moe.signature import ComposerShape, Program
-from planetary.moe.sketch_window import FORGET_STEPS
-from planetary.moe.syncer_messages import SyncPolicy
-from planetary.moe.syncer_work import (
+from planetary.moe.controller.payload_checks import KINDS, PayloadChecks
+from planetary.moe.controller.records import MixtureRecord, MixtureState, replay
+from planetary.moe.controller.syncer_messages import SyncPolicy
+from planetary.moe.controller.work_queue import WorkQueue
+from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
+from planetary.moe.gateway.mixture_preparation import PreparedMixture, store_start
+from planetary.moe.gateway.syncer_work import (
     assembled_model,
     expert_weights,
     expert_work,
@@ -65,8 +61,12 @@ from planetary.moe.syncer_work import (
     make_fragment,
     routing_of,
 )
-from planetary.moe.tiers import Cadence, Tier
-from planetary.moe.work_queue import WorkQueue
+from planetary.moe.methods.tiers import Cadence, Tier
+from planetary.moe.payloads.shard_payload import model_bytes
+from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.program.execution import composer_runner, expert_runner
+from planetary.moe.program.runner import ProgramRunner
+from planetary.moe.program.signature import ComposerShape, Program
 from planetary.wire import messages as m
 
 STEP_S = 1.0

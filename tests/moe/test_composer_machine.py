@@ -9,9 +9,9 @@ import pytest
 from mixture_cluster import make_plan
 from msgspec.structs import replace
 
-from planetary.moe.composer_machine import Adopt, ComposerMachine, Fit, Keep, Publish, Step, View
-from planetary.moe.sketch_window import FORGET_STEPS
-from planetary.moe.tiers import Tier
+from planetary.moe.composer.composer_machine import Adopt, ComposerMachine, Fit, Keep, Publish, Step, View
+from planetary.moe.composer.sketch_window import FORGET_STEPS
+from planetary.moe.methods.tiers import Tier
 
 ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0)
 

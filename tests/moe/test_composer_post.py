@@ -9,7 +9,7 @@ import pytest
 from moe_support import Later
 
 from planetary.artifacts.packed_arrays import Packed
-from planetary.moe.composer_post import ComposerPost
+from planetary.moe.composer.composer_post import ComposerPost
 from planetary.wire import messages as m
 
 STATE = m.KeepShard(shard=0, epoch=1, step=2, progress=2, payload="")

@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.fabric.protocol.records import TaskAborted
-from planetary.moe.acceptance import Policy
-from planetary.moe.delta import Delta
-from planetary.moe.expert_payloads import added, experts_from
-from planetary.moe.expert_work import HeldExperts, Improved, accept_slots
-from planetary.moe.moments import MomentRule
-from planetary.moe.records import Experts, ExpertsAdvanced, MixtureState, SyncNote, apply
-from planetary.moe.settings import MoeTraining
+from planetary.moe.controller.records import Experts, ExpertsAdvanced, MixtureState, SyncNote, apply
+from planetary.moe.methods.acceptance import Policy
+from planetary.moe.methods.delta import Delta
+from planetary.moe.methods.moments import MomentRule
+from planetary.moe.payloads.expert_payloads import added, experts_from
+from planetary.moe.training.expert_work import HeldExperts, Improved, accept_slots
+from planetary.moe.training.settings import MoeTraining
 from planetary.wire import messages as m
 
 SLOTS = np.array([4, 7, -1], np.int32)  # the last one is empty

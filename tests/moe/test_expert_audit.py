@@ -15,13 +15,13 @@ from msgspec.structs import replace
 from planetary.compiler.step.step_options import StepOptions
 from planetary.models.initial import draw
 from planetary.models.latent_moe import expert_parameters
-from planetary.moe.acceptance import Policy, Refusal
-from planetary.moe.audit import FEW_ROWS, audit, disagreements, effect
-from planetary.moe.delta import Delta
-from planetary.moe.execution import expert_runner
-from planetary.moe.expert_work import Improved, improve
-from planetary.moe.records import ExpertsAdvanced, SyncNote
-from planetary.moe.sketch import Sketch, encode
+from planetary.moe.controller.records import ExpertsAdvanced, SyncNote
+from planetary.moe.methods.acceptance import Policy, Refusal
+from planetary.moe.methods.delta import Delta
+from planetary.moe.methods.sketch import Sketch, encode
+from planetary.moe.program.execution import expert_runner
+from planetary.moe.training.audit import FEW_ROWS, audit, disagreements, effect
+from planetary.moe.training.expert_work import Improved, improve
 from planetary.wire import messages as m
 
 SLOTS = np.array([0, 2], np.int32)

@@ -16,10 +16,10 @@ from planetary.core.errors import LocalProtocolError, UserError
 from planetary.models import latent_experts, latent_moe
 from planetary.models.initial import count
 from planetary.models.latent_moe import LatentMoeConfig, composer_forward, loss_fn
-from planetary.moe import ownership
-from planetary.moe.cost import REPORT_20B, REPORT_176B, one_expert_params
-from planetary.moe.execution import IreeRunner
-from planetary.moe.signature import ComposerShape, state_specs, zeros_for
+from planetary.moe.cost.cost import REPORT_20B, REPORT_176B, one_expert_params
+from planetary.moe.methods import ownership
+from planetary.moe.program.execution import IreeRunner
+from planetary.moe.program.signature import ComposerShape, state_specs, zeros_for
 from planetary.runtime.host import host_features
 
 

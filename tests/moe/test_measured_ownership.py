@@ -13,11 +13,11 @@ from planetary.core.errors import UserError
 from planetary.data.prepare import prepare
 from planetary.models.initial import filled
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, expert_loads, parameters
-from planetary.moe import measured_ownership
-from planetary.moe.initial import drawn_model
-from planetary.moe.measured_ownership import owners_by_load
-from planetary.moe.mixture_preparation import plan_of
-from planetary.moe.ownership import load_aware, round_robin
+from planetary.moe.gateway.mixture_preparation import plan_of
+from planetary.moe.methods.ownership import load_aware, round_robin
+from planetary.moe.training import measured_ownership
+from planetary.moe.training.initial import drawn_model
+from planetary.moe.training.measured_ownership import owners_by_load
 
 MODEL = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 6, "n_layer": 2})
 TOKENS = np.random.default_rng(1).integers(0, MODEL.vocab_size, (2, MODEL.sequence_length)).astype(np.int32)

@@ -14,7 +14,7 @@ from planetary.compiler.check.verification_report import read_report
 from planetary.core.artifact_label import read_label
 from planetary.core.step import ProgramSpec
 from planetary.fabric.preparation.compiling import CompileTarget
-from planetary.moe.compiling import compile_and_verify
+from planetary.moe.gateway.compiling import compile_and_verify
 from planetary.runtime.host import host_features
 
 

@@ -15,15 +15,21 @@ from msgspec.structs import replace
 from planetary.artifacts.store import digest_of
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.protocol.records import TaskAborted
-from planetary.moe import plan as plan_module
-from planetary.moe.acceptance import Policy
-from planetary.moe.averaging import MergeRule
-from planetary.moe.payloads import fragment_from
-from planetary.moe.records import FragmentAdvanced, ShardGranted, SpeakerChanged, SurrogatesRefreshed, SyncNote
-from planetary.moe.shard_payload import shard_bytes, shard_from
-from planetary.moe.states import merged_model
-from planetary.moe.tiers import Cadence, Tier
-from planetary.moe.trainer import MoeTrainer
+from planetary.moe.controller.records import (
+    FragmentAdvanced,
+    ShardGranted,
+    SpeakerChanged,
+    SurrogatesRefreshed,
+    SyncNote,
+)
+from planetary.moe.methods.acceptance import Policy
+from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.tiers import Cadence, Tier
+from planetary.moe.payloads.payloads import fragment_from
+from planetary.moe.payloads.shard_payload import shard_bytes, shard_from
+from planetary.moe.plan import plan as plan_module
+from planetary.moe.training.states import merged_model
+from planetary.moe.training.trainer import MoeTrainer
 from planetary.wire import messages as m
 
 TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}

@@ -22,16 +22,16 @@ from planetary.core.config import Config, DataConfig, ModelConfig, MoeConfig, Tr
 from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
 from planetary.fabric.gateway.run_files import PAYLOADS
-from planetary.moe import ownership
-from planetary.moe.evaluation import Reported, RunEvaluation, evaluate_run, losses_table
-from planetary.moe.inference import Experts, MixtureLosses, experts_named, model_with
-from planetary.moe.mixture_gateway import KEPT_KINDS
-from planetary.moe.mixture_preparation import plan_of
-from planetary.moe.mixture_start import owners_of_run
-from planetary.moe.run_state import read_mixture, read_run
-from planetary.moe.saved_training import SavedTraining, write_training
-from planetary.moe.tiers import Cadence
-from planetary.moe.trainer import MoeTrainer
+from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
+from planetary.moe.gateway.mixture_preparation import plan_of
+from planetary.moe.gateway.mixture_start import owners_of_run
+from planetary.moe.methods import ownership
+from planetary.moe.methods.tiers import Cadence
+from planetary.moe.results.evaluation import Reported, RunEvaluation, evaluate_run, losses_table
+from planetary.moe.results.inference import Experts, MixtureLosses, experts_named, model_with
+from planetary.moe.results.run_state import read_mixture, read_run
+from planetary.moe.training.saved_training import SavedTraining, write_training
+from planetary.moe.training.trainer import MoeTrainer
 
 STEPS, PER_ROUND = 8, 4
 # Nothing is merged or refreshed after the last step: composers judge what they save, with the newest surrogates.

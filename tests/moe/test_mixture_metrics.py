@@ -10,11 +10,11 @@ from mixture_checks import of_kind
 from mixture_cluster import MixtureCluster, Worker, make_plan
 
 from planetary.fabric.protocol.status import WorkerStatus
-from planetary.moe.acceptance import Policy
-from planetary.moe.mixture_status import worker_status
-from planetary.moe.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
-from planetary.moe.replicas import held_shards
-from planetary.moe.tiers import Tier
+from planetary.moe.controller.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
+from planetary.moe.gateway.mixture_status import worker_status
+from planetary.moe.methods.acceptance import Policy
+from planetary.moe.methods.tiers import Tier
+from planetary.moe.training.replicas import held_shards
 from planetary.wire import messages as m
 
 

@@ -18,18 +18,24 @@ from planetary.artifacts.packed_arrays import unpack_arrays
 from planetary.artifacts.store import digest_of
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.records import WorkerLost
-from planetary.moe.acceptance import Policy
-from planetary.moe.delta import Form
-from planetary.moe.expert_payloads import experts_from, improved_bytes, improved_from, weights_bytes, weights_from
-from planetary.moe.expert_work import HeldExperts
-from planetary.moe.mixture_events import AssembleModel
-from planetary.moe.patience import Patience
-from planetary.moe.payloads import sketch_bytes, sketch_from
-from planetary.moe.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
-from planetary.moe.sketch import decode, encode
-from planetary.moe.states import computed_weights, merged_model
-from planetary.moe.surrogate_payloads import surrogates_bytes
-from planetary.moe.syncer_work import assembled_model
+from planetary.moe.controller.mixture_events import AssembleModel
+from planetary.moe.controller.patience import Patience
+from planetary.moe.controller.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
+from planetary.moe.gateway.syncer_work import assembled_model
+from planetary.moe.methods.acceptance import Policy
+from planetary.moe.methods.delta import Form
+from planetary.moe.methods.sketch import decode, encode
+from planetary.moe.payloads.expert_payloads import (
+    experts_from,
+    improved_bytes,
+    improved_from,
+    weights_bytes,
+    weights_from,
+)
+from planetary.moe.payloads.payloads import sketch_bytes, sketch_from
+from planetary.moe.payloads.surrogate_payloads import surrogates_bytes
+from planetary.moe.training.expert_work import HeldExperts
+from planetary.moe.training.states import computed_weights, merged_model
 from planetary.wire import messages as m
 
 

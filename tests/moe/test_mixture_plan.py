@@ -12,11 +12,11 @@ from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
-from planetary.moe import mixture_preparation
-from planetary.moe.acceptance import Policy
-from planetary.moe.checked_config import check_mixture
-from planetary.moe.plan import model_of, training_of, warnings_of
-from planetary.moe.tiers import Tier
+from planetary.moe.gateway import mixture_preparation
+from planetary.moe.methods.acceptance import Policy
+from planetary.moe.methods.tiers import Tier
+from planetary.moe.plan.checked_config import check_mixture
+from planetary.moe.plan.plan import model_of, training_of, warnings_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

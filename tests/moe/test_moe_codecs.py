@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import NumericsError, ProtocolError, UserError
-from planetary.moe.codec import GRID, FourBitRows, block_width, decode_rows, encode_rows, rotate, rotate_back
-from planetary.moe.delta import Delta, compress, expand, low_rank
-from planetary.moe.ternary import ternary
+from planetary.moe.methods.codec import GRID, FourBitRows, block_width, decode_rows, encode_rows, rotate, rotate_back
+from planetary.moe.methods.delta import Delta, compress, expand, low_rank
+from planetary.moe.methods.ternary import ternary
 
 RNG = np.random.default_rng(0)
 

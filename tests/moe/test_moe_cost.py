@@ -14,15 +14,15 @@ from planetary.core.config import apply_overrides, load_config
 from planetary.core.errors import UserError
 from planetary.models.initial import count
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, dense_parameters, parameters
-from planetary.moe import cost
-from planetary.moe.cost import REPORT_20B, REPORT_176B, MoeShape
-from planetary.moe.cost_shapes import configured, named_shape, shape_of, tier_parameters
-from planetary.moe.cost_table import Workload, operations, table
-from planetary.moe.expert_payloads import experts_bytes, weights_bytes
-from planetary.moe.expert_work import HeldExperts
-from planetary.moe.sketch import Precision, encode, sketch_from_gates
-from planetary.moe.tiers import Cadence, Tier
-from planetary.moe.trainer import MoeTrainer
+from planetary.moe.cost import cost
+from planetary.moe.cost.cost import REPORT_20B, REPORT_176B, MoeShape
+from planetary.moe.cost.cost_shapes import configured, named_shape, shape_of, tier_parameters
+from planetary.moe.cost.cost_table import Workload, operations, table
+from planetary.moe.methods.sketch import Precision, encode, sketch_from_gates
+from planetary.moe.methods.tiers import Cadence, Tier
+from planetary.moe.payloads.expert_payloads import experts_bytes, weights_bytes
+from planetary.moe.training.expert_work import HeldExperts
+from planetary.moe.training.trainer import MoeTrainer
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

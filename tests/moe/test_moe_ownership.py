@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import UserError
-from planetary.moe import ownership
+from planetary.moe.methods import ownership
 
 
 @pytest.mark.parametrize(("experts", "composers"), [(16, 4), (16, 1), (10, 4), (7, 7), (256, 8)])

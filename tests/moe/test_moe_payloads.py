@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from planetary.artifacts.packed_arrays import pack_arrays
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import RemoteProtocolError, TrustError
-from planetary.moe import payloads
-from planetary.moe.sketch import Precision, Sketch, decode, encode
-from planetary.moe.surrogate import newer_surrogate, surrogate_message
-from planetary.moe.surrogate_payloads import surrogates_bytes, surrogates_from
+from planetary.moe.methods.sketch import Precision, Sketch, decode, encode
+from planetary.moe.methods.surrogate import newer_surrogate, surrogate_message
+from planetary.moe.payloads import payloads
+from planetary.moe.payloads.surrogate_payloads import surrogates_bytes, surrogates_from
 
 RNG = np.random.default_rng(0)
 

@@ -8,11 +8,11 @@ from moe_support import TINY, train
 from msgspec.structs import replace
 
 from planetary.core.errors import UserError
-from planetary.moe import ownership
-from planetary.moe.averaging import MergeRule
-from planetary.moe.replicas import held_shards, holders, replicated_slots, speaker
-from planetary.moe.states import assembled
-from planetary.moe.tiers import Cadence
+from planetary.moe.methods import ownership
+from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.tiers import Cadence
+from planetary.moe.training.replicas import held_shards, holders, replicated_slots, speaker
+from planetary.moe.training.states import assembled
 
 
 def test_every_expert_is_held_by_its_first_owner_and_those_after_it() -> None:

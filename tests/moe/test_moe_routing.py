@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import LocalProtocolError
-from planetary.moe.routing import routing_agreement
+from planetary.moe.training.routing import routing_agreement
 
 
 def test_overlap_and_divergence_of_a_case_worked_by_hand() -> None:

@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from planetary.core.errors import NumericsError, TrustError, UserError
-from planetary.moe import cost, recent_rows, surrogate
-from planetary.moe.sketch import Sketch, decode, dense_gates, encode, sketch_from_gates, subsample
-from planetary.moe.surrogate import FitOptions, expert_outputs, fit_surrogates, initial_surrogates
+from planetary.moe.cost import cost
+from planetary.moe.methods import recent_rows, surrogate
+from planetary.moe.methods.sketch import Sketch, decode, dense_gates, encode, sketch_from_gates, subsample
+from planetary.moe.methods.surrogate import FitOptions, expert_outputs, fit_surrogates, initial_surrogates
 
 RNG = np.random.default_rng(0)
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, NumericsError, UserError
 from planetary.core.tensors import TensorSpec
-from planetary.moe.acceptance import ExpertState, Policy, Refusal, Update, Verdict, judge
-from planetary.moe.averaging import MergeRule, Published, mean_gradients, merge, merged_delta, weighted_mean
-from planetary.moe.moments import MomentRule
-from planetary.moe.tiers import Cadence, Tier, fragments_by_bytes, names_of, tier_of
+from planetary.moe.methods.acceptance import ExpertState, Policy, Refusal, Update, Verdict, judge
+from planetary.moe.methods.averaging import MergeRule, Published, mean_gradients, merge, merged_delta, weighted_mean
+from planetary.moe.methods.moments import MomentRule
+from planetary.moe.methods.tiers import Cadence, Tier, fragments_by_bytes, names_of, tier_of
 
 RNG = np.random.default_rng(0)
 

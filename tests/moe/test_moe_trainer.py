@@ -13,12 +13,12 @@ from msgspec.structs import replace
 from planetary.compiler import build_train_step, export_model
 from planetary.compiler.check.interpreter import run_interpreter
 from planetary.core.errors import NumericsError, UserError
-from planetary.moe import cost
-from planetary.moe.acceptance import Policy, Refusal
-from planetary.moe.composer import ComposerSteps
-from planetary.moe.states import TrainingState, merged_model
-from planetary.moe.tiers import Cadence, Tier, tier_of
-from planetary.moe.trainer import MoeTrainer
+from planetary.moe.cost import cost
+from planetary.moe.methods.acceptance import Policy, Refusal
+from planetary.moe.methods.tiers import Cadence, Tier, tier_of
+from planetary.moe.training.composer import ComposerSteps
+from planetary.moe.training.states import TrainingState, merged_model
+from planetary.moe.training.trainer import MoeTrainer
 
 
 def test_offload_from_the_owners_float_sketches_equals_direct_ownership_bit_for_bit() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planetary.moe.patience import Patience, Task
+from planetary.moe.controller.patience import Patience, Task
 
 WORK: Task = (1, "work", 7)
 OTHER: Task = (2, "work", 8)

@@ -22,10 +22,10 @@ from planetary.core.errors import NumericsError, ResourceError, TrustError, User
 from planetary.fabric.preparation.preparation import builder_options
 from planetary.models import latent_moe
 from planetary.models.initial import flat_names
-from planetary.moe.merged_export import export_merged
-from planetary.moe.saved_training import SavedTraining, read_training, write_training
-from planetary.moe.states import merged_model
-from planetary.moe.trainer import MoeTrainer
+from planetary.moe.results.merged_export import export_merged
+from planetary.moe.training.saved_training import SavedTraining, read_training, write_training
+from planetary.moe.training.states import merged_model
+from planetary.moe.training.trainer import MoeTrainer
 
 OFFLOAD = {"cadence": TOGETHER, "sketches": "all", "precision": "4bit", "update_form": "topk"}
 

@@ -11,9 +11,9 @@ from mixture_checks import check_steps, check_streams, check_window, of_kind, sp
 from mixture_cluster import MixtureCluster, Worker, make_plan
 from msgspec.structs import replace
 
-from planetary.moe.acceptance import Policy
-from planetary.moe.records import ExpertsAdvanced
-from planetary.moe.sketch_window import FORGET_STEPS, SketchWindow, WaitingSketches
+from planetary.moe.composer.sketch_window import FORGET_STEPS, SketchWindow, WaitingSketches
+from planetary.moe.controller.records import ExpertsAdvanced
+from planetary.moe.methods.acceptance import Policy
 from planetary.wire import messages as m
 
 WINDOW = 2

@@ -10,8 +10,8 @@ from mixture_cluster import LIFETIME_S, MixtureCluster, Worker, make_plan
 from msgspec.structs import replace
 
 from planetary.fabric.protocol.records import Stalled
-from planetary.moe.acceptance import Policy
-from planetary.moe.records import ShardGranted, ShardKept, SurrogatesRefreshed
+from planetary.moe.controller.records import ShardGranted, ShardKept, SurrogatesRefreshed
+from planetary.moe.methods.acceptance import Policy
 from planetary.wire import messages as m
 
 

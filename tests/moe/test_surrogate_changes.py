@@ -14,11 +14,11 @@ from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import pack_arrays
 from planetary.core.errors import ProtocolError, RemoteProtocolError, TrustError, UserError
-from planetary.moe.composer import install as fitted_into
-from planetary.moe.delta import Delta, expand
-from planetary.moe.records import SurrogatesRefreshed
-from planetary.moe.surrogate import surrogate_message
-from planetary.moe.surrogate_payloads import (
+from planetary.moe.controller.records import SurrogatesRefreshed
+from planetary.moe.methods.delta import Delta, expand
+from planetary.moe.methods.surrogate import surrogate_message
+from planetary.moe.methods.tiers import Cadence
+from planetary.moe.payloads.surrogate_payloads import (
     change_bytes,
     changed_surrogates,
     empty_bank,
@@ -27,7 +27,7 @@ from planetary.moe.surrogate_payloads import (
     surrogates_bytes,
     surrogates_from,
 )
-from planetary.moe.tiers import Cadence
+from planetary.moe.training.composer import install as fitted_into
 from planetary.wire import messages as m
 
 ROWS = TINY.n_latent, 3

@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import RemoteProtocolError, TrustError
-from planetary.moe.composer import ComposerSteps
-from planetary.moe.composer_machine import ComposerMachine
-from planetary.moe.plan import MixturePlan
-from planetary.moe.states import ComposerState
-from planetary.moe.surrogate import surrogate_message
-from planetary.moe.surrogate_payloads import empty_bank, install
-from planetary.moe.surrogate_traffic import Installed, Ready, Refreshed, SurrogateTraffic
+from planetary.moe.composer.composer_machine import ComposerMachine
+from planetary.moe.composer.surrogate_traffic import Installed, Ready, Refreshed, SurrogateTraffic
+from planetary.moe.methods.surrogate import surrogate_message
+from planetary.moe.payloads.surrogate_payloads import empty_bank, install
+from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.training.composer import ComposerSteps
+from planetary.moe.training.states import ComposerState
 from planetary.wire import messages as m
 
 COPIES = {"rank": TINY.n_hidden, "refresh_form": "4bit"}

@@ -8,9 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, UserError
-from planetary.moe.replicas import holders
-from planetary.moe.syncer_machine import SyncerMachine, merge_decision
-from planetary.moe.syncer_messages import (
+from planetary.moe.controller.syncer_machine import SyncerMachine, merge_decision
+from planetary.moe.controller.syncer_messages import (
     Announce,
     CaughtUp,
     Grant,
@@ -27,7 +26,8 @@ from planetary.moe.syncer_messages import (
     SyncPolicy,
     Tick,
 )
-from planetary.moe.tiers import Tier
+from planetary.moe.methods.tiers import Tier
+from planetary.moe.training.replicas import holders
 
 POLICY = SyncPolicy(shards=2, fragments={Tier.ROUTER: 1, Tier.BACKBONE: 2}, quorum=1, grace_s=10)
 

@@ -22,10 +22,10 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.models.latent_experts import straight_through_ternary
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy
-from planetary.moe.mixture_preparation import model_values
-from planetary.moe.saved_training import SavedTraining, write_training
-from planetary.moe.ternary import ternary
-from planetary.moe.trainer import MoeTrainer
+from planetary.moe.gateway.mixture_preparation import model_values
+from planetary.moe.methods.ternary import ternary
+from planetary.moe.training.saved_training import SavedTraining, write_training
+from planetary.moe.training.trainer import MoeTrainer
 
 WEIGHTS, UP = "merged.safetensors", "layers.0.experts.up"
 TOKENS = jnp.asarray(np.random.default_rng(3).integers(0, TINY.vocab_size, (2, TINY.sequence_length)), jnp.int32)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.moe.work_queue import Lease, QueueCounts, Work, WorkQueue
+from planetary.moe.controller.work_queue import Lease, QueueCounts, Work, WorkQueue
 
 
 def some(count: int, step: int = 0, version: int = 0) -> list[Work]:

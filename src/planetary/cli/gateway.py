@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from planetary.fabric.preparation.preparation import Prepared
     from planetary.fabric.protocol.records import EndKind
     from planetary.fabric.protocol.status import RunStatus
-    from planetary.moe.mixture_gateway import MixtureGateway
-    from planetary.moe.mixture_preparation import PreparedMixture
+    from planetary.moe.gateway.mixture_gateway import MixtureGateway
+    from planetary.moe.gateway.mixture_preparation import PreparedMixture
     from planetary.net.authority import Authority
     from planetary.net.handshake import TokenCheck
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     log_to_stderr("gateway", verbose=getattr(args, "debug", False))
     config, folder = _what_to_run(args)
     if config.moe.composers:
-        from planetary.moe.checked_config import check_mixture
+        from planetary.moe.plan.checked_config import check_mixture
 
         check_mixture(config)  # before a folder or a port is taken; preparing the run says what it warns of
     return asyncio.run(_run(args, config, folder))
@@ -180,7 +180,7 @@ def _make(
     authority: Authority | None,
 ) -> Gateway | MixtureGateway:
     if config.moe.composers:
-        from planetary.moe.mixture_gateway import MixtureGateway
+        from planetary.moe.gateway.mixture_gateway import MixtureGateway
 
         if options.resume_from is not None:
             from planetary.core.errors import UserError

@@ -11,7 +11,7 @@ from typing import Any
 from planetary.cli.commands import HelpFormatter, command_parser
 from planetary.cli.errors import EXIT_OK
 from planetary.cli.moe_cost import add_cost, run_cost
-from planetary.moe.exported_files import SURROGATES, WEIGHTS
+from planetary.moe.results.exported_files import SURROGATES, WEIGHTS
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _evaluate(args: argparse.Namespace) -> int:
     from planetary.cli.node_flags import cache_folder
-    from planetary.moe.evaluation import evaluate_run, losses_table
+    from planetary.moe.results.evaluation import evaluate_run, losses_table
 
     for line in losses_table(evaluate_run(args.run, cache_folder(args.cache))):
         print(line)
@@ -105,8 +105,8 @@ def _export(args: argparse.Namespace) -> int:
     from planetary.core.config import DataConfig, load_config
     from planetary.data.tokenizer import CHAR_TOKENIZER, CharTokenizer
     from planetary.fabric.gateway.run_files import CONFIG
-    from planetary.moe.merged_export import export_merged
-    from planetary.moe.run_state import is_run, read_mixture
+    from planetary.moe.results.merged_export import export_merged
+    from planetary.moe.results.run_state import is_run, read_mixture
     from planetary.monitor.human_numbers import count, size
 
     saved = read_mixture(args.training)

@@ -11,8 +11,8 @@ from planetary.cli.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from planetary.models.latent_moe_config import LatentMoeConfig
-    from planetary.moe.cost import MoeShape
-    from planetary.moe.cost_table import Workload
+    from planetary.moe.cost.cost import MoeShape
+    from planetary.moe.cost.cost_table import Workload
 
 _COMPOSERS = (4, 8, 16)
 
@@ -60,7 +60,7 @@ def add_cost(actions: Any) -> None:
 def run_cost(args: argparse.Namespace) -> int:
     """Print the table."""
     from planetary.core.errors import UserError
-    from planetary.moe.cost_table import table
+    from planetary.moe.cost.cost_table import table
 
     if args.config is not None and args.model is not None:
         raise UserError(f"moe cost: give either the configuration {args.config} or --model {args.model}, not both")
@@ -96,8 +96,8 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
     from planetary.core.config import load_config
     from planetary.core.config_schema import MoeConfig
     from planetary.core.errors import UserError
-    from planetary.moe.cost_shapes import configured, named_shape
-    from planetary.moe.cost_table import Workload
+    from planetary.moe.cost.cost_shapes import configured, named_shape
+    from planetary.moe.cost.cost_table import Workload
 
     horizons = ("router_every", "latent_every", "backbone_every", "refresh_every")
     for flag in ("batch", "length", "rank", "delta_rank", "replicas", *horizons):

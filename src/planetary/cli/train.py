@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
             f"train.batch_size={config.moe.composers * config.train.batch_size}"
         )
     if config.moe.composers:
-        from planetary.moe.checked_config import check_mixture
+        from planetary.moe.plan.checked_config import check_mixture
 
         for warning in check_mixture(config):
             print(f"warning: {warning}", file=sys.stderr)

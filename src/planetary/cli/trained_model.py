@@ -26,7 +26,7 @@ from planetary.fabric.gateway.run_files import CONFIG
 from planetary.fabric.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
 
 if TYPE_CHECKING:
-    from planetary.moe.inference import Experts
+    from planetary.moe.results.inference import Experts
 
 
 @dataclass(frozen=True)
@@ -44,18 +44,18 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
     """Load the model of a run folder from its newest checkpoint, or from `checkpoint`: a folder, or a safetensors
     file with all of the model's parameters.
 
-    A model that is `module:build` must have a sibling `logits(params, tokens, **options)`. Of one that is StableHLO the
-    logits are found in its graph, and proved (`planetary.compiler.check.logits`).
+    A model that is `module:build` must have a sibling `logits(params, tokens, **options)`. The logits of a StableHLO
+    model are found in its graph, and proved (`planetary.compiler.check.logits`).
 
-    With other `experts` than real ones (see `moe.inference.experts_named`) it is a mixture's newest state, or the
-    surrogates beside the file `checkpoint`. A saved training can stand for a run.
+    With other `experts` than real ones (see `moe.results.inference.experts_named`) it is a mixture's newest state, or
+    the surrogates beside the file `checkpoint`. A saved training can stand for a run.
 
     Raises:
         UserError: no run, no checkpoint, a model that has no such function, or no such experts.
         TrustError: the checkpoint is damaged.
     """
-    from planetary.moe.inference import experts_named
-    from planetary.moe.run_state import is_run
+    from planetary.moe.results.inference import experts_named
+    from planetary.moe.results.run_state import is_run
 
     wanted = experts_named(experts)
     if not is_run(run):
@@ -139,10 +139,10 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
 
 
 def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted: Experts) -> TrainedModel:
-    from planetary.moe.exported_files import SURROGATES
-    from planetary.moe.inference import model_with, with_surrogates
-    from planetary.moe.plan import model_of
-    from planetary.moe.run_state import read_run
+    from planetary.moe.plan.plan import model_of
+    from planetary.moe.results.exported_files import SURROGATES
+    from planetary.moe.results.inference import model_with, with_surrogates
+    from planetary.moe.results.run_state import read_run
 
     round_ = 0
     if checkpoint is None:
@@ -168,8 +168,8 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted:
 
 
 def _saved_training(folder: Path, checkpoint: Path | None, wanted: Experts) -> TrainedModel:
-    from planetary.moe.inference import model_with
-    from planetary.moe.saved_training import read_training
+    from planetary.moe.results.inference import model_with
+    from planetary.moe.training.saved_training import read_training
 
     if checkpoint is not None:
         raise UserError(f"the saved training {folder} is a single state: leave --checkpoint {checkpoint} out")

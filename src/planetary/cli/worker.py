@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def _role(*arguments: Any) -> Any:
     """Make the role in a mixture, whose code an ordinary run does not need."""
-    from planetary.moe.composer_role import ComposerRole
+    from planetary.moe.composer.composer_role import ComposerRole
 
     return ComposerRole(*arguments)
 

@@ -26,7 +26,7 @@ class MixtureJob(MixtureMessage, frozen=True, kw_only=True):
     run: str
     artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
     functions: dict[str, FunctionSpec]  # of that module
-    plan: str  # how the mixture is trained, JSON: `planetary.moe.plan.MixturePlan`
+    plan: str  # how the mixture is trained, JSON: `planetary.moe.plan.plan.MixturePlan`
 
 
 class MixtureReady(MixtureMessage, frozen=True, kw_only=True):

@@ -1,0 +1,364 @@
+"""A composer that executes what its machine says, one boundary and one step at a time; it reads no socket.
+
+Messages are left in an inbox from any thread and looked at between two steps only, so that nothing that happens on the
+network can hold a step up. What takes long and is not the step itself goes to a background thread: packing, and all
+that there is to do about surrogates (`moe.composer.surrogate_traffic`).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.packed_arrays import Packed
+from planetary.core.errors import NumericsError, RemoteProtocolError
+from planetary.moe.composer import composer_machine as c
+from planetary.moe.composer.composer_data import HELD_OUT, ComposerData
+from planetary.moe.composer.composer_machine import ComposerMachine, Key
+from planetary.moe.composer.composer_post import ComposerPost, Send
+from planetary.moe.composer.composer_view import composer_view, view_bytes
+from planetary.moe.composer.surrogate_traffic import Installed, Ready, Refreshed, SurrogateTraffic
+from planetary.moe.composer.uploads import Upload, upload_of
+from planetary.moe.methods.ownership import owned_slots
+from planetary.moe.methods.tiers import Tier
+from planetary.moe.payloads.expert_payloads import changed_from, improved_bytes, weights_from, work_from
+from planetary.moe.payloads.payloads import fragment_bytes, fragment_from, sketch_bytes
+from planetary.moe.payloads.shard_payload import model_from, shard_bytes, shard_from
+from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.program.part import Part
+from planetary.moe.program.signature import Runner, parameter_specs
+from planetary.moe.training.composer import ComposerSteps, mean_loss, owned_by
+from planetary.moe.training.resident_composer import ResidentComposer
+from planetary.moe.training.round_losses import RoundLosses
+from planetary.moe.training.states import ComposerState, Surrogates
+from planetary.wire import messages as m
+
+REPORT_EVERY_S = 0.2
+
+
+class _Left(msgspec.Struct, frozen=True):
+    upload: Upload
+
+
+_News = tuple[m.Message, Packed] | Ready | _Left | Exception | None  # None: the connection was lost
+
+
+class ComposerDriver:
+    """See the module.
+
+    Args:
+        plan: of the mixture.
+        run: the mixture's program.
+        send: to the gateway.
+        fitting: of one thread, for surrogates: fitting those of its own and taking the others', which need not end
+            before the next step; None: do it at once.
+        packing: for packing and sending, one message after the other; None: do it at once.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        plan: MixturePlan,
+        run: Runner,
+        send: Send,
+        *,
+        fitting: Executor | None = None,
+        packing: Executor | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan, self._clock = plan, clock
+        self.post = ComposerPost(send, packing, self._leave)
+        composer = Part(run, "composer")
+        self._whole = Part(run, "whole")
+        expert, masters = Part(run, "expert"), not plan.offloads
+        self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, expert, masters=masters)
+        self._names = plan.fragments(parameter_specs(composer.program), parameter_specs(self.steps.expert.program))
+        self.machine = ComposerMachine(plan, list(self._names))
+        self._run = run
+        self.composer: ResidentComposer | None = None
+        self._surrogates = (
+            SurrogateTraffic(plan, self.steps, self.machine, self._tell, background=fitting, leave=self._leave)
+            if plan.has_surrogates
+            else None
+        )
+        self.on_news: Callable[[], None] = lambda: None  # called from whichever thread leaves something in the inbox
+        self._data = ComposerData(plan)
+        self._inbox: deque[_News] = deque()
+        self._arrived: dict[Key, Packed] = {}
+        self._published: dict[Key, Mapping[str, np.ndarray]] = {}
+        self._losses = RoundLosses()
+        self._reported_at = -math.inf
+
+    @property
+    def state(self) -> ComposerState | None:
+        """The composer on the host; None before it has a shard."""
+        return None if self.composer is None else self.composer.state
+
+    @property
+    def bank(self) -> Surrogates | None:
+        """The surrogates that steps compute with; None in a mixture without."""
+        return None if self._surrogates is None else self._surrogates.bank
+
+    # --- from any thread --------------------------------------------------------------------------------------
+
+    def receive(self, message: m.Message, payload: Packed = b"") -> None:
+        """Leave a message for the next boundary."""
+        self._leave((message, payload))
+
+    def sent(self, message: m.Message) -> None:
+        """Say that a message with a payload has left this machine."""
+        upload = upload_of(message)
+        if upload is not None:
+            self._leave(_Left(upload))
+
+    def disconnected(self) -> None:
+        """Say that the connection to the gateway was lost."""
+        self.post.forget()
+        self._leave(None)
+
+    def claims(self) -> m.MixtureReady:
+        """Return what to tell a gateway: which shard is here, if with all that it takes to go on."""
+        machine = self.machine
+        shard = machine.shard if machine.composes else -1  # of the rest nobody knows what was on its way
+        return m.MixtureReady(artifact="", shard=shard, epoch=machine.epoch, step=machine.done)
+
+    def _leave(self, news: _News) -> None:
+        self._inbox.append(news)
+        self.on_news()
+
+    # --- in the compute thread --------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Do what a boundary asks for, and take a step if there is one to take; return whether there was.
+
+        Raises:
+            NumericsError: the loss, or what is fitted or merged, is not finite.
+            TrustError: surrogates are damaged, or not their sender's.
+        """
+        if self._surrogates is not None:
+            self._surrogates.begin_boundary()
+        while self._inbox:
+            self._take(self._inbox.popleft())
+        stepped = False
+        for action in self.machine.boundary():
+            match action:
+                case c.Adopt():
+                    self._adopt(action)
+                case c.Publish():
+                    self._publish(action)
+                case c.Fit():
+                    assert self.composer is not None
+                    assert self._surrogates is not None
+                    self._surrogates.fit(self.composer.without_dense)
+                case c.Keep():
+                    self._keep()
+                case c.View():
+                    self._view()
+                case c.AskForTokens():
+                    self._tell(m.WantTokens, first=action.first, count=action.count)
+                case c.Step() if self._surrogates is None or not self._surrogates.behind:
+                    self._step()
+                    stepped = True
+                case c.Step():
+                    pass
+        return stepped
+
+    def _take(self, news: _News) -> None:
+        match news:
+            case None:
+                self.machine.disconnected()
+                if self._surrogates is not None:
+                    self._surrogates.disconnected()
+            case Installed() | Refreshed():
+                assert self._surrogates is not None
+                self._surrogates.ready(news)
+            case _Left():
+                self.machine.sent(news.upload)
+            case (message, payload):
+                self._received(message, payload)
+            case error:
+                raise error
+
+    def _received(self, message: m.Message, payload: Packed) -> None:
+        match message:
+            case m.OwnShard():
+                self._own(message, payload)
+            case m.StandBy():
+                self.machine.stands_by()
+                self.composer = None
+            case m.FragmentMerged():
+                key = (Tier(message.tier), message.fragment)
+                if key in self.machine.held and self.machine.merged(key, message.version, message.shards):
+                    self._arrived[key] = payload
+            case m.RunProgress():
+                self.machine.told(message.steps)
+            case m.SpeakFor():
+                self._speak_for(message.shards)
+            case m.SurrogatesReady() if self._surrogates is not None:
+                self._surrogates.received(message, payload)
+            case m.UseExperts():
+                self._use_experts(message, payload)
+            case m.ImproveExperts():
+                self._improve(message, payload)
+            case m.TokensReady():
+                if message.shard == HELD_OUT or self.machine.tokens(message.shard, message.first, message.count):
+                    self._data.arrived(message, payload, self.machine.done)
+            case m.EvaluateMixture():
+                self._evaluate(message, payload)
+            case _:
+                pass
+
+    def _own(self, message: m.OwnShard, payload: Packed) -> None:
+        self._speak_for(message.speaks)
+        self.machine.told(message.steps)
+        if not message.payload:
+            self.machine.owns(message.shard, message.epoch, message.step, None, message.speaks)
+            return
+        state, step, held = shard_from(payload, self.plan)
+        self.composer = ResidentComposer(self.steps, self._run, state)
+        self.machine.owns(message.shard, message.epoch, step, held, message.speaks)
+        self._data.forget()
+        self._published.clear()
+        self._arrived.clear()
+        self._losses.clear()
+
+    def _speak_for(self, shards: tuple[int, ...]) -> None:
+        if self._surrogates is not None:
+            self._surrogates.speak_for(shards)
+        self.machine.speaks = shards
+
+    def _step(self) -> None:
+        assert self.composer is not None
+        began = self._clock()
+        step, progress = self.machine.done, self.machine.progress
+        tokens, targets = self._data.batch(self.machine.shard, step)
+        loss = self.composer.gradients(self.bank, tokens, targets)
+        if not math.isfinite(loss):
+            raise NumericsError(
+                f"the loss of shard {self.machine.shard} became {loss} at step {step + 1}; a lower "
+                "optimizer.learning_rate or optimizer.clip_norm may help"
+            )
+        self.composer.update(progress, experts=not self.plan.offloads)
+        if self.plan.offloads:
+            self._offer_sketches(self.composer, step)
+        self.composer.end_step()
+        self.machine.stepped()
+        seconds = self._clock() - began
+        self._losses.stepped(loss, seconds)
+        due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
+        if due and self.machine.connected:  # before it is granted the shard again, its words are under an old epoch
+            self._reported_at = began
+            self._tell(m.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
+
+    def _offer_sketches(self, composer: ResidentComposer, step: int) -> None:
+        wanted = [layer for layer in range(self.plan.model.n_layer) if self.machine.may_offer(layer)]
+        if not wanted:
+            return
+        found = composer.seen(wanted)
+        for layer in wanted:
+            sketch = self.steps.sketch(step, self.machine.shard, layer, found)
+            self.machine.offered(layer)
+            version = self.machine.expert_versions[layer]
+            known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
+            self._tell(m.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
+
+    def _use_experts(self, message: m.UseExperts, payload: Packed) -> None:
+        if self.composer is None or message.shard != self.machine.shard:
+            return
+        self.machine.answered(message.layer, message.arrived, message.waiting)
+        held = self.machine.expert_versions[message.layer]
+        if not self.machine.improved(message.layer, message.version, message.step):
+            return
+        state = self.composer.without_dense
+        if message.base < 0:
+            experts, surrogates = weights_from(payload)
+        elif message.base == held:
+            experts, surrogates = changed_from(payload, state.experts[message.layer])
+        else:
+            raise RemoteProtocolError(
+                f"the gateway changes version {message.base} of layer {message.layer}'s experts; here is {held}"
+            )
+        fitted = state.fitted[message.layer] if state.fitted else {}
+        self.composer.replace_experts(message.layer, experts, surrogates or fitted)
+
+    def _improve(self, message: m.ImproveExperts, payload: Packed) -> None:
+        before, sketches = work_from(payload)
+        slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
+        improved = self.steps.improved(before, sketches, step=message.progress, slots=slots, fits=message.fits)
+        self._tell(m.ExpertsImproved, "improved", partial(improved_bytes, improved), task=message.task)
+
+    def _adopt(self, action: c.Adopt) -> None:
+        assert self.composer is not None
+        names = self._names[action.key]
+        merged = fragment_from(self._arrived.pop(action.key))
+        new = {name: merged[name].copy() for name in names}
+        published = self._published.pop(action.key, None)
+        if action.carry and published is not None:
+            now = self.composer.named(names)
+            new = {name: value + (now[name] - published[name]) for name, value in new.items()}
+        self.composer.adopt(new)
+
+    def _publish(self, action: c.Publish) -> None:
+        assert self.composer is not None
+        tensors = self.composer.named(self._names[action.key])
+        one = self.steps.published(self.machine.shard, tensors, action.steps)
+        self._published[action.key] = one.tensors
+        tier, fragment = action.key
+        self._tell(
+            m.PublishFragment,
+            "fragment",
+            partial(fragment_bytes, one.tensors),
+            tier=tier.value,
+            fragment=fragment,
+            base=action.base,
+            tokens=one.tokens,
+            steps=one.steps,
+        )
+
+    def _keep(self) -> None:
+        assert self.composer is not None
+        pack = partial(shard_bytes, self.composer.state, self.machine.done, dict(self.machine.held), self.plan)
+        self._tell(m.KeepShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
+        self._losses.saved(self.machine.progress // self.plan.steps_per_round)
+
+    def _view(self) -> None:
+        if self.composer is None or self.bank is None:
+            return
+        held_out = self._data.held_out()
+        # At the end nobody waits for this composer; before, one batch is all the time that it gets.
+        used = held_out if self.machine.finished else held_out[:1]
+        view = composer_view(self.composer, self.plan.model, self.bank, used)
+        if math.isfinite(view.mixed) and math.isfinite(view.surrogates):
+            losses = {"mixed_loss": view.mixed, "surrogate_loss": view.surrogates}
+            self._tell(m.ViewModel, "view", partial(view_bytes, view), **losses)
+
+    def _evaluate(self, message: m.EvaluateMixture, payload: Packed) -> None:
+        model, plan = model_from(payload), self.plan
+        every = np.tile(np.arange(plan.model.n_expert, dtype=np.int32), (plan.model.n_layer, 1))
+        arguments = {**model, **owned_by(every, plan.model)}
+        held_out = self._data.held_out()
+        loss = mean_loss(self._whole, arguments, held_out)
+        if not math.isfinite(loss):
+            raise NumericsError(f"the held-out loss of the model after round {message.version} is {loss}")
+        self.post.put(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)))
+
+    def _tell(
+        self, type_: type[m.Message], kind: str = "", pack: Callable[[], Packed] | None = None, **fields: object
+    ) -> None:
+        """Send a message about this composer as it is now."""
+        machine = self.machine
+        known = {"shard": machine.shard, "epoch": machine.epoch, "step": machine.done, "progress": machine.progress}
+        known |= {"payload": ""}
+        fields = {name: known[name] for name in known if name in type_.__struct_fields__} | fields
+        message = type_(**fields)  # type: ignore[arg-type]
+        upload = upload_of(message)
+        if upload is not None:
+            machine.sends(upload)
+        self.post.put(message, kind, pack)

@@ -1,0 +1,102 @@
+"""A worker's role in a mixture: the composer's driver in a thread of its own, on a connection that may come and go."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
+from planetary.fabric.worker.worker import SendPayload, WorkerOptions
+from planetary.moe.composer.composer_driver import ComposerDriver
+from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.program.part import loaded_program
+from planetary.moe.program.runner import open_program
+from planetary.wire import messages as m
+
+log = logging.getLogger(__name__)
+
+
+class ComposerRole:
+    """See the module, and `fabric.worker.worker.Role`."""
+
+    def __init__(self, job: m.MixtureJob, artifact: Path, options: WorkerOptions, send: SendPayload) -> None:
+        self._job, self._send = job, send
+        plan = msgspec.json.decode(job.plan, type=MixturePlan)
+        run = open_program(
+            artifact.read_bytes(),
+            loaded_program(job.functions),
+            backend=options.backend,
+            threads=options.threads or None,
+            device_id=options.device_id,
+            island=options.island,
+        )
+        self._fitting = ThreadPoolExecutor(1, thread_name_prefix="fitting")
+        self._packing = ThreadPoolExecutor(1, thread_name_prefix="packing")
+        beside = (self._fitting, self._packing) if plan.pace == "free" else (None, None)
+        self._make: Callable[[], ComposerDriver] = lambda: ComposerDriver(
+            plan, run, send, fitting=beside[0], packing=beside[1]
+        )
+        self._wake, self._closed = threading.Event(), False
+        self._driver = self._fresh()
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread.start()
+
+    def connected(self) -> None:
+        """See `Role`."""
+        self._send(msgspec.structs.replace(self._driver.claims(), artifact=self._job.artifact), None)
+
+    def disconnected(self) -> None:
+        """See `Role`."""
+        self._driver.disconnected()
+
+    def received(self, message: m.Message, payload: memoryview) -> None:
+        """See `Role`."""
+        self._driver.receive(message, payload)
+
+    def sent(self, message: m.Message) -> None:
+        """See `Role`."""
+        self._driver.sent(message)
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self._fitting.shutdown(wait=True, cancel_futures=True)
+        self._packing.shutdown(wait=True)
+
+    def _fresh(self) -> ComposerDriver:
+        driver = self._make()
+        driver.on_news = self._wake.set
+        return driver
+
+    def _run(self) -> None:
+        while not self._closed:
+            self._wake.clear()
+            try:
+                stepped = self._driver.turn()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
+                self._give_up(error)
+                continue
+            if not stepped:
+                self._wake.wait()
+
+    def _give_up(self, error: Exception) -> None:
+        """Say what failed and forget the state: what the gateway has saved is what counts."""
+        step = self._driver.machine.done
+        kind = "internal"
+        if isinstance(error, NumericsError):
+            kind = "numerics"
+        elif isinstance(error, UserError):
+            kind = "data"
+        elif isinstance(error, ResourceError | MemoryError):
+            kind = "resource"
+        reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
+        log.exception("step %d failed", step + 1)
+        self._driver = self._fresh()
+        self._send(m.TaskFailed(task=0, kind=kind, reason=reason, step=step + 1), None)  # type: ignore[arg-type]

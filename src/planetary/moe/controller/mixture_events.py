@@ -1,0 +1,215 @@
+"""What the mixture's controller is told and asks for, beside what the fabric's machines know."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.step import FunctionSpec
+from planetary.fabric.protocol.events import Event, Instruction, Payload
+from planetary.fabric.protocol.policy import FabricPolicy
+from planetary.moe.controller.syncer_messages import SyncPolicy
+from planetary.moe.controller.work_queue import Lease, Work
+from planetary.moe.methods.tiers import Tier
+from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.training.routing import RoutingAgreement
+from planetary.wire.messages import MixtureJob, Slice
+
+
+class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
+    """The constants of one run."""
+
+    plan: MixturePlan
+    functions: dict[str, FunctionSpec]
+    rounds: int
+    config_hash: str
+    sync: SyncPolicy
+    expert_workers: int
+    secret: str  # decides which work is checked; no worker knows it
+    first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
+    eval_every: int
+    checkpoint_every: int
+    lease_s: float  # how long an expert worker may take before somebody else gets its work
+    stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
+    grace_s: float  # a stall is told after this
+
+    def job(self, artifact: str, reference: str) -> MixtureJob:
+        """See `FabricPolicy`; a mixture's program has no reference yet."""
+        return MixtureJob(
+            run=self.run,
+            artifact=artifact,
+            functions=self.functions,
+            plan=msgspec.json.encode(self.plan).decode(),
+        )
+
+    @property
+    def composers(self) -> int:
+        """How many there are when all are."""
+        return self.sync.shards
+
+    def eval_due(self, round_: int) -> bool:
+        """Whether the assembled model of a round is evaluated."""
+        return bool(self.plan.held_out) and (round_ == self.rounds or round_ % self.eval_every == 0)
+
+    def checkpoint_due(self, round_: int) -> bool:
+        """Whether the assembled model of a round is written as a checkpoint."""
+        return round_ == self.rounds or round_ % self.checkpoint_every == 0
+
+
+class StoredPayload(Payload, frozen=True):
+    """A payload in the store, as one tensor of bytes "payload"."""
+
+    name: str
+
+
+class WeightsOf(Payload, frozen=True):
+    """The experts in a payload as composers get them: the weights that they compute with."""
+
+    experts: str
+
+
+class NothingNew(Payload, frozen=True):
+    """In place of the weights of experts that a composer was sent before."""
+
+
+class TokensOf(Payload, frozen=True):
+    """The tokens of slices, one after the other."""
+
+    slices: tuple[Slice, ...]
+
+
+class Published(msgspec.Struct, frozen=True):
+    """One shard's part of a merge."""
+
+    shard: int
+    payload: str
+    tokens: int
+    steps: int
+
+
+class MakeFragment(Instruction, frozen=True):
+    """Merge publications into a new version of a fragment; answer with `FragmentMade`."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    before: str  # payload of the version before
+    velocity: str  # payload of its outer velocity; "" for none
+    published: tuple[Published, ...]
+    why: str
+
+
+class FragmentMade(Event, frozen=True):
+    """A merge is in the payload store; `failed` says why it is not."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    shards: tuple[int, ...]
+    payload: str = ""
+    velocity: str = ""
+    why: str = ""
+    failed: str = ""
+    steps: int = 0  # the most that a publication had taken
+
+
+class AssembleModel(Instruction, frozen=True):
+    """Put the model of a finished round together from all shards' states; answer with `ModelAssembled`."""
+
+    round: int
+    shards: tuple[str, ...]  # payloads, by shard
+    checkpoint: bool  # also write it as a checkpoint of the run folder
+    experts: tuple[tuple[str, ...], ...] = ()  # under offload, payloads by shard and layer
+    views: tuple[str, ...] = ()  # payloads: where each composer's router sends the same tokens
+
+
+class ModelAssembled(Event, frozen=True):
+    """The model of a round is in the payload store; `failed` says why it is not."""
+
+    round: int
+    payload: str = ""
+    checkpoint: str = ""  # name of the checkpoint's folder
+    seconds: float = 0.0
+    failed: str = ""
+    routing: RoutingAgreement | None = None
+
+
+class QueueWork(Instruction, frozen=True):
+    """Add work to the durable queue."""
+
+    work: Work
+
+
+class LeaseWork(Instruction, frozen=True):
+    """Find work for an idle worker; answer with `WorkLeased`."""
+
+    session: int
+    worker: str
+    busy: frozenset[tuple[int, int]]  # shards and layers that somebody improves
+
+
+class WorkLeased(Event, frozen=True):
+    """What was found for a worker; None: nothing is there to do."""
+
+    session: int
+    lease: Lease | None
+
+
+class WorkOver(Event, frozen=True):
+    """Work that nobody improves experts with any more: it was done before, or is too old.
+
+    `failed`: nor ever did, as often as it was tried.
+    """
+
+    work: Work
+    failed: bool
+
+
+class EndWork(Instruction, frozen=True):
+    """A lease is over: with a result, or ("") given up, after which somebody else may try if `again`."""
+
+    lease: Lease
+    result: str
+    again: bool = True
+
+
+class WorkOf(Payload, frozen=True):
+    """What an expert worker needs for a lease: the experts in this payload, and the work's sketches."""
+
+    lease: Lease
+    experts: str
+
+
+class JudgeExperts(Instruction, frozen=True):
+    """Judge an expert worker's result against the experts that it improved; answer with `ExpertsJudged`."""
+
+    task: int
+    shard: int
+    layer: int
+    before: str  # payload of the experts
+    attachment: int  # of the message that brought the result
+    second: int = 0  # of another worker's result of the same work; 0: there is none
+    version: int = 0  # of these experts
+    base_version: int = 0  # of the experts that the sketches were made with
+    used: tuple[str, ...] = ()  # payloads of the worker's sketches
+    audited: bool = False
+    other: str = ""  # payload of a sketch that it had not; "": there is none
+    fits: bool = False  # whether it was to fit surrogates
+    progress: int = 0  # of the run before the step that the sketches are of
+
+
+class ExpertsJudged(Event, frozen=True):
+    """What counts of a result is in the payload store; `failed` says why none of it can be judged."""
+
+    task: int
+    payload: str = ""  # of the experts; those before where nothing counts
+    accepted: int = 0  # experts
+    refused: dict[str, int] = msgspec.field(default_factory=dict)  # experts, by reason
+    failed: str = ""
+    change: str = ""  # payload of what has changed, as it travels to composers; "": they get the weights
+    doubts: tuple[tuple[str, str], ...] = ()  # what audits and comparisons found: reason and sentence
+
+
+class CollectPayloads(Instruction, frozen=True):
+    """Remove what is old and not among these names."""
+
+    keep: frozenset[str]

@@ -1,0 +1,265 @@
+"""The mixture controller's part about the syncer's machine: grants and merges become messages, records and work."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from planetary.moe.controller.mixture_desk import MixtureDesk
+from planetary.moe.controller.mixture_events import FragmentMade, MakeFragment, Published, StoredPayload
+from planetary.moe.controller.mixture_rounds import Composing, Rounds
+from planetary.moe.controller.offload import Offload
+from planetary.moe.controller.records import (
+    FragmentAdvanced,
+    ShardGranted,
+    SpeakerChanged,
+    SurrogatesRefreshed,
+    SyncNote,
+)
+from planetary.moe.controller.syncer_machine import SyncerMachine
+from planetary.moe.controller.syncer_messages import (
+    Announce,
+    CaughtUp,
+    Event,
+    Grant,
+    Instruction,
+    Merge,
+    Merged,
+    Note,
+    Publication,
+    Reject,
+    Speak,
+    Standby,
+)
+from planetary.moe.methods.tiers import Tier
+from planetary.wire import messages as m
+
+
+class Syncing:
+    """See the module."""
+
+    def __init__(
+        self, desk: MixtureDesk, rounds: Rounds, offload: Offload, composing: dict[int, Composing], now: float
+    ) -> None:
+        """Go on from the desk's state. `composing`: the live composers by session; grants add to them."""
+        self.desk, self.rounds, self.offload, self.composing = desk, rounds, offload, composing
+        self.machine = SyncerMachine(desk.policy.sync)
+        self.machine.go_on(
+            {key: fragment.version for key, fragment in desk.state.fragments.items()},
+            [(shard.owner, shard.epoch, shard.speaker) for shard in desk.state.shards],
+            now,
+        )
+        self.claims: dict[str, tuple[int, int, int]] = {}  # worker -> shard, epoch and step it says it has
+        self._publisher: dict[tuple[Tier, int], dict[str, int]] = {}
+        self._first_at: dict[tuple[Tier, int], float] = {}  # of merges under way: when the first publication arrived
+
+    def tell(self, event: Event, now: float) -> None:
+        """Tell the machine something, and do what it says."""
+        self.carry_out(self.machine.handle(event, now), now)
+
+    def published(self, worker: str, message: m.PublishFragment, payload: str, now: float) -> None:
+        """A composer has published a fragment."""
+        key = (Tier(message.tier), message.fragment)
+        self._publisher.setdefault(key, {})[worker] = message.shard
+        self.tell(Publication(worker, *key, message.base, payload, message.tokens, message.steps), now)
+
+    def carry_out(self, said: Sequence[Instruction], now: float) -> None:
+        """Do what the syncer's machine says."""
+        for one in said:
+            match one:
+                case Grant():
+                    self._grant(one, now)
+                case Announce():
+                    session = self._session_of(one.composer)
+                    if session is not None:
+                        self.send_fragment(session, one.tier, one.fragment)
+                case Merge():
+                    self._merge(one)
+                case Reject():
+                    self.refuse("stale", f"{one.publication.composer}: {one.why}", told=False)
+                case Speak():
+                    self._speak(one)
+                case Note():
+                    self.desk.append(SyncNote(what=one.what, why=one.why))
+                case Standby():
+                    pass
+
+    def _grant(self, grant: Grant, now: float) -> None:
+        session = self._session_of(grant.composer)
+        if session is None:
+            return
+        shard = self.desk.state.shards[grant.shard]
+        claim = self.claims.pop(grant.composer, None)
+        # Nobody else had it since: what the process has is newer than what was kept.
+        keeps = claim is not None and claim[:2] == (grant.shard, grant.epoch - 1) and claim[2] >= shard.step
+        step = claim[2] if keeps and claim is not None else shard.step
+        self.desk.append(
+            ShardGranted(shard=grant.shard, epoch=grant.epoch, worker=grant.composer, step=step, why=grant.why)
+        )
+        self.rounds.began(now)
+        self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, step, now)
+        self.desk.send(
+            session,
+            m.OwnShard(
+                shard=grant.shard,
+                epoch=grant.epoch,
+                step=step,
+                payload="" if keeps else shard.payload,
+                speaks=self.spoken_for(grant.shard),
+                steps=self.steps(),
+            ),
+            None if keeps else StoredPayload(shard.payload),
+        )
+        plan = self.desk.policy.plan
+        for key in self.desk.state.fragments:
+            if plan.takes_part(grant.shard, key):
+                self.send_fragment(session, *key)
+        for number, layer in self.desk.state.experts:
+            if number == grant.shard:
+                self.offload.send_experts(session, number, layer)
+        if plan.has_surrogates:
+            for number in range(len(self.desk.state.shards)):
+                if number != grant.shard or not keeps or plan.training.replicas > 1:
+                    self.send_surrogates(self.composing[session], number)
+        self.composing[session].awaits = self.desk.under_way.count(session)
+        self.stepped(self.composing[session], now)
+
+    def payload_sent(self, session: int, now: float) -> None:
+        """A payload that is sent in turn has left: what a composer begins with takes long on a slow line."""
+        one = self.composing.get(session)
+        if one is not None:
+            one.sent(now)
+
+    def stepped(self, one: Composing, now: float) -> None:
+        """A composer has taken steps, or begins. After an absence it has caught up when it has taken those of a refresh
+        interval: it began with the newest merge of its experts.
+        """
+        if self.machine.behind(one.shard) and one.step >= one.granted + self.desk.policy.plan.training.cadence.refresh:
+            self.tell(CaughtUp(one.shard), now)
+
+    def steps(self) -> tuple[int, ...]:
+        """Return how many steps every shard has taken: those of a live composer, else those of its saved state."""
+        live = {one.shard: one.step for one in self.composing.values()}
+        return tuple(live.get(n, shard.step) for n, shard in enumerate(self.desk.state.shards))
+
+    def spoken_for(self, number: int) -> tuple[int, ...]:
+        """Return the shards whose surrogates the composer of a shard publishes."""
+        return tuple(n for n, shard in enumerate(self.desk.state.shards) if shard.speaker == number)
+
+    def _speak(self, said: Speak) -> None:
+        before = self.desk.state.shards[said.shard].speaker
+        self.desk.append(SpeakerChanged(shard=said.shard, by=said.by, why=said.why))
+        for one in self.composing.values():
+            if one.shard in {before, said.by}:
+                one.surrogates.pop(said.shard, None)  # as it does when it hears this
+                self.desk.send(one.session, m.SpeakFor(shards=self.spoken_for(one.shard)))
+
+    def refreshed(self, message: m.PublishSurrogates, payload: str) -> None:
+        """A composer has published surrogates."""
+        held = self.desk.state.shards[message.of]
+        if held.speaker != message.shard:
+            why = f"the composer of shard {message.shard} speaks for shard {message.of}, for which {held.speaker} does"
+            self.refuse("fenced", why)
+            return
+        if message.step <= held.surrogate_step:  # of a composer that went back: what is here is newer
+            why = f"surrogates of shard {message.of} went back to step {message.step}"
+            self.refuse("regression", why, told=False)
+            return
+        self.desk.append(
+            SurrogatesRefreshed(
+                shard=message.of,
+                by=message.shard if message.shard != message.of else None,
+                epoch=message.epoch,
+                step=message.step,
+                progress=message.progress,
+                error=message.error,
+                payload=payload,
+                change=message.change,
+                base=message.base,
+            )
+        )
+        for other in self.composing.values():
+            if other.shard != message.shard:
+                self.send_surrogates(other, message.of)
+
+    def unusable_surrogates(self, one: Composing) -> None:
+        """What a composer has changed of its surrogates cannot be used: being told anew, it sends them whole."""
+        self.desk.send(one.session, m.SpeakFor(shards=self.spoken_for(one.shard)))
+
+    def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:
+        """Send a composer the newest version of a fragment."""
+
+        def newest() -> tuple[m.Message, StoredPayload]:
+            held = self.desk.state.fragments[tier, fragment]
+            message = m.FragmentMerged(
+                tier=tier.value,
+                fragment=fragment,
+                version=held.version,
+                shards=held.shards,
+                payload=held.payload,
+            )
+            return message, StoredPayload(held.payload)
+
+        self.desk.send_newest(session, ("fragment", tier.value, fragment), newest)
+
+    def send_surrogates(self, one: Composing, number: int) -> None:
+        """Send a composer the newest surrogates of a shard: what has changed, if it was sent what that changes."""
+
+        def newest() -> tuple[m.Message, StoredPayload]:
+            shard = self.desk.state.shards[number]
+            message = m.SurrogatesReady(
+                shard=number,
+                step=shard.surrogate_step,
+                progress=shard.surrogate_progress,
+                payload=shard.surrogates,
+            )
+            before, one.surrogates[number] = one.surrogates.get(number), shard.surrogates
+            if shard.surrogate_change and shard.surrogate_base == before:
+                message = replace(message, change=shard.surrogate_change, base=shard.surrogate_base)
+            return message, StoredPayload(message.change or message.payload)
+
+        self.desk.send_newest(one.session, ("surrogates", number, 0), newest)
+
+    def _merge(self, merge: Merge) -> None:
+        key = (merge.tier, merge.fragment)
+        self._first_at[key] = merge.first_at
+        held = self.desk.state.fragments[key]
+        by = self._publisher[key]
+        published = tuple(Published(by[one.composer], one.payload, one.tokens, one.steps) for one in merge.publications)
+        self.desk.out.append(MakeFragment(*key, merge.version, held.payload, held.velocity, published, merge.why))
+
+    def made(self, event: FragmentMade, now: float) -> None:
+        """A merge has ended."""
+        key = (event.tier, event.fragment)
+        began = self._first_at.pop(key)
+        self._publisher.pop(key, None)
+        if not event.failed:
+            self.rounds.merges.setdefault(event.tier, []).append(now - began)
+            self.desk.append(
+                FragmentAdvanced(
+                    tier=event.tier,
+                    fragment=event.fragment,
+                    version=event.version,
+                    shards=event.shards,
+                    payload=event.payload,
+                    velocity=event.velocity,
+                    seconds=now - began,
+                    why=event.why,
+                    steps=event.steps,
+                )
+            )
+        self.tell(Merged(*key, event.version, event.failed), now)
+        if event.failed:  # the version that they have already: they may publish again
+            for one in self.composing.values():
+                if self.desk.policy.plan.takes_part(one.shard, key):
+                    self.send_fragment(one.session, *key)
+
+    def refuse(self, what: str, why: str, *, told: bool = True) -> None:
+        """Count what does not count; `told`: also in the journal."""
+        self.rounds.refused[what] = self.rounds.refused.get(what, 0) + 1
+        if told:
+            self.desk.append(SyncNote(what=what, why=why))
+
+    def _session_of(self, worker: str) -> int | None:
+        return next((w.session for w in self.desk.workers.values() if w.worker == worker), None)

@@ -1,0 +1,306 @@
+"""The syncer's journal: what a mixture adds to the fabric's records, and the state that they fold to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError
+from planetary.fabric.protocol.records import (
+    AnyRecord,
+    EvalFinished,
+    Record,
+    RoundFinished,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    WorkerLost,
+)
+from planetary.moe.methods.tiers import Tier
+
+
+class FragmentStart(msgspec.Struct, frozen=True):
+    """A fragment before the first step."""
+
+    tier: Tier
+    fragment: int
+    payload: str
+
+
+class MixtureStarted(Record, frozen=True, kw_only=True, tag="mixture_started"):
+    """What everybody starts from, as names in the payload store, and who owns what for as long as the run lasts."""
+
+    owners: tuple[tuple[int, ...], ...]  # which composer owns which expert, [layers][experts]
+    shards: tuple[str, ...]  # each shard's state
+    surrogates: tuple[str, ...]  # each shard's surrogates; empty without
+    experts: tuple[tuple[str, ...], ...] = ()  # under offload, each shard's experts with their moments, by layer
+    fragments: tuple[FragmentStart, ...]
+
+
+class ShardGranted(Record, frozen=True, kw_only=True, tag="shard_granted"):
+    """A worker is the composer of a shard from now on."""
+
+    shard: int
+    epoch: int
+    worker: str
+    step: int  # that it goes on from
+    why: str
+
+
+class SpeakerChanged(Record, frozen=True, kw_only=True, tag="speaker_changed"):
+    """Another owner of a shard's experts publishes their surrogates from now on."""
+
+    shard: int
+    by: int  # shard of which that owner is the composer
+    why: str
+
+
+class ShardKept(Record, frozen=True, kw_only=True, tag="shard_kept"):
+    """A shard's whole state is in the payload store."""
+
+    shard: int
+    epoch: int
+    step: int
+    progress: int  # steps of the run, the mean over all shards, as far as its composer knew
+    payload: str
+    loss: float | None = None  # mean cross-entropy since the end of the last round, at the end of a round
+    compute_s: float = 0.0  # spent in the steps since then
+
+
+class FragmentAdvanced(Record, frozen=True, kw_only=True, tag="fragment_merged"):
+    """A fragment has a new version."""
+
+    tier: Tier
+    fragment: int
+    version: int
+    shards: tuple[int, ...]  # whose publications it was merged from
+    payload: str
+    velocity: str  # of the outer step; "" without momentum
+    seconds: float  # from the first publication
+    why: str
+    steps: int = 0  # the most that a publication had taken since the version before
+
+
+class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_refreshed"):
+    """A shard has new surrogates."""
+
+    shard: int
+    by: int | None = None  # shard whose composer made them, as the speaker of this one; None: this one's
+    epoch: int  # of that composer
+    step: int
+    progress: float = 0.0  # of the run, at the fit; journals of before have none
+    error: float | None
+    payload: str
+    change: str = ""  # payload of what it changed of those in the payload `base`; "": they came whole
+    base: str = ""
+
+
+class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
+    """Expert workers' update of a shard's experts of one layer was judged.
+
+    Where none of it counts, the version and the payload are those before.
+    """
+
+    shard: int
+    layer: int
+    version: int
+    step: int  # of the sketches
+    worker: str
+    accepted: int  # experts
+    refused: dict[str, int]  # experts, by reason
+    payload: str
+    change: str = ""  # payload of what it changed of the version before, where updates are lossy
+
+
+class SyncNote(Record, frozen=True, kw_only=True, tag="sync_note"):
+    """Something that did not count, or that changed hands; `what` is a word, `why` a sentence."""
+
+    what: str
+    why: str
+
+
+MixtureRecord = (
+    AnyRecord
+    | MixtureStarted
+    | ShardGranted
+    | SpeakerChanged
+    | ShardKept
+    | FragmentAdvanced
+    | SurrogatesRefreshed
+    | ExpertsAdvanced
+    | SyncNote
+)
+
+
+class Shard(msgspec.Struct):
+    """What is known of a shard.
+
+    Attributes:
+        step, progress: of its saved state.
+        surrogate_step, surrogate_progress: steps of its composer, and of the run, when its surrogates were fitted.
+        surrogate_change: payload of what its surrogates changed of those in `surrogate_base`; "": they came whole.
+        speaker: shard whose composer publishes this one's surrogates.
+        round_step: how many steps its composer had taken at the end of the last finished round.
+        marks: its first state at or after the end of rounds that are not finished yet.
+    """
+
+    payload: str = ""
+    step: int = 0
+    progress: int = 0
+    epoch: int = 0
+    owner: str = ""
+    surrogates: str = ""
+    surrogate_step: int = 0
+    surrogate_progress: float = 0.0
+    surrogate_error: float | None = None
+    surrogate_change: str = ""
+    surrogate_base: str = ""
+    speaker: int = 0
+    round_step: int = 0
+    marks: dict[int, ShardKept] = {}
+
+
+class Fragment(msgspec.Struct):
+    """The newest version of a fragment."""
+
+    payload: str = ""
+    velocity: str = ""
+    version: int = 0
+    shards: tuple[int, ...] = ()
+    seconds: float = 0.0
+
+
+class Experts(msgspec.Struct):
+    """The authoritative experts of a shard in one layer, under offload."""
+
+    payload: str = ""
+    version: int = 0
+    step: int = -1  # of the sketches that were last judged
+    change: str = ""  # from the version before; "": only the whole is there
+
+
+class MixtureState(msgspec.Struct):
+    """Everything that the journal determines."""
+
+    steps_per_round: int
+    rounds: int = 0
+    round: int = 0  # the last finished one
+    tokens_total: int = 0
+    owners: tuple[tuple[int, ...], ...] = ()
+    shards: list[Shard] = []
+    fragments: dict[tuple[Tier, int], Fragment] = {}
+    experts: dict[tuple[int, int], Experts] = {}  # by shard and layer; empty under direct ownership
+    evals: dict[int, float] = {}
+    train_losses: dict[int, float] = {}
+    losses: dict[str, int] = {}  # worker -> how many times it was lost
+    ended: RunFinished | None = None
+
+    def experts_of(self, shard: int) -> tuple[str, ...]:
+        """Return the payloads of a shard's experts, by layer; none under direct ownership."""
+        layers = len(self.owners) if self.experts else 0
+        return tuple(self.experts[shard, layer].payload for layer in range(layers))
+
+    def needed(self) -> set[str]:
+        """Return the names of all payloads that the run may still ask for."""
+        names = {s.payload for s in self.shards} | {s.surrogates for s in self.shards}
+        names |= {s.surrogate_change for s in self.shards}
+        names |= {kept.payload for s in self.shards for kept in s.marks.values()}
+        names |= {f.payload for f in self.fragments.values()} | {f.velocity for f in self.fragments.values()}
+        names |= {held.payload for held in self.experts.values()} | {held.change for held in self.experts.values()}
+        return names - {""}
+
+
+def apply(state: MixtureState, record: Record) -> None:
+    """Change `state` as `record` says. Raises `LocalProtocolError` where it cannot follow the ones before it."""
+    match record:
+        case RunStarted() | RunResumed():
+            state.rounds = record.rounds
+            state.ended = None
+        case MixtureStarted():
+            state.owners = record.owners
+            surrogates = record.surrogates or ("",) * len(record.shards)
+            state.shards = [
+                Shard(payload=p, surrogates=s, speaker=number)
+                for number, (p, s) in enumerate(zip(record.shards, surrogates, strict=True))
+            ]
+            state.fragments = {(f.tier, f.fragment): Fragment(payload=f.payload) for f in record.fragments}
+            state.experts = {
+                (shard, layer): Experts(payload)
+                for shard, layers in enumerate(record.experts)
+                for layer, payload in enumerate(layers)
+            }
+        case ExpertsAdvanced():
+            before = state.experts[record.shard, record.layer]
+            # Before version 8 of the control protocol a refused update made a version, too.
+            if record.version not in {before.version + 1, before.version + (record.accepted > 0)}:
+                raise LocalProtocolError(
+                    f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}; with "
+                    f"{record.accepted} accepted updates they cannot be at {record.version} then"
+                )
+            new = Experts(record.payload, record.version, record.step, record.change)
+            same = Experts(before.payload, before.version, record.step, before.change)
+            state.experts[record.shard, record.layer] = new if record.version > before.version else same
+        case ShardGranted():
+            shard = state.shards[record.shard]
+            if record.epoch != shard.epoch + 1:
+                raise LocalProtocolError(f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}")
+            shard.epoch, shard.owner = record.epoch, record.worker
+        case SpeakerChanged():
+            state.shards[record.shard].speaker = record.by
+        case ShardKept():
+            shard = state.shards[record.shard]
+            shard.payload, shard.step, shard.progress = record.payload, record.step, record.progress
+            # A composer that was cut off at the end of a round is saved later: what it has then stands for that round.
+            for round_ in range(state.round + 1, record.progress // state.steps_per_round + 1):
+                shard.marks.setdefault(round_, record)
+        case FragmentAdvanced():
+            held = state.fragments[record.tier, record.fragment]
+            if record.version != held.version + 1:
+                raise LocalProtocolError(
+                    f"{record.tier} fragment {record.fragment} is at version {held.version}, not before "
+                    f"{record.version}"
+                )
+            state.fragments[record.tier, record.fragment] = Fragment(
+                record.payload, record.velocity, record.version, record.shards, record.seconds
+            )
+        case SurrogatesRefreshed():
+            shard = state.shards[record.shard]
+            shard.surrogates, shard.surrogate_step = record.payload, record.step
+            shard.surrogate_progress, shard.surrogate_error = record.progress, record.error
+            shard.surrogate_change, shard.surrogate_base = record.change, record.base
+        case RoundFinished():
+            state.round, state.tokens_total = record.round, record.tokens_total
+            state.train_losses[record.round] = record.loss
+            for shard in state.shards:
+                if record.round in shard.marks:
+                    shard.round_step = shard.marks[record.round].step
+                shard.marks = {r: kept for r, kept in shard.marks.items() if r > record.round}
+        case EvalFinished():
+            state.evals[record.version] = record.loss
+        case WorkerLost():
+            state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
+        case RunFinished():
+            state.ended = record
+        case _:
+            pass  # facts for people; no decision depends on them
+
+
+def replay(records: Iterable[Record], steps_per_round: int) -> MixtureState:
+    """Return the state after `records`; see `apply`."""
+    state = MixtureState(steps_per_round)
+    for record in records:
+        apply(state, record)
+    return state
+
+
+def mixture_news(record: Record) -> str:
+    """Say a record of this file in a sentence, or "" when nobody is waiting to hear it."""
+    match record:
+        case ShardGranted():
+            return f"{record.worker} is the composer of shard {record.shard} from step {record.step} on: {record.why}"
+        case SpeakerChanged():
+            return f"the composer of shard {record.by} speaks for the experts of shard {record.shard}: {record.why}"
+        case SyncNote():
+            return f"{record.what}: {record.why}"
+    return ""

@@ -1,0 +1,325 @@
+"""The syncer as a pure machine (PARALLAX, 4.4, 4.9, 14.4): who owns which shard, and when a fragment is merged.
+
+Composers never wait for it. Each publishes a fragment when its cadence says so and pulls the merged version at a
+boundary of its own. A fragment is merged when every connected composer has published it, or when a quorum has and the
+grace time since the first publication is over. A publication counts only if it was trained from the version that is
+current: what comes later is refused, and its composer goes on from the newer version.
+
+A shard has one owner at a time, and every grant of it a higher epoch, so two processes that believe they own it cannot
+both be right: what is signed with the older epoch does not count.
+
+With several owners of every expert, a shard's experts are also held by the owners of the shards after it. They are a
+fragment that these alone publish. A shard's surrogates come from the first of them that lives: its speaker.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError
+from planetary.moe.controller.syncer_messages import (
+    Announce,
+    CaughtUp,
+    Event,
+    Grant,
+    Instruction,
+    Joined,
+    Lost,
+    Merge,
+    Merged,
+    Note,
+    Publication,
+    Reject,
+    Returning,
+    Speak,
+    Standby,
+    SyncPolicy,
+    Tick,
+)
+from planetary.moe.methods.ownership import EMPTY
+from planetary.moe.methods.tiers import Tier
+from planetary.moe.training.replicas import holders, speaker
+
+
+class MergeDecision(msgspec.Struct, frozen=True):
+    """Whether to merge a fragment now, and why or why not."""
+
+    merge: bool
+    why: str
+
+
+def merge_decision(
+    published: Collection[str], connected: Collection[str], waited_s: float, quorum: int, grace_s: float
+) -> MergeDecision:
+    """Decide about one fragment.
+
+    Args:
+        published: composers whose publications of the current version are here.
+        connected: composers that are connected and have the fragment.
+        waited_s: seconds since the first of them.
+        quorum: publications that suffice to merge once the grace time has passed.
+        grace_s: the grace time.
+    """
+    if not published:
+        return MergeDecision(False, "nobody has published")
+    missing = sorted(set(connected) - set(published))
+    if not missing and len(published) >= quorum:
+        return MergeDecision(True, f"all {len(published)} composers have published")
+    if waited_s < grace_s:
+        return MergeDecision(False, f"waiting for {', '.join(missing) or 'a quorum'}")
+    if len(published) < quorum:
+        return MergeDecision(False, f"{len(published)} of a quorum of {quorum} have published")
+    return MergeDecision(True, f"{len(published)} composers have published and the grace time is over")
+
+
+class _Fragment:
+    """What is known of one fragment."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.published: dict[str, Publication] = {}
+        self.first_at = 0.0
+        self.merging = False
+
+
+class _Shard:
+    """What is known of one shard.
+
+    Attributes:
+        kept_until: when a lost owner loses it.
+        speaker: the shard whose owner speaks for it.
+        behind: whether its owner came back and takes steps again that its surrogates have behind them.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.speaker, self.behind = number, False
+        self.owner: str | None = None
+        self.epoch = 0
+        self.kept_until: float | None = None
+
+
+class SyncerMachine:
+    """See the file's docstring. Times are monotonic seconds."""
+
+    def __init__(self, policy: SyncPolicy) -> None:
+        """With no versions yet and nobody connected."""
+        self.policy = policy
+        self._connected: dict[str, None] = {}  # in the order of joining
+        self._shards = [_Shard(number) for number in range(policy.shards)]
+        self._fragments = {(tier, i): _Fragment() for tier, n in policy.fragments.items() for i in range(n)}
+
+    def go_on(
+        self, versions: Mapping[tuple[Tier, int], int], shards: Sequence[tuple[str, int, int]], now: float
+    ) -> None:
+        """Continue from a journal: fragments' versions, and each shard's last owner ("": none), epoch and speaker."""
+        for key, version in versions.items():
+            self._fragments[key].version = version
+        for shard, (owner, epoch, by) in zip(self._shards, shards, strict=True):
+            shard.epoch, shard.speaker = epoch, by
+            if owner:
+                shard.owner, shard.kept_until = owner, now + self.policy.return_s
+
+    # --- what can be asked ----------------------------------------------------------------------------------
+
+    def owners(self) -> list[str | None]:
+        """Return each shard's owner; a lost one until its grace time is over."""
+        return [shard.owner for shard in self._shards]
+
+    def behind(self, shard: int) -> bool:
+        """Return whether `CaughtUp` is waited for."""
+        return self._shards[shard].behind
+
+    def epoch(self, shard: int) -> int:
+        """Return the epoch under which updates of a shard's experts count."""
+        return self._shards[shard].epoch
+
+    def version(self, tier: Tier, fragment: int) -> int:
+        """Return the current version of a fragment."""
+        return self._fragments[tier, fragment].version
+
+    def next_deadline(self) -> float | None:
+        """Return when the machine wants a tick: the end of a grace time that would change something, or at once."""
+        times = [shard.kept_until for shard in self._shards if shard.kept_until is not None]
+        times += [
+            f.first_at + self.policy.grace_s
+            for (tier, _), f in self._fragments.items()
+            if len(f.published) >= self.policy.quorum_of(tier) and not f.merging
+        ]
+        if self._due_speakers():
+            times.append(-math.inf)
+        return min(times, default=None)
+
+    # --- events ---------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take one event; return the instructions to carry out, in order."""
+        match event:
+            case Joined():
+                return self._joined(event, now)
+            case Returning():
+                for number in self._owned(event.composer):
+                    self._shards[number].kept_until = None
+                return []
+            case Lost():
+                return self._lost(event, now)
+            case Publication():
+                return self._publication(event, now)
+            case Merged():
+                return self._merged(event, now)
+            case CaughtUp():
+                self._shards[event.shard].behind = False
+                return self._speak()
+            case Tick():
+                # Speakers first: who takes over a shard that becomes free now speaks for it without another in between.
+                return [*self._speak(), *self._give_out_shards(now), *self._merge_what_is_ready(now)]
+
+    def _joined(self, event: Joined, now: float) -> list[Instruction]:
+        name = event.composer
+        self._connected[name] = None
+        said: list[Instruction] = [
+            Announce(name, tier, i, f.version)
+            for (tier, i), f in self._fragments.items()
+            if f.version and tier is not Tier.EXPERTS  # whoever is granted a shard gets its experts with it
+        ]
+        if event.claims is not None and 0 <= event.claims < len(self._shards):
+            owner = self._shards[event.claims].owner
+            if owner not in {None, name}:
+                said.append(
+                    Note("claim_refused", f"{name} claims shard {event.claims}, which belongs to {owner}: two claims")
+                )
+        for number, shard in enumerate(self._shards):
+            if shard.owner == name:
+                # Its process may be another one than before: the epoch fences off what the old one still sends.
+                said.append(self._grant(number, name, "it comes back"))
+        said += self._give_out_shards(now, first=event.claims)
+        if not self._owned(name):
+            said.append(Standby(name, "every shard has an owner"))
+        return [*said, *self._speak()]
+
+    def _lost(self, event: Lost, now: float) -> list[Instruction]:
+        self._connected.pop(event.composer, None)
+        said: list[Instruction] = []
+        for number in self._owned(event.composer):
+            if self._shards[number].kept_until is not None:
+                continue
+            self._shards[number].kept_until = now + self.policy.grace_s
+            said.append(Note("owner_lost", f"shard {number} is kept {self.policy.grace_s:g} s for {event.composer}"))
+        return [*said, *self._merge_what_is_ready(now)]  # it is waited for no longer
+
+    def _publication(self, event: Publication, now: float) -> list[Instruction]:
+        fragment = self._fragments.get((event.tier, event.fragment))
+        if fragment is None:
+            return [Reject(event, f"there is no fragment {event.fragment} of tier {event.tier}")]
+        if event.composer not in self._connected:
+            return [Reject(event, f"{event.composer} is not connected")]
+        if event.composer not in self._concerned(event.tier, event.fragment):
+            return [Reject(event, f"{event.composer} owns no copy of the experts of shard {event.fragment}")]
+        if event.tokens < 1 or event.steps < 1:
+            return [Reject(event, f"it is about {event.tokens} tokens in {event.steps} steps")]
+        if event.base > fragment.version:
+            return [Reject(event, f"it builds on version {event.base}, the current one is {fragment.version}")]
+        if event.base < fragment.version or fragment.merging:
+            going = " and the next is being merged" if fragment.merging else ""
+            return [Reject(event, f"it builds on version {event.base}, the current one is {fragment.version}{going}")]
+        if not fragment.published:
+            fragment.first_at = now
+        fragment.published[event.composer] = event  # a repetition replaces: a restarted composer trained again
+        return self._merge_what_is_ready(now)
+
+    def _merged(self, event: Merged, now: float) -> list[Instruction]:
+        fragment = self._fragments.get((event.tier, event.fragment))
+        if fragment is None or not fragment.merging or event.version != fragment.version + 1:
+            raise LocalProtocolError(f"a merge ended that was not asked for: {event}")
+        fragment.merging = False
+        fragment.published = {}
+        if event.failed:
+            # The composers trained on meanwhile and publish again, from the same version.
+            return [Note("merge_failed", f"{event.tier} fragment {event.fragment}: {event.failed}")]
+        fragment.version = event.version
+        concerned = self._concerned(event.tier, event.fragment)
+        return [Announce(name, event.tier, event.fragment, event.version) for name in concerned]
+
+    # --- decisions ------------------------------------------------------------------------------------------
+
+    def _merge_what_is_ready(self, now: float) -> list[Instruction]:
+        said: list[Instruction] = []
+        for (tier, number), fragment in self._fragments.items():
+            if fragment.merging:
+                continue
+            waited = now - fragment.first_at
+            # Not `waited >= grace` inside: a deadline that was handed out must count as reached.
+            if fragment.published and now >= fragment.first_at + self.policy.grace_s:
+                waited = max(waited, self.policy.grace_s)
+            quorum, concerned = self.policy.quorum_of(tier), self._concerned(tier, number)
+            decision = merge_decision(fragment.published, concerned, waited, quorum, self.policy.grace_s)
+            if decision.merge:
+                fragment.merging = True
+                ordered = tuple(fragment.published[name] for name in sorted(fragment.published))
+                said.append(Merge(tier, number, fragment.version + 1, ordered, fragment.first_at, decision.why))
+        return said
+
+    def _give_out_shards(self, now: float, first: int | None = None) -> list[Instruction]:
+        said: list[Instruction] = []
+        numbers = sorted(range(len(self._shards)), key=lambda n: (n != first, n))
+        for number in numbers:
+            shard = self._shards[number]
+            if shard.kept_until is not None and now >= shard.kept_until:
+                said.append(Note("shard_free", f"{shard.owner} did not come back for shard {number}"))
+                shard.owner, shard.kept_until = None, None
+            if shard.owner is not None:
+                continue
+            # Whoever owns least, then who joined first. A shard that never had an owner waits for a composer without
+            # one: at the start the first to join must not take everything.
+            most = self.policy.max_shards if shard.epoch else 1
+            free = [name for name in self._connected if len(self._owned(name)) < most]
+            if free:
+                heir = min(free, key=lambda name: len(self._owned(name)))
+                said.append(self._grant(number, heir, "it has no owner"))
+        return said
+
+    def _grant(self, number: int, name: str, why: str) -> Grant:
+        shard = self._shards[number]
+        shard.owner, shard.kept_until = name, None
+        shard.epoch += 1
+        shard.behind = shard.epoch > 1
+        return Grant(name, number, shard.epoch, why)
+
+    def _concerned(self, tier: Tier, fragment: int) -> list[str]:
+        """Who is connected and has a fragment, in the order of joining."""
+        if tier is not Tier.EXPERTS:
+            return list(self._connected)
+        owners = [self._shards[n].owner for n in holders(fragment, self.policy.shards, self.policy.replicas)]
+        return [name for name in self._connected if name in owners]
+
+    def _due_speakers(self) -> list[tuple[int, int]]:
+        """Return shards that need another speaker, and who it is: the first owner of their experts that is there.
+
+        A speaker that was lost, or has not come yet, remains one for as long as its shard is kept for it. An owner that
+        comes back does not take over before it has caught up: until then it has older things to say than are known.
+        """
+        found: list[tuple[int, int]] = []
+        count, replicas = self.policy.shards, self.policy.replicas
+        for number, shard in enumerate(self._shards) if replicas > 1 else ():
+            living = {n for n, one in enumerate(self._shards) if one.owner in self._connected and not one.behind}
+            now = self._shards[shard.speaker]
+            if now.owner is not None or not now.epoch:
+                living.add(shard.speaker)
+            by = speaker(number, count, replicas, living)
+            if by not in {EMPTY, shard.speaker}:
+                found.append((number, by))
+        return found
+
+    def _speak(self) -> list[Instruction]:
+        said: list[Instruction] = []
+        for number, by in self._due_speakers():
+            before, self._shards[number].speaker = self._shards[number].speaker, by
+            first = holders(number, self.policy.shards, self.policy.replicas)
+            why = "it comes before" if first.index(by) < first.index(before) else "nobody composes"
+            said.append(Speak(number, by, f"{why} shard {before}"))
+        return said
+
+    def _owned(self, name: str) -> list[int]:
+        return [number for number, shard in enumerate(self._shards) if shard.owner == name]

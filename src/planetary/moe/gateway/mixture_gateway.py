@@ -1,0 +1,349 @@
+"""The gateway of a mixture over composers: its controller on real connections, with payloads and a real disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.artifacts.jsonl import JsonLinesWriter
+from planetary.artifacts.packed_arrays import Packed
+from planetary.artifacts.payload_store import PayloadStore
+from planetary.core.clock import Clock
+from planetary.core.config import Config, config_hash
+from planetary.core.errors import PlanetaryError, RemoteProtocolError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.data.fitting import changes
+from planetary.data.slices import LeaseLedger
+from planetary.fabric.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, PAYLOADS
+from planetary.fabric.gateway.run_host import GatewayOptions, RunHost
+from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import Mark, Record
+from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.shell.shell import Shell
+from planetary.moe.composer.composer_data import tokens_payload
+from planetary.moe.composer.sketch_window import FORGET_STEPS
+from planetary.moe.controller.mixture_controller import MixtureController
+from planetary.moe.controller.mixture_events import (
+    AssembleModel,
+    CollectPayloads,
+    EndWork,
+    ExpertsJudged,
+    JudgeExperts,
+    LeaseWork,
+    MakeFragment,
+    ModelAssembled,
+    NothingNew,
+    QueueWork,
+    StoredPayload,
+    TokensOf,
+    WeightsOf,
+    WorkLeased,
+    WorkOf,
+    WorkOver,
+)
+from planetary.moe.controller.payload_checks import KINDS, PayloadChecks
+from planetary.moe.controller.records import mixture_news
+from planetary.moe.controller.work_queue import Lease, Work, WorkQueue
+from planetary.moe.gateway.compiling import compile_mixture_apart
+from planetary.moe.gateway.mixture_preparation import PreparedMixture, prepare_mixture
+from planetary.moe.gateway.mixture_start import MixtureStart, begin_mixture, owners_of_run
+from planetary.moe.gateway.mixture_status import mixture_status
+from planetary.moe.gateway.syncer_work import (
+    assembled_model,
+    expert_weights,
+    expert_work,
+    judge_experts,
+    make_fragment,
+    routing_of,
+)
+from planetary.moe.payloads.shard_payload import model_bytes
+from planetary.net.connection import Connection
+from planetary.net.handshake import TokenCheck
+from planetary.wire import messages as m
+from planetary.wire.inbox import Received, refuse_tensors
+from planetary.wire.limits import MIB, Limits
+
+log = logging.getLogger(__name__)
+
+KEPT_KINDS = ("fragment", "surrogate", "refresh", "shard", "model", "sketch", "experts", "change", "view")
+QUEUE = "expert-work.sqlite"
+
+
+class MixtureGateway(RunHost):
+    """A run of a mixture. Make it, `start` it, `run` it."""
+
+    def __init__(
+        self,
+        config: Config,
+        options: GatewayOptions,
+        tls: ssl.SSLContext | None,
+        tokens: TokenCheck | None,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """See `RunHost`. Raises `UserError` for a payload store that cannot be."""
+        super().__init__(config, options, tls, tokens, clock=clock)
+        self.prepared: PreparedMixture | None = None
+        self.controller: MixtureController | None = None
+        # What is superseded may still wait to be sent; a connection that is so slow is dropped and made again.
+        lifetime = max(60.0, 30 * config.fabric.latency_budget_s)
+        self._payloads = PayloadStore(
+            config.moe.store or options.folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, lifetime), clock=clock
+        )
+        self._results: dict[int, Packed] = {}  # of expert workers, not judged yet
+        self._results_taken = 0
+        self._counted = (0, 0)  # bytes up and down until the last round
+        self._queue: WorkQueue | None = None
+        self._queue_turn = asyncio.Lock()
+        self._start: MixtureStart | None = None
+        self._checks: PayloadChecks | None = None
+
+    async def run(self, prepared: Callable[[PreparedMixture], None] | None = None) -> e.Finish:
+        """Prepare and train until the run is finished, failed or stopped; `prepared` is called in between."""
+        try:
+            await asyncio.to_thread(self._payloads.check)
+            self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
+            if self.prepared is None:
+                return e.Finish(False, self._stop_reason or "stopped", "stopped")
+            self.fitted = changes(self.config, self.prepared.config)
+            self.config = self.prepared.config
+            if prepared is not None:
+                await asyncio.to_thread(prepared, self.prepared)
+            return await self._train(self.prepared)
+        finally:
+            await self._close()
+            if self._queue is not None:
+                self._queue.close()
+
+    def _prepare(self) -> PreparedMixture:
+        owners = owners_of_run(self.options.folder) if self.options.resume else None
+        return prepare_mixture(self.config, self.options.cache, self._set_stage, owners)
+
+    def status(self) -> RunStatus:
+        """The run as it is now. Called on the event loop."""
+        return mixture_status(self)
+
+    async def _train(self, prepared: PreparedMixture) -> e.Finish:
+        folder, options = self.options.folder, self.options
+        self._set_stage("reading the run folder")
+        start = await asyncio.to_thread(begin_mixture, self.config, options, prepared, self._payloads)
+        self._start = start
+        self._checks = PayloadChecks(prepared.plan, prepared.dense, prepared.experts)
+        # Not before: a resume may replace the file of metrics.
+        self._journal = JsonLinesWriter(folder / EVENTS)
+        self._metrics_file = JsonLinesWriter(folder / METRICS)
+        self.metrics = start.metrics
+        for record in start.records:
+            self._append(record)
+        waiting = await asyncio.to_thread(self._begin_queue) if prepared.plan.offloads else []
+        self.controller = MixtureController(start.policy, start.state, self._clock.monotonic(), start.late, waiting)
+        self._shell = Shell(self.controller, self._carry_out, self._clock)
+        if self._stop_reason is not None:
+            self._shell.post(e.StopRequested(self._stop_reason))
+        self._set_stage("waiting for composers")
+        return await self._shell.run()
+
+    # --- connections ------------------------------------------------------------------------------------------
+
+    def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
+        timings = self.config.timings
+        if is_worker:
+            assert self.prepared is not None
+            # A shard's state at most: dense parameters and experts, each with the optimizer's state.
+            largest = 8 * 4 * self.prepared.param_count + MIB
+            limits = Limits(tensor_bytes=2 * largest, tensors=1, messages_under_way=4)
+
+            def allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
+                array = _allocate(message, spec)
+                self._post(e.PayloadArrives(session, message))
+                return array
+
+            connection.accept_peer(limits, allocate)
+        else:
+            connection.accept_peer(allocate=refuse_tensors)
+        connection.keep_alive(timings.heartbeat_s, timings.silent_after_s)
+
+    async def _pass_on(self, session: int, received: Received) -> None:
+        assert self._shell is not None
+        message, payload, defect, attachment, size = received.message, "", "", 0, 0
+        if type(message) in KINDS:
+            data = _payload(received.tensors)
+            size = len(data)
+            payload, defect = await asyncio.to_thread(self._keep, message, data)
+        elif isinstance(message, m.ExpertsImproved):
+            self._results_taken += 1
+            attachment = self._results_taken
+            self._results[attachment] = _payload(received.tensors)
+        self._shell.post(e.Received(session, message, defect, attachment, payload, size))
+
+    def _keep(self, message: m.Message, data: Packed) -> tuple[str, str]:
+        """Check a message's payload and put it into the store; return its name, or what is wrong with it."""
+        assert self._checks is not None
+        return self._checks.keep(self._payloads, message, data)
+
+    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+        if isinstance(payload, StoredPayload):
+            name = payload.name
+            return lambda: {"payload": np.frombuffer(self._payloads.get(name), np.uint8)}
+        if isinstance(payload, WeightsOf):
+            assert self.prepared is not None
+            experts, plan = payload.experts, self.prepared.plan
+            return lambda: {"payload": np.frombuffer(expert_weights(self._payloads, experts, plan), np.uint8)}
+        if isinstance(payload, NothingNew):
+            return lambda: {"payload": np.zeros(1, np.uint8)}
+        if isinstance(payload, TokensOf):
+            slices = payload.slices
+            return lambda: {"payload": tokens_payload(slices)}
+        if isinstance(payload, WorkOf):
+            return lambda: {"payload": np.frombuffer(expert_work(self._payloads, payload), np.uint8)}
+        return super()._source(payload)
+
+    # --- instructions -----------------------------------------------------------------------------------------
+
+    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
+        match instruction:
+            case MakeFragment():
+                self._work.add(self._make_fragment(instruction))
+            case AssembleModel():
+                self._work.add(self._assemble(instruction))
+            case CollectPayloads():
+                self._work.add(self._collect(instruction.keep))
+            case QueueWork() | LeaseWork() | EndWork():
+                self._work.add(self._use_queue(instruction))
+            case JudgeExperts():
+                named = (instruction.attachment, instruction.second)
+                self._work.add(self._judge(instruction, [self._results.pop(name) for name in named if name]))
+            case e.DropAttachment():
+                self._results.pop(instruction.attachment, None)
+            case _:
+                return self._carry_out_common(instruction)
+        return None
+
+    def _news_of(self, record: Record) -> str:
+        return mixture_news(record) or super()._news_of(record)
+
+    async def _compile_for(self, target: CompileTarget) -> Published:
+        assert self.prepared is not None
+        prepared = self.prepared
+        return await compile_mixture_apart(prepared.program, prepared.plan.model.vocab_size, target, self.options.cache)
+
+    async def _make_fragment(self, instruction: MakeFragment) -> None:
+        assert self._shell is not None
+        assert self.prepared is not None
+        self._shell.post(await asyncio.to_thread(make_fragment, self._payloads, instruction, self.prepared.plan))
+
+    async def _assemble(self, instruction: AssembleModel) -> None:
+        assert self._shell is not None
+        self._shell.post(await asyncio.to_thread(self._assembled, instruction))
+
+    def _assembled(self, instruction: AssembleModel) -> ModelAssembled:
+        assert self.prepared is not None
+        began = time.monotonic()
+        try:
+            model = assembled_model(self._payloads, instruction.shards, instruction.experts, self.prepared.plan)
+            payload = self._payloads.put("model", model_bytes(instruction.round, model))
+            checkpoint = self._checkpoint(instruction.round, model) if instruction.checkpoint else ""
+        except PlanetaryError as error:
+            return ModelAssembled(instruction.round, failed=str(error))
+        seconds, routing = time.monotonic() - began, None
+        try:
+            routing = routing_of(self._payloads, instruction.views, self.prepared.plan)
+        except PlanetaryError as error:  # the model is there without it
+            log.warning("how far composers agree in round %d is not known: %s", instruction.round, error)
+        return ModelAssembled(instruction.round, payload, checkpoint, seconds, routing=routing)
+
+    def _checkpoint(self, round_: int, model: Tensors) -> str:
+        """Write the ordinary model as a checkpoint, which `planetary generate` reads; return its folder's name."""
+        assert self.prepared is not None
+        specs = self.prepared.model
+        info = CheckpointInfo(
+            round=round_,
+            config_hash=config_hash(self.config),
+            model="latent_moe",
+            model_digest=self.prepared.program.digest,
+            param_specs=specs,
+            data_key=self.prepared.data.key,
+            controller=msgspec.Raw(msgspec.json.encode(Mark(round_, 0, 1, LeaseLedger()))),
+            random_state={"seed": self.config.run.seed},
+        )
+        nothing = {spec.name: np.zeros(spec.shape, np.float32) for spec in specs}  # its merges keep no velocity
+        folder = self.options.folder / CHECKPOINTS
+        return write_checkpoint(folder, Checkpoint(info, model, nothing), keep=self.config.checkpoint.keep).name
+
+    def _begin_queue(self) -> list[Work]:
+        self._queue = WorkQueue(self.options.folder / QUEUE)
+        return self._queue.begin()
+
+    async def _use_queue(self, instruction: QueueWork | LeaseWork | EndWork) -> None:
+        assert self._shell is not None
+        # One after the other, in the order of the instructions: an asyncio lock is fair.
+        async with self._queue_turn:
+            lease, over = None, []
+            try:
+                lease, over = await asyncio.to_thread(self._queue_call, instruction)
+            except PlanetaryError as error:
+                log.error("%s", error)
+        for event in over:
+            self._shell.post(event)
+        if isinstance(instruction, LeaseWork):
+            self._shell.post(WorkLeased(instruction.session, lease))
+
+    def _queue_call(self, instruction: QueueWork | LeaseWork | EndWork) -> tuple[Lease | None, list[WorkOver]]:
+        assert self._queue is not None
+        lease, over = None, []
+        match instruction:
+            case QueueWork(work=work):
+                over += [WorkOver(one, failed=False) for one in self._queue.add(work, keep=FORGET_STEPS)]
+            case EndWork(result=""):
+                self._queue.give_up(instruction.lease, again=instruction.again)
+            case EndWork():
+                self._queue.finish(instruction.lease, instruction.result)
+            case LeaseWork():
+                assert self._start is not None
+                lease_s, now = self._start.policy.lease_s, self._clock.wall()
+                while found := self._queue.lease(instruction.worker, now=now, lease_s=lease_s, busy=instruction.busy):
+                    if all(self._payloads.has(name) for name in found[0].work.payloads):
+                        lease = found[0]
+                        break
+                    self._queue.give_up(found[0])  # its sketches were too old to be kept
+        return lease, over + [WorkOver(work, failed=True) for work in self._queue.failed()]
+
+    async def _judge(self, instruction: JudgeExperts, results: list[Packed]) -> None:
+        assert self._shell is not None
+        assert self.prepared is not None
+        try:
+            judged = await asyncio.to_thread(judge_experts, self._payloads, instruction, results, self.prepared.plan)
+        except Exception as error:  # whatever a worker has sent: nobody else gets the work before it is judged
+            log.exception("the result of task %d cannot be judged", instruction.task)
+            judged = ExpertsJudged(instruction.task, failed=f"{type(error).__name__}: {error}")
+        self._shell.post(judged)
+
+    def _bytes_of(self, round_: int) -> tuple[int, int, int]:
+        # Messages belong to no round here: what travelled since the line before.
+        before, self._counted = self._counted, (self.traffic.up, self.traffic.down)
+        return self.traffic.up - before[0], self.traffic.down - before[1], 0
+
+    async def _collect(self, keep: frozenset[str]) -> None:
+        try:
+            await asyncio.to_thread(self._payloads.collect, keep)
+        except PlanetaryError as error:
+            log.warning("old payloads were not removed: %s", error)
+
+
+def _payload(tensors: Tensors) -> Packed:
+    return tensors["payload"].data.toreadonly() if "payload" in tensors else b""
+
+
+def _allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
+    expected = type(message) in KINDS or isinstance(message, m.ExpertsImproved)
+    if not expected or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
+        raise RemoteProtocolError(f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it")
+    return spec.empty()

@@ -1,0 +1,60 @@
+"""What is wrong with a mixture's configuration, or looks as if it were not meant, before anything is made for a run."""
+
+from __future__ import annotations
+
+from planetary.core.config import Config
+from planetary.core.config_schema import MoeConfig
+from planetary.fabric.preparation.preparation import schedule_of, step_options
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe.methods.surrogate import are_copies
+from planetary.moe.plan.plan import model_of, training_of, warnings_of
+
+_OF_EXPERT_WORKERS = (
+    "sketches",
+    "precision",
+    "sketch_fraction",
+    "inner_steps",
+    "trust",
+    "window",
+    "norm_ratio",
+    "spectral_ratio",
+    "redundant",
+    "audited",
+    "update_form",
+    "update_keep",
+)
+
+
+def check_mixture(config: Config) -> list[str]:
+    """Return sentences about what is allowed and perhaps not meant.
+
+    Raises:
+        UserError: the configuration makes no mixture; the keys that say so are named.
+    """
+    model = model_of(config)
+    training_of(config, model, step_options(config), schedule_of(config))
+    return [*warnings_of(config, model), *keys_without_effect(config.moe, model)]
+
+
+def keys_without_effect(moe: MoeConfig, model: LatentMoeConfig) -> list[str]:
+    """Return a sentence for every choice that leaves keys without effect which are not at their defaults.
+
+    They are no error: a run without expert workers is often one with them and a single key changed.
+    """
+    choices: list[tuple[bool, str, tuple[str, ...]]] = [
+        (not moe.expert_workers, "moe.expert_workers = 0", _OF_EXPERT_WORKERS),
+        (
+            moe.expert_workers > 0 and moe.update_form != "topk",
+            f'moe.update_form = "{moe.update_form}"',
+            ("update_keep",),
+        ),
+        (not moe.rank, "moe.rank = 0", ("detach", "delta_rank", "refresh_form", "fit_steps")),
+        (moe.rank > 0 and are_copies(moe.rank, model), f"moe.rank = {moe.rank}, copies of experts", ("fit_steps",)),
+        (moe.pace == "lockstep", 'moe.pace = "lockstep"', ("quorum", "window")),
+    ]
+    default, found = MoeConfig(), []
+    for made, choice, keys in choices:
+        unused = [f"moe.{key}" for key in keys if getattr(moe, key) != getattr(default, key)]
+        if made and unused:
+            found.append(f"{choice} leaves without effect what is set of {', '.join(unused)}")
+    return found

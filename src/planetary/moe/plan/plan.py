@@ -1,0 +1,288 @@
+"""What every participant of a mixture is told: model, training, who owns what, and where its tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from planetary.core.config import Config
+from planetary.core.config_schema import FabricConfig, MoeConfig, OuterConfig
+from planetary.core.errors import UserError
+from planetary.core.schedules import Schedule
+from planetary.core.step_options import StepOptions
+from planetary.core.tensors import TensorSpec
+from planetary.data.slices import SliceOrder
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.models.options import configure
+from planetary.moe.methods.acceptance import Policy
+from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.delta import rank_is_smaller
+from planetary.moe.methods.surrogate import FitOptions, are_copies
+from planetary.moe.methods.tiers import Cadence, Tier, tier_fragments
+from planetary.moe.training.replicas import expert_fragments, held_shards, replicated_slots
+from planetary.moe.training.settings import MoeTraining
+from planetary.wire.messages import Slice
+
+AHEAD_BYTES = 1 << 20  # of tokens; at half a millisecond a step this is a second of a small model, else minutes
+MODEL = "planetary.models.latent_moe:build"
+
+
+OwnerMap = tuple[tuple[int, ...], ...]
+"""Which composer owns which expert, [layers][experts]."""
+
+
+class MixturePlan(msgspec.Struct, frozen=True):
+    """See the module. It is the same for all and never changes during a run.
+
+    Attributes:
+        model: its sizes; `batch_size` is one composer's.
+        training: how it is trained; `batch_size` is that of all composers together.
+        owners: ownership map.
+        order: of the training tokens: a lease is one step of all composers.
+        held_out: batches that the assembled model is evaluated on.
+        steps: of the whole run: so many of each composer, or as many in all where some are faster than others.
+        steps_per_round: of the run, after which losses are reported and the model may be evaluated.
+        pace: whether anybody waits for anybody.
+        window: versions that an expert update may lag behind.
+        delivery: whether composers read their tokens, or get them from the gateway.
+        view_every: rounds between two evaluations of the composers' own views; 0: never.
+    """
+
+    model: LatentMoeConfig
+    training: MoeTraining
+    owners: OwnerMap
+    order: SliceOrder
+    held_out: tuple[Slice, ...]
+    steps: int
+    steps_per_round: int
+    pace: Literal["free", "lockstep"] = "free"
+    window: int = 2
+    delivery: Literal["path", "gateway"] = "path"
+    view_every: int = 0
+
+    def tokens_of(self, shard: int, step: int) -> Slice:
+        """Return which tokens a shard's composer trains on in a step (from 0)."""
+        whole, parts = self.order.locate(step), self.training.composers
+        count = whole.count // parts
+        return msgspec.structs.replace(whole, offset=whole.offset + shard * count, count=count)
+
+    @property
+    def steps_ahead(self) -> int:
+        """For how many steps a composer that gets its tokens from the gateway has them at most."""
+        return max(8, min(self.steps, AHEAD_BYTES // (4 * self.order.slice_tokens // self.training.composers)))
+
+    @property
+    def most_steps(self) -> int:
+        """That one composer can take: all of them, if the others take none."""
+        return self.steps * self.training.composers
+
+    def views_due(self, round_: int) -> bool:
+        """Whether composers say at the end of a round how they see the model, with surrogates in it."""
+        if not (self.held_out and self.view_every and self.has_surrogates):
+            return False
+        return round_ * self.steps_per_round >= self.steps or round_ % self.view_every == 0
+
+    @property
+    def owner_map(self) -> np.ndarray:
+        """i32 [layers, experts]."""
+        return np.asarray(self.owners, np.int32)
+
+    @property
+    def slots(self) -> int:
+        """Places for experts on each composer, per layer."""
+        return self.held_slots[0].shape[1]
+
+    @property
+    def held_slots(self) -> list[np.ndarray]:
+        """Which expert is in each slot of each composer, i32 [layers, slots]."""
+        return replicated_slots(self.owner_map, self.training.composers, self.training.replicas)
+
+    def fragments(
+        self, dense: Sequence[TensorSpec], experts: Sequence[TensorSpec]
+    ) -> dict[tuple[Tier, int], tuple[str, ...]]:
+        """Return the names of everything that is merged, by fragment.
+
+        Args:
+            dense: parameters that are no routed experts.
+            experts: of one layer's experts.
+        """
+        found = tier_fragments(dense, self.training.cadence)
+        if self.training.replicas > 1:
+            names = [spec.name for spec in experts]
+            found |= expert_fragments(self.owner_map, self.training.composers, names)
+        return found
+
+    def takes_part(self, number: int, key: tuple[Tier, int]) -> bool:
+        """Whether a composer has a fragment: all but those of experts that it does not own."""
+        tier, fragment = key
+        held = held_shards(number, self.training.composers, self.training.replicas)
+        return tier is not Tier.EXPERTS or fragment in held
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Target tokens of one composer's step."""
+        return self.model.batch_size * self.model.sequence_length
+
+    @property
+    def has_surrogates(self) -> bool:
+        """Whether composers hold surrogates of each other's experts."""
+        return self.training.rank > 0 and self.training.composers > 1
+
+    @property
+    def offloads(self) -> bool:
+        """Whether expert workers do the experts' optimizer work."""
+        return self.training.sketches != "none"
+
+
+def model_of(config: Config) -> LatentMoeConfig:
+    """Return the model's sizes that a configuration gives. Raises `UserError` for another model or a wrong size."""
+    if config.model.source != MODEL:
+        raise UserError(
+            f'a run with moe.composers trains model.source = "{MODEL}", whose experts can be divided; found '
+            f'"{config.model.source}"'
+        )
+    known = {
+        "batch_size": config.train.batch_size,
+        "sequence_length": config.train.sequence_length,
+        "seed": config.run.seed,
+    }
+    return configure("model.options", LatentMoeConfig, {**known, **config.model.options})
+
+
+def cadence_of(moe: MoeConfig) -> Cadence:
+    """Return the horizons that a configuration gives. Raises `UserError` where they are not in order."""
+    return Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
+
+
+def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, schedule: Schedule) -> MoeTraining:
+    """Return how a configuration trains its mixture.
+
+    Raises:
+        UserError: keys do not fit together; they are named.
+    """
+    moe, train = config.moe, config.train
+    if moe.composers == 1:
+        raise UserError(
+            "moe.composers = 1 leaves nothing to divide: set moe.composers to at least 2, or to 0 for an ordinary run "
+            "of the whole model"
+        )
+    needed = moe.composers + moe.expert_workers
+    if config.fabric.workers < needed:
+        raise UserError(
+            f"{moe.composers} composers and {moe.expert_workers} expert workers are {needed} workers: set "
+            f"fabric.workers to at least {needed}, found {config.fabric.workers}"
+        )
+    if moe.composers > model.n_expert:
+        raise UserError(
+            f"moe.composers = {moe.composers}, but the model has {model.n_expert} experts per layer and every composer "
+            f"owns at least one: set moe.composers to at most {model.n_expert}, or model.options.n_expert higher"
+        )
+    if moe.replicas > moe.composers:
+        raise UserError(
+            f"moe.replicas = {moe.replicas} owners of every expert need as many composers: set moe.replicas to at most "
+            f"moe.composers = {moe.composers}"
+        )
+    if moe.quorum > moe.composers:
+        raise UserError(
+            f"moe.quorum = {moe.quorum} publications never come from {moe.composers} composers: set moe.quorum "
+            f"to at most moe.composers = {moe.composers}"
+        )
+    if moe.replicas > 1 and moe.expert_workers:
+        raise UserError(
+            f"moe.replicas = {moe.replicas} and moe.expert_workers = {moe.expert_workers}: expert workers improve one "
+            "stream of an expert's weights, and several owners train a copy each. Set moe.replicas = 1 (experts then "
+            "survive a composer in the payload store), or moe.expert_workers = 0"
+        )
+    if train.micro_batches != 1 or train.precision != "f32" or train.remat != "none":
+        raise UserError('a mixture over composers takes train.micro_batches = 1, precision = "f32" and remat = "none"')
+    if moe.redundant and moe.expert_workers == 1:
+        raise UserError(
+            f"moe.redundant = {moe.redundant} lets two expert workers make some updates, and there is one: set "
+            "moe.expert_workers to at least 2, or moe.redundant = 0"
+        )
+    if moe.fitted_by == "expert-workers" and not (moe.expert_workers and moe.rank):
+        raise UserError(
+            'moe.fitted_by = "expert-workers" needs expert workers, and surrogates that they fit: set '
+            'moe.expert_workers and moe.rank to at least 1, or moe.fitted_by = "composers"'
+        )
+    if moe.fitted_by == "expert-workers" and are_copies(moe.rank, model):
+        raise UserError(
+            f"moe.rank = {moe.rank} makes surrogates copies of experts of width {model.n_hidden}, which nobody fits: "
+            'set moe.fitted_by = "composers", or moe.rank lower'
+        )
+    if config.outer != OuterConfig():
+        raise UserError("[outer] is about runs in rounds; a mixture's outer step has moe.outer_rate and outer_momentum")
+    if config.fabric.quorum != FabricConfig().quorum:
+        raise UserError("fabric.quorum is about rounds; how many composers suffice for a merge is moe.quorum")
+    if config.sync.topology != "star":
+        raise UserError('a mixture over composers is merged by the syncer: set sync.topology = "star"')
+    cadence = cadence_of(moe)
+    if cadence.router == 1 and moe.pace == "lockstep":
+        raise UserError(
+            "moe.router_every = 1 in lock step averages gradients inside every step, as bench/parallax.py does in one "
+            'process: set router_every, latent_every and backbone_every to at least 2, or moe.pace = "free", where 1 '
+            "publishes after every step that finds the last merge done"
+        )
+    acceptance = Policy(
+        window=moe.window,
+        norm_ratio=moe.norm_ratio,
+        spectral_ratio=moe.spectral_ratio,
+        redundant=moe.redundant,
+        audited=moe.audited,
+    )
+    return MoeTraining(
+        composers=moe.composers,
+        batch_size=train.batch_size * moe.composers,
+        rank=moe.rank,
+        delta_rank=moe.delta_rank,
+        refresh_form=moe.refresh_form,
+        replicas=moe.replicas,
+        detach=moe.detach,
+        cadence=cadence,
+        fit=FitOptions(steps=moe.fit_steps),
+        merge=MergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
+        sketches=moe.sketches if moe.expert_workers else "none",
+        fitted_by=moe.fitted_by,
+        precision=moe.precision,
+        update_form=moe.update_form if moe.expert_workers else "exact",
+        update_keep=moe.update_keep,
+        sketch_fraction=moe.sketch_fraction if moe.expert_workers else 1.0,
+        inner_steps=moe.inner_steps if moe.expert_workers else 1,
+        trust=moe.trust if moe.expert_workers else 0.0,
+        acceptance=acceptance if moe.expert_workers else None,
+        dense=options,
+        experts=options,
+        dense_schedule=schedule,
+        expert_schedule=schedule,
+    )
+
+
+def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
+    """Return what is allowed and perhaps not meant."""
+    moe, found = config.moe, []
+    if model.n_expert > moe.composers and model.n_expert % moe.composers:
+        few = model.n_expert // moe.composers
+        found.append(
+            f"{model.n_expert} experts on {moe.composers} composers: shards are not equal, they have {few} or "
+            f"{few + 1} experts of a layer"
+        )
+    if moe.rank >= model.n_hidden:
+        found.append(
+            f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as what "
+            "they stand for"
+            + ("" if model.capacity else ", and computed for every token without model.options.capacity")
+        )
+    if moe.ownership == "load-aware" and not config.model.weights:
+        found.append(
+            'moe.ownership = "load-aware" without model.weights: the model whose choices of experts are counted '
+            "has not learned anything yet"
+        )
+    if moe.rank and moe.delta_rank and not rank_is_smaller(moe.delta_rank, model.n_latent, moe.rank):
+        found.append(
+            f"moe.delta_rank = {moe.delta_rank}: changes of that rank are no smaller than surrogates of rank "
+            f"{moe.rank}, which are sent whole"
+        )
+    return found

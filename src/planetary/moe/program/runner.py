@@ -1,0 +1,100 @@
+"""A mixture's program on a device of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from planetary.core.artifact_label import read_label
+from planetary.core.errors import UserError
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.moe.program.signature import Program, Runner
+from planetary.runtime.backends import is_pjrt, require_backend, runtime_version
+from planetary.runtime.device_program import DeviceProgram, Handle, run_once
+from planetary.runtime.host import host_features
+
+
+class ProgramRunner(Runner):
+    """See `Runner`.
+
+    Args:
+        program: what it is.
+        device: the same, loaded.
+    """
+
+    def __init__(self, program: Program, device: DeviceProgram) -> None:
+        self._program, self._device = program, device
+
+    @property
+    def program(self) -> Program:
+        """See `Runner`."""
+        return self._program
+
+    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
+        """See `Runner`."""
+        return run_once(self, function, tensors)
+
+    def signature(self, function: str) -> FunctionSpec:
+        """See `DeviceProgram`."""
+        return self._device.signature(function)
+
+    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
+        """See `DeviceProgram`."""
+        return self._device.put(spec, array)
+
+    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
+        """See `DeviceProgram`."""
+        return self._device.get(spec, handle)
+
+    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
+        """See `DeviceProgram`."""
+        return self._device.invoke(function, arguments)
+
+
+def open_program(
+    artifact: bytes,
+    program: Program,
+    *,
+    backend: str,
+    threads: int | None = None,
+    device_id: int = 0,
+    island: int = 1,
+) -> ProgramRunner:
+    """Load a mixture's artifact on the device that was asked for.
+
+    Args:
+        artifact: for `backend`: a VMFB, or the portable StableHLO.
+        program: its description.
+        backend: e.g. `"cpu"`, `"vulkan"`, `"pjrt:cuda"`.
+        threads: of a CPU device; None: all usable cores.
+        device_id: which device of the backend.
+        island: must be 1.
+
+    Raises:
+        UserError: the backend is unknown or not installed, an island was asked for, or this process computes with other
+            threads or devices.
+        ResourceError: the device is not there or cannot be opened, or the module not be loaded.
+        TrustError: the module is for another compiler version or another CPU, or was not made by planetary.
+    """
+    require_backend(backend, island)
+    if island != 1:
+        raise UserError(
+            f"a composer or expert worker of a mixture computes on one device, found --island {island}: start one "
+            "worker per device with --scale, and --island 1"
+        )
+    if is_pjrt(backend):
+        from planetary.runtime.pjrt_executor import open_devices
+        from planetary.runtime.pjrt_functions import PjrtFunctions
+
+        (device,) = open_devices(backend, device_id, 1, threads)
+        return ProgramRunner(program, PjrtFunctions(artifact, program.functions, device))
+    from planetary.runtime.iree_executor import check_label
+    from planetary.runtime.iree_functions import IreeFunctions
+
+    check_label(
+        read_label(artifact), runtime_version=runtime_version(backend), backend=backend, features=host_features()
+    )
+    loaded = IreeFunctions(artifact, program.functions, backend=backend, threads=threads, device_id=device_id)
+    return ProgramRunner(program, loaded)

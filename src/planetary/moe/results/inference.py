@@ -1,0 +1,169 @@
+"""A trained mixture as a function from tokens to logits: with its real experts, or with surrogates in their place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import msgspec
+import numpy as np
+
+from planetary.core.errors import UserError
+from planetary.core.tensors import Tensors
+from planetary.models.initial import Draw, filled
+from planetary.models.latent_moe import apply, composer_logits, dense_parameters, parameters
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.models.layers import cross_entropy
+from planetary.moe.composer.composer_data import Batch
+from planetary.moe.methods import ownership
+from planetary.moe.program.signature import in_layer
+from planetary.moe.training.saved_training import SavedTraining
+from planetary.moe.training.states import ComposerState, Surrogates, assembled, merged_model
+
+
+class Experts(msgspec.Struct, frozen=True):
+    """Which experts a model runs with: all real ones, surrogates for all, or those that a composer has."""
+
+    kind: Literal["real", "surrogates", "composer"] = "real"
+    composer: int = 0
+
+
+@dataclass(frozen=True)
+class RunnableModel:
+    """Attributes:
+    logits: `logits(params, tokens i32 [B, T]) -> f32 [B, T, V]`.
+    params: the pytree that it takes.
+    """
+
+    logits: Callable[[Any, jax.Array], jax.Array]
+    params: Any
+
+
+class MixtureLosses(msgspec.Struct, frozen=True):
+    """Held-out losses, nats per token.
+
+    Attributes:
+        real: of the assembled model.
+        surrogates: of the same dense parameters with surrogates of all experts; None: there are no surrogates.
+        mixed: as each composer sees the model, with its own experts and surrogates for the others.
+        alone: of each composer's dense parameters with surrogates of all experts.
+    """
+
+    real: float
+    surrogates: float | None = None
+    mixed: tuple[float, ...] = ()
+    alone: tuple[float, ...] = ()
+
+
+def experts_named(text: str) -> Experts:
+    """Return the experts that `real`, `surrogates` or `composer:N` name. Raises `UserError` for another text."""
+    if text == "real":
+        return Experts()
+    if text == "surrogates":
+        return Experts("surrogates")
+    if match := re.fullmatch(r"composer:(\d+)", text):
+        return Experts("composer", int(match[1]))
+    raise UserError(
+        "--experts: expected real, surrogates or composer:N with a composer's number, such as composer:0; found "
+        f"{text!r}"
+    )
+
+
+def model_with(saved: SavedTraining, experts: Experts) -> RunnableModel:
+    """Return a training's model with these experts.
+
+    With `real` and `surrogates`, everything but the experts is the mean of the composers'; with `composer`, it is what
+    that composer has.
+
+    Raises:
+        UserError: there are no surrogates, or no such composer.
+    """
+    state, config = saved.state, saved.config
+    if experts.kind == "real":
+        params = filled(parameters(config), merged_model(state, config))
+        return RunnableModel(partial(_apply, config=config), params)
+    if state.surrogates is None:
+        why = "its only composer has all experts" if saved.training.composers == 1 else "it was trained with rank 0"
+        raise UserError(f"this training has no surrogates: {why}; it runs with its real experts only")
+    if experts.kind == "surrogates":
+        return with_surrogates(assembled(state, config)[0], named_surrogates(state.surrogates), config)
+    if experts.composer >= len(state.composers):
+        raise UserError(
+            f"there is no composer {experts.composer}: this training has the composers 0 to {len(state.composers) - 1}"
+        )
+    return composers_model(state.composers[experts.composer], state.surrogates, config)
+
+
+def composers_model(composer: ComposerState, surrogates: Surrogates, config: LatentMoeConfig) -> RunnableModel:
+    """Return the model as a composer executes it: its own experts, surrogates for the others."""
+    matrix = ownership.slot_matrix(composer.slots, config.n_expert)
+    held = _surrogates_by_layer(named_surrogates(surrogates), config)
+    owned = [{**layer, "ownership": matrix[i]} for i, layer in enumerate(held)]
+    params = (filled(dense_parameters(config), composer.dense), [dict(layer) for layer in composer.experts], owned)
+    return RunnableModel(partial(_composer_logits, config=config), params)
+
+
+def with_surrogates(dense: Tensors, surrogates: Tensors, config: LatentMoeConfig) -> RunnableModel:
+    """Return the model with surrogates in place of all experts.
+
+    Args:
+        dense: everything but the experts, by name; others are left alone.
+        surrogates: as `named_surrogates` names them.
+        config: of the model.
+
+    Raises:
+        UserError: the surrogates are not those of this model.
+    """
+    params = (filled(dense_parameters(config), dense), [], _surrogates_by_layer(surrogates, config))
+    return RunnableModel(partial(_composer_logits, config=config), params)
+
+
+def named_surrogates(surrogates: Surrogates) -> dict[str, np.ndarray]:
+    """Return surrogates by the names that composers' programs and exported files give them."""
+    return {
+        in_layer(i, "surrogates", name): value
+        for i, pair in enumerate(zip(surrogates.a, surrogates.b, strict=True))
+        for name, value in zip("ab", pair, strict=True)
+    }
+
+
+def mixture_losses(saved: SavedTraining, batches: Sequence[Batch]) -> MixtureLosses:
+    """Evaluate a training's model with every choice of experts, on batches of tokens and targets i32 [B, T]."""
+    state, config = saved.state, saved.config
+    whole, stood_in = _loss_of(partial(_apply, config=config)), _loss_of(partial(_composer_logits, config=config))
+    real = whole(model_with(saved, Experts()).params, batches)
+    if state.surrogates is None:
+        return MixtureLosses(real)
+    names = named_surrogates(state.surrogates)
+    return MixtureLosses(
+        real,
+        stood_in(model_with(saved, Experts("surrogates")).params, batches),
+        tuple(stood_in(composers_model(c, state.surrogates, config).params, batches) for c in state.composers),
+        tuple(stood_in(with_surrogates(c.dense, names, config).params, batches) for c in state.composers),
+    )
+
+
+def _loss_of(logits: Callable[[Any, jax.Array], jax.Array]) -> Callable[[Any, Sequence[Batch]], float]:
+    compiled = jax.jit(lambda params, tokens, targets: cross_entropy(logits(params, tokens), targets))
+    return lambda params, batches: float(np.mean([float(compiled(params, x, y)) for x, y in batches]))
+
+
+def _apply(params: Any, tokens: jax.Array, *, config: LatentMoeConfig) -> jax.Array:
+    return apply(params, tokens, config)
+
+
+def _composer_logits(params: Any, tokens: jax.Array, *, config: LatentMoeConfig) -> jax.Array:
+    dense, experts, held = params
+    return composer_logits(dense, experts, held, tokens, config)
+
+
+def _surrogates_by_layer(surrogates: Tensors, config: LatentMoeConfig) -> list[dict[str, Any]]:
+    first = surrogates.get(in_layer(0, "surrogates", "a"), np.zeros(0))
+    experts, latent, rank = config.n_expert, config.n_latent, first.shape[-1]
+    pair = {"a": Draw((experts, latent, rank)), "b": Draw((experts, rank, latent))}
+    tree = filled({"layers": [{"surrogates": pair} for _ in range(config.n_layer)]}, surrogates)
+    return [layer["surrogates"] for layer in tree["layers"]]

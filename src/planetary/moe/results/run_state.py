@@ -1,0 +1,87 @@
+"""The newest state that the composers of a run have saved, read from its folder: from journal and payload store."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from planetary.artifacts.jsonl import read_json_lines
+from planetary.artifacts.payload_store import PayloadStore
+from planetary.core.config import Config, load_config
+from planetary.core.errors import PlanetaryError, UserError
+from planetary.data.slices import SliceOrder
+from planetary.data.token_file import TokenFile
+from planetary.fabric.gateway.run_files import CONFIG, EVENTS, PAYLOADS
+from planetary.moe.controller.records import MixtureRecord, MixtureState, replay
+from planetary.moe.gateway.mixture_preparation import plan_over
+from planetary.moe.payloads.saved_composers import saved_composer
+from planetary.moe.payloads.surrogate_payloads import empty_bank, install, surrogates_from
+from planetary.moe.training.saved_training import REST, SavedTraining, read_training
+from planetary.moe.training.states import SyncerState, TrainingState
+
+PATIENCE_S = 5.0  # somebody waits for the answer
+
+_NO_TOKENS = SliceOrder(TokenFile(url="", dtype="ui8", count=1, digest=""), 1, 1, 0)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run, and not a saved training."""
+    return not (folder / REST).is_file()
+
+
+def read_mixture(folder: Path) -> SavedTraining:
+    """Return the newest state of a run, or a saved training. Raises as `read_run` and `read_training`."""
+    if not is_run(folder):
+        return read_training(folder)
+    if not (folder / CONFIG).is_file():
+        raise UserError(
+            f"{folder} is no run folder and no saved training: expected {CONFIG} in it, as `planetary train` writes "
+            f"it, or {REST}"
+        )
+    return read_run(folder, load_config(folder / CONFIG))
+
+
+def read_run(folder: Path, config: Config) -> SavedTraining:
+    """Return what a run's composers have saved last: after a finished run what they ended with, else of the last
+    refresh, which composers reach at different times. `state.steps` are those of the run.
+
+    Args:
+        folder: of the run, which may be under way.
+        config: of the run.
+
+    Raises:
+        UserError: it is no run of a mixture, has not begun, or a payload is gone.
+        TrustError: a payload is damaged.
+        ResourceError: the payload store does not answer.
+    """
+    if not config.moe.composers:
+        raise UserError(
+            f"the run in {folder} has no composers and no surrogates: it trains the whole model (moe.composers = 0). "
+            "Surrogates of an exported model are beside its weights: name these with --checkpoint"
+        )
+    journal = _journal_of(folder, config)
+    plan = plan_over(config, _NO_TOKENS, (), journal.owners)
+    store = PayloadStore(config.moe.store or folder / PAYLOADS, {}, patience_s=PATIENCE_S)
+    bank = empty_bank(plan) if plan.has_surrogates else None
+    composers, steps = [], []
+    for number, shard in enumerate(journal.shards):
+        try:
+            state = saved_composer(store, shard.payload, journal.experts_of(number), plan)
+            if bank is not None:
+                bank = install(bank, surrogates_from(store.get(shard.surrogates)), plan)
+        except PlanetaryError as error:
+            raise type(error)(
+                f"cannot read what composer {number} of the run in {folder} has saved: {error}. The run's checkpoints, "
+                "if it has any, are whole models with real experts"
+            ) from error
+        composers.append(state)
+        steps.append(shard.progress)
+    state = TrainingState(min(steps), tuple(composers), bank, SyncerState({}, {}))
+    return SavedTraining(plan.model, plan.training, plan.owner_map, state)
+
+
+def _journal_of(folder: Path, config: Config) -> MixtureState:
+    records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
+    state = replay(records, config.train.inner_steps)
+    if not state.shards:
+        raise UserError(f"the run in {folder} has not begun: expected {EVENTS} to say what its composers start from")
+    return state

@@ -1,0 +1,213 @@
+"""Whether an expert worker's update is what it says (PARALLAX, 4.12 and its outlook), computed again by who need not
+trust it: its gain on the sketches that it had, its effect on one that it had not, and what a second worker made.
+
+What each can find, measured on a small run: a gain that is computed again differs from an honest claim by less than
+10⁻⁴ of it, so that a false one is found at once, and with it an update in a wrong direction. A sketch of other tokens
+says little about one update: honest ones change the experts' outputs at a cosine of -0.03 ± 0.1 to those tokens' output
+gradients late in training, where their opposite has 0.03 ± 0.1. So only what is far from both is refused. Two workers'
+results differ where a worker errs in the weights that it returns, whatever it claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.core.tensors import Tensors
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe.methods import ownership
+from planetary.moe.methods.acceptance import Refusal, Verdict
+from planetary.moe.methods.recent_rows import RecentRows, calibration_rows
+from planetary.moe.methods.sketch import Sketch, dense_gates
+from planetary.moe.methods.surrogate import expert_outputs, relu2
+from planetary.moe.training.expert_work import Improved
+from planetary.moe.training.states import computed_weights
+
+SAME_CLAIM = 0.01
+"""How far a claimed gain may be from the one that is computed again, relative to it."""
+
+MOST_HARM = 0.3
+"""Cosine between what an update changes and other tokens' output gradients; of 474 honest updates one had more."""
+
+FEW_ROWS = 32
+"""Tokens of an expert below which that cosine says nothing."""
+
+SAME_RESULT = 0.05
+"""How far two workers' deltas may be apart, relative to the first: processors round differently."""
+
+
+SAME_ERROR = 1.02
+"""What a surrogate's squared error may be of that of the one before, both on the new weights: a ridge is added."""
+
+
+class Effect(msgspec.Struct, frozen=True):
+    """What new weights of experts change on a sketch, float64 [slots].
+
+    Attributes:
+        change: of the Taylor proxy Σ ⟨g_e g_y, E(u)⟩ (13.5); below 0: the loss falls.
+        cosine: that over Σ ‖g_e g_y‖ ‖ΔE(u)‖; 0 where nothing changes.
+        size: Σ |⟨g_e g_y, E(u)⟩| before: what rounding errors are relative to.
+        rows: tokens of the expert.
+    """
+
+    change: np.ndarray
+    cosine: np.ndarray
+    size: np.ndarray
+    rows: np.ndarray
+
+
+def effect(before: Tensors, after: Tensors, sketch: Sketch, slots: np.ndarray, config: LatentMoeConfig) -> Effect:
+    """Return what `after` changes of `before`, both [slots, ...] by name, for experts i32 [slots] of one layer."""
+    old, new = computed_weights(before, config), computed_weights(after, config)
+    gates = dense_gates(sketch, config.n_expert)
+    found = np.zeros((4, len(slots)))
+    for slot, expert in enumerate(slots):
+        if expert == ownership.EMPTY:
+            continue
+        rows = np.flatnonzero(gates[:, expert])
+        u = sketch.inputs[rows][None]
+        one, other = (expert_outputs({n: v[slot : slot + 1] for n, v in w.items()}, u)[0] for w in (old, new))
+        wanted = gates[rows, expert, None] * sketch.output_gradients[rows]
+        change = other.astype(np.float64) - one
+        found[0, slot] = np.sum(wanted * change)
+        most = np.sum(np.linalg.norm(wanted, axis=1) * np.linalg.norm(change, axis=1))
+        found[1, slot] = found[0, slot] / most if most > 0 else 0.0
+        found[2, slot] = np.sum(np.abs(np.sum(wanted * one, axis=1)))
+        found[3, slot] = len(rows)
+    return Effect(*found)
+
+
+def audit(
+    before: Tensors,
+    improved: Improved,
+    used: Sequence[Sketch],
+    other: Sketch | None,
+    *,
+    layer: int,
+    slots: np.ndarray,
+    config: LatentMoeConfig,
+    trust: float = 0.0,
+) -> dict[int, Verdict]:
+    """Return by slot what is wrong with an update; slots that are as they should be are not in it.
+
+    Args:
+        before: experts' weights, [slots, ...] by name.
+        improved: what came back. Not finite, it is left to `acceptance.judge`; a lossy form says nothing about its own
+            gain, which is claimed for the update before it was made smaller.
+        used: the sketches that the worker had.
+        other: one that it had not.
+        layer: for words.
+        slots: experts in the slots.
+        config: the model.
+        trust: λ of the proximal term, which a claim contains.
+    """
+    if not all(np.isfinite(value).all() for value in improved.weights.values()):
+        return {}
+    found: dict[int, Verdict] = {}
+    owned = [(slot, int(expert)) for slot, expert in enumerate(slots) if expert != ownership.EMPTY]
+    if not improved.deltas:
+        effects = [effect(before, improved.weights, sketch, slots, config) for sketch in used]
+        change, size = (np.mean([getattr(e, what) for e in effects], axis=0) for what in ("change", "size"))
+        for slot, expert in owned:
+            moved = sum(float(np.sum(np.square(improved.weights[n][slot] - v[slot]))) for n, v in before.items())
+            gain = -(change[slot] + trust / 2 * moved)
+            claim = float(improved.proxy_before[slot] - improved.proxy_after[slot])
+            # Proxies are sums in float32, of which a gain is a small difference.
+            if not abs(claim - gain) <= SAME_CLAIM * abs(gain) + 1e-5 * size[slot]:
+                why = f"layer {layer} expert {expert}: it claims a gain of {claim:.3g}, its weights have {gain:.3g}"
+                found[slot] = Verdict(Refusal.FALSE_CLAIM, why)
+    if other is not None:
+        there = effect(before, improved.weights, other, slots, config)
+        for slot, expert in owned:
+            if there.rows[slot] >= FEW_ROWS and there.cosine[slot] > MOST_HARM:
+                why = (
+                    f"layer {layer} expert {expert}: on other tokens it goes against what they need, at a cosine of "
+                    f"{there.cosine[slot]:.2f} (at most {MOST_HARM})"
+                )
+                found.setdefault(slot, Verdict(Refusal.HARMFUL, why))
+    return found
+
+
+def disagreements(
+    before: Tensors, first: Improved, second: Improved, *, layer: int, slots: np.ndarray
+) -> dict[int, Verdict]:
+    """Return by slot where two workers that had the same work returned different experts: neither counts then."""
+    found = {}
+    for slot, expert in enumerate(slots):
+        if expert == ownership.EMPTY:
+            continue
+        apart = _norm([first.weights[n][slot] - second.weights[n][slot] for n in before])
+        moved = _norm([first.weights[n][slot] - v[slot] for n, v in before.items()])
+        if not apart <= SAME_RESULT * moved:  # not finite: neither
+            why = f"layer {layer} expert {expert}: two workers' updates are {apart:.3g} apart, the first is {moved:.3g}"
+            found[slot] = Verdict(Refusal.DISAGREEMENT, why)
+    return found
+
+
+def unusable_surrogates(surrogates: Tensors, *, layer: int, slots: np.ndarray) -> dict[int, Verdict]:
+    """Return by slot which surrogates an expert worker returned with NaN or infinite numbers in them."""
+    found = {}
+    for slot, expert in enumerate(slots):
+        if expert != ownership.EMPTY and not all(np.isfinite(v[slot]).all() for v in surrogates.values() if v.ndim):
+            why = f"layer {layer} expert {expert}: its surrogate contains NaN or infinite numbers"
+            found[slot] = Verdict(Refusal.NOT_FINITE, why)
+    return found
+
+
+class JudgedFit(msgspec.Struct, frozen=True):
+    """Attributes:
+    poor: by slot, surrogates that stand for the new weights worse than those before.
+    errors: relative error of each, float32 [slots].
+    """
+
+    poor: dict[int, Verdict]
+    errors: np.ndarray
+
+
+def judge_fit(
+    before: Tensors,
+    improved: Improved,
+    rows: RecentRows,
+    *,
+    layer: int,
+    slots: np.ndarray,
+    config: LatentMoeConfig,
+    count: int,
+) -> JudgedFit:
+    """Return how well an expert worker's surrogates stand for the new weights, on the rows that it had.
+
+    A fit keeps the best that it has seen, the first of which is the start with the best B for it: an honest one is no
+    worse than the surrogates before.
+
+    Args:
+        before: surrogates that the fit started from.
+        improved: experts and their new surrogates.
+        rows: tokens of the sketches that the worker had.
+        layer: for words.
+        slots: experts in the slots.
+        config: the model.
+        count: of rows per expert, at most.
+    """
+    u, weights = calibration_rows(rows, slots, count)
+    wanted = expert_outputs(computed_weights(improved.weights, config), u)
+
+    def weighed(values: np.ndarray) -> np.ndarray:
+        return np.sum(weights[:, :, None] * np.square(values, dtype=np.float64), (1, 2))
+
+    pairs = before, improved.surrogates
+    old, new = (weighed(relu2(u @ pair["a"]) @ pair["b"] - wanted) for pair in pairs)
+    poor = {}
+    for slot, expert in enumerate(slots):
+        if expert != ownership.EMPTY and not new[slot] <= SAME_ERROR * old[slot]:
+            why = (
+                f"layer {layer} expert {expert}: the squared error of its surrogate is {new[slot]:.3g}, that of the "
+                f"one before is {old[slot]:.3g}"
+            )
+            poor[slot] = Verdict(Refusal.POOR_SURROGATE, why)
+    return JudgedFit(poor, np.sqrt(new / np.maximum(weighed(wanted), 1e-30)).astype(np.float32))
+
+
+def _norm(arrays: Sequence[np.ndarray]) -> float:
+    return float(np.sqrt(sum(float(np.sum(np.square(array, dtype=np.float64))) for array in arrays)))

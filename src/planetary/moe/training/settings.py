@@ -1,0 +1,113 @@
+"""How a mixture is trained over composers: one value that the trainer and the roles read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from planetary.core.errors import UserError
+from planetary.core.schedules import Schedule
+from planetary.core.step_options import StepOptions
+from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe.methods.acceptance import Policy
+from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.delta import Form
+from planetary.moe.methods.sketch import Precision
+from planetary.moe.methods.surrogate import FitOptions, are_copies
+from planetary.moe.methods.tiers import Cadence
+
+RefreshForm = Literal["exact", "bf16", "4bit"]
+FittedBy = Literal["composers", "expert-workers"]
+
+
+class MoeTraining(msgspec.Struct, frozen=True):
+    """What distinguishes one way of training from another.
+
+    Attributes:
+        composers: C; 1 is ordinary training of the whole model.
+        batch_size: sequences per step of all composers together.
+        replicas: owners of every expert, 1 as in the report; with more, their copies are merged before every refresh.
+        rank: of the surrogates; 0: experts that are not owned contribute nothing.
+        detach: stop the gradient at the surrogates' input.
+        cadence: horizons of the tiers and of the surrogates' refresh.
+        merge: of tiers with a horizon above 1.
+        fit: of surrogates.
+        delta_rank: q of what a refresh sends of each of a surrogate's two matrices; 0: the new matrix whole, as do
+            factors that would be no smaller.
+        refresh_form: "exact", or a form of fewer bits, in which a refresh sends what has changed of these matrices.
+        sketches: where experts' gradients come from: "none" (the composer's own backward pass), the "owner"'s sketches,
+            or those of "all" composers.
+        fitted_by: who fits surrogates: owners on their recent rows, or expert workers on the sketches that they have.
+        precision: of sketches.
+        sketch_fraction: part of the tokens that a sketch keeps.
+        update_form: how an expert worker returns its deltas; what a lossy form drops is in its next one.
+        update_keep: part of the elements that form "topk" sends.
+        inner_steps: of an expert worker per update.
+        trust: λ of the proximal term.
+        acceptance: of workers' updates; None: every update counts, as it does under direct ownership.
+        dense: of the optimizer of everything but the experts.
+        experts: of the experts' optimizer.
+        dense_schedule: of the learning rate of everything but the experts.
+        expert_schedule: of the experts' learning rate.
+    """
+
+    composers: int
+    batch_size: int
+    rank: int
+    replicas: int = 1
+    detach: bool = True
+    cadence: Cadence = Cadence()
+    merge: MergeRule = MergeRule()
+    fit: FitOptions = FitOptions()
+    delta_rank: int = 0
+    refresh_form: RefreshForm = "exact"
+    sketches: Literal["none", "owner", "all"] = "none"
+    fitted_by: FittedBy = "composers"
+    precision: Precision = "f32"
+    sketch_fraction: float = 1.0
+    update_form: Form = "exact"
+    update_keep: float = 0.1
+    inner_steps: int = 1
+    trust: float = 0.0
+    acceptance: Policy | None = None
+    dense: StepOptions = StepOptions()
+    experts: StepOptions = StepOptions()
+    dense_schedule: Schedule = Schedule()
+    expert_schedule: Schedule = Schedule()
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` where the parts do not fit together."""
+        if self.composers < 1 or min(self.rank, self.delta_rank) < 0 or self.inner_steps < 1 or self.trust < 0:
+            raise UserError(
+                "training needs composers ≥ 1, rank ≥ 0, delta_rank ≥ 0, inner_steps ≥ 1 and trust ≥ 0, found "
+                f"{self.composers}, {self.rank}, {self.delta_rank}, {self.inner_steps}, {self.trust}"
+            )
+        if self.delta_rank and self.refresh_form != "exact":
+            raise UserError(
+                f'moe.delta_rank = {self.delta_rank} and moe.refresh_form = "{self.refresh_form}" are two ways to send '
+                'what surrogates have changed by: set moe.delta_rank = 0, or moe.refresh_form = "exact"'
+            )
+        if not 1 <= self.replicas <= self.composers:
+            raise UserError(f"replicas must be between 1 and the {self.composers} composers, found {self.replicas}")
+        if self.batch_size % self.composers:
+            raise UserError(
+                f"a batch of {self.batch_size} sequences cannot be divided among {self.composers} composers"
+            )
+        if not 0 < self.sketch_fraction <= 1:
+            raise UserError(f"sketch_fraction must be in (0, 1], found {self.sketch_fraction}")
+        workers = self.inner_steps > 1 or self.trust or self.acceptance is not None or self.update_form != "exact"
+        if self.sketches == "none" and (workers or self.sketch_fraction < 1):
+            raise UserError(
+                "inner_steps, trust, acceptance, sketch_fraction and update_form are about expert workers: set "
+                "sketches to owner or all"
+            )
+        if self.sketches == "none" and self.fitted_by != "composers":
+            raise UserError(
+                "surrogates are fitted by expert workers where there are some: set sketches to owner or all"
+            )
+
+    def workers_fit(self, config: LatentMoeConfig) -> bool:
+        """Whether expert workers fit surrogates, of which there are some and no mere copies."""
+        wanted = self.fitted_by == "expert-workers" and self.composers > 1 and self.rank > 0
+        return wanted and not are_copies(self.rank, config)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from planetary.cli.commands.gateway import failure_of
 from planetary.cli.errors import EXIT_CODES
-from planetary.cli.gateway import failure_of
 from planetary.cli.main import main
 from planetary.cli.run_choice import new_run
 from planetary.core.errors import (

@@ -9,8 +9,8 @@ import types
 
 import pytest
 
-from planetary.cli import commands
-from planetary.cli.commands import COMMANDS, Command
+from planetary.cli import command_table
+from planetary.cli.command_table import COMMANDS, Command
 from planetary.cli.errors import EXIT_CODE_HELP, EXIT_CODES, exit_code_of, explain, report_error
 from planetary.cli.main import build_parser, main
 from planetary.core import errors
@@ -24,7 +24,7 @@ def failing_command(monkeypatch: pytest.MonkeyPatch):
 
     def install(error: BaseException | None) -> None:
         def add_parser(subparsers: object) -> argparse.ArgumentParser:
-            return commands.command_parser(subparsers, "probe", examples=["planetary probe"])
+            return command_table.command_parser(subparsers, "probe", examples=["planetary probe"])
 
         def run(args: object) -> int:
             if error is not None:

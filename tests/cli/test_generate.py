@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
-from planetary.cli.generate import text_pieces
+from planetary.cli.commands.generate import text_pieces
 from planetary.cli.main import main
 from planetary.cli.sampling import Sampling, continue_tokens
 from planetary.cli.trained_model import fill_tree, load_trained

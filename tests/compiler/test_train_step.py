@@ -12,8 +12,7 @@ import optax
 import pytest
 from step_runs import CONSTANT, scalars
 
-from planetary.compiler import build_train_step, export_model
-from planetary.compiler.autodiff import differentiate
+from planetary.compiler import build_train_step, differentiate, export_model
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import Model, export_loss
 from planetary.compiler.step.train_step import StepOptions, TrainStep, replaced_arguments

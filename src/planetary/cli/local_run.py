@@ -20,7 +20,7 @@ from planetary.core.config import Config, to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
 from planetary.fabric.gateway.run_files import EVENTS
 from planetary.fabric.protocol.status import RunStatus
-from planetary.fabric.worker.child import Child, describe_exit, on_stop_signals, planetary_command
+from planetary.fabric.shell.child import Child, describe_exit, on_stop_signals, planetary_command
 from planetary.monitor.screen import open_screen
 from planetary.runtime.backends import CPU_BACKENDS, check_device
 from planetary.runtime.host import usable_cores

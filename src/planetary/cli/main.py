@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from planetary.cli.commands import COMMANDS, GROUPS, HelpFormatter
+from planetary.cli.command_table import COMMANDS, GROUPS, HelpFormatter
 from planetary.cli.errors import EXIT_CODE_HELP, EXIT_USAGE, report_error
 from planetary.core.errors import UserError
 from planetary.version import __version__

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planetary.compiler import ir, ops, rules
-from planetary.compiler.autodiff import inline, library_calls, prune, reverse, routines
+from planetary.compiler import ir, ops
+from planetary.compiler.autodiff import inline, library_calls, prune, reverse, routines, rules
 from planetary.compiler.autodiff.reverse import Forward
 from planetary.compiler.frontend import chlo
 from planetary.compiler.ir import Module, Value

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from planetary.compiler import ir, rules
-from planetary.compiler.autodiff import inline, library_calls, routines, rule_table
+from planetary.compiler import ir
+from planetary.compiler.autodiff import inline, library_calls, routines, rule_table, rules
 
 _TITLES = {
     "rule": "Operations with a rule",

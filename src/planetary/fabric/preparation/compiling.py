@@ -28,7 +28,7 @@ from planetary.core.errors import CompileError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.preparation.prepared_steps import environment
-from planetary.fabric.worker.child import Child, describe_exit, end_with_parent
+from planetary.fabric.shell.child import Child, describe_exit, end_with_parent
 from planetary.runtime.host import architecture, host_features
 
 if TYPE_CHECKING:

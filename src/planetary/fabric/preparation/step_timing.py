@@ -17,7 +17,7 @@ import numpy as np
 
 from planetary.core.errors import CompileError
 from planetary.core.step import StepSpec
-from planetary.fabric.worker.child import Child, describe_exit, end_with_parent
+from planetary.fabric.shell.child import Child, describe_exit, end_with_parent
 from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
 
 TIME_LIMIT_S = 600.0

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from planetary.fabric.shell.child import Child, describe_exit, on_stop_signals
 from planetary.fabric.supervisor.restarts import Restarts
-from planetary.fabric.worker.child import Child, describe_exit, on_stop_signals
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import msgspec
 from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol import events as e
+from planetary.fabric.shell.child import Child, describe_exit, on_stop_signals
 from planetary.fabric.shell.dial import Address, Dialler
 from planetary.fabric.shell.shell import Shell
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
-from planetary.fabric.worker.child import Child, describe_exit, on_stop_signals
 from planetary.version import __version__
 from planetary.wire import messages as m
 from planetary.wire.inbox import Received, refuse_tensors

@@ -19,7 +19,7 @@ import msgspec
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.core.step_trial import Trial
-from planetary.fabric.worker.child import Child, describe_exit
+from planetary.fabric.shell.child import Child, describe_exit
 from planetary.runtime.backend_choice import BackendChoice, choose_backend
 from planetary.runtime.backends import runtime_identity
 from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds

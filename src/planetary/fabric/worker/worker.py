@@ -25,11 +25,11 @@ from planetary.core.step_trial import decode_reference, draw_trial
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.diloco.ring import check_state, state_specs
 from planetary.fabric.protocol import events as e
+from planetary.fabric.shell.child import on_stop_signals
 from planetary.fabric.shell.dial import Address, Dialler
 from planetary.fabric.shell.shell import Shell
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.backend_trial import say_failed, say_job, take_part
-from planetary.fabric.worker.child import on_stop_signals
 from planetary.fabric.worker.compute import Compute
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.ring_peer import RingPeer

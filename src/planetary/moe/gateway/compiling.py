@@ -26,7 +26,7 @@ from planetary.fabric.preparation.compiling import (
     check_target,
     give_answer,
 )
-from planetary.fabric.worker.child import end_with_parent
+from planetary.fabric.shell.child import end_with_parent
 from planetary.moe.program.signature import GRADIENT, Program
 from planetary.runtime.host import host_features
 

@@ -1,0 +1,57 @@
+"""`planetary watch`: follow a run that goes on elsewhere, or look at one that ended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+from typing import Any
+
+from planetary.cli.command_table import command_parser
+from planetary.cli.errors import EXIT_OK
+
+_PAUSE_S = 0.5
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command's parser."""
+    parser = command_parser(
+        subparsers,
+        "watch",
+        description="""
+            Follow a run in the terminal until it ends: a live panel, or one line per
+            finished round when standard output is no terminal. Ctrl+C stops watching
+            and leaves the run alone.
+        """,
+        examples=["planetary watch runs/stdlib", "planetary watch http://127.0.0.1:8090/"],
+    )
+    parser.add_argument("run", metavar="RUN", help="run folder, or the URL of a gateway's dashboard")
+    parser.add_argument("--once", action="store_true", help="show the status once and exit")
+    parser.add_argument("--json", action="store_true", help="print the status once, as JSON, and exit")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from planetary.cli.status_source import status_source
+    from planetary.fabric.protocol.status import FINAL_STATES
+    from planetary.monitor.screen import open_screen
+
+    read = status_source(args.run)
+    if args.json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(read()), indent=2).decode() + "\n")
+        return EXIT_OK
+    pause = threading.Event()
+    status = read()  # before the screen is taken, so that an error is not drawn over
+    with open_screen() as screen:
+        while True:
+            screen.show(status)
+            if args.once or status.state in FINAL_STATES:
+                return EXIT_OK
+            try:
+                pause.wait(_PAUSE_S)
+            except KeyboardInterrupt:
+                return EXIT_OK
+            status = read()

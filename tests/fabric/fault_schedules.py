@@ -32,7 +32,7 @@ def run_schedule(seed: int, checkpoint_every: int = 1, *, ring: bool = False, ov
     cluster = SimCluster(seed, limits, WORKERS, plan)
     ended = cluster.run(LIMIT_S)
     where = f"seed {seed}: {cluster.struck}"
-    assert ended, f"hangs; {where}; {cluster.gateway and cluster.gateway.controller.stall}"
+    assert ended, f"hangs; {where}; {cluster.gateway and cluster.gateway.controller.stalls.why}"
     return cluster
 
 

@@ -73,7 +73,7 @@ def test_a_first_worker_whose_target_cannot_be_compiled_is_refused_and_the_other
     assert (first, m.Shutdown(reason=refused.reason, ok=False)) in bench.sent
     bench.tell(e.Closed(first, "the connection ended"))
     assert bench.finish is None
-    assert bench.controller.stall == "waiting for a worker that can train: odd/0 cannot"
+    assert bench.controller.stalls.why == "waiting for a worker that can train: odd/0 cannot"
     session = bench.join("good")
     assert len(bench.records(RoundStarted)) == 1
     assert bench.task_of(session) > 0

@@ -1,61 +1,93 @@
-"""What a controller's parts share: the state, the live connections, and the instructions of the current event."""
+"""The state, the live connections and the instructions of the current event, which a controller's parts share."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fabric.protocol.events import Append, Instruction, ParametersOf, Payload, Send
 from planetary.fabric.protocol.policy import ControllerPolicy, FabricPolicy
-from planetary.fabric.protocol.records import AnyRecord
+from planetary.fabric.protocol.records import Record, RunFinished
 from planetary.fabric.protocol.sessions import SupervisorSession, WorkerSession
 from planetary.fabric.protocol.state import ControllerState, OpenRound, apply
 from planetary.fabric.shell.under_way import UnderWay
 from planetary.wire import messages as m
 
 
-class Lobby(Protocol):
-    """What `Membership` needs to know of a desk, whatever is trained."""
+class RunState(Protocol):
+    """What the state of every kind of run has. A journal's records fold to it."""
 
-    workers: dict[int, WorkerSession]
-    supervisors: dict[int, SupervisorSession]
-    out: list[Instruction]
-
-    @property
-    def policy(self) -> FabricPolicy:
-        """The constants."""
-        ...
-
-    def append(self, record: AnyRecord) -> None:
-        """Apply a record to the state and put it in the journal."""
-        ...
-
-    def send(self, session: int, message: m.Message, payload: Payload | None = None) -> None:
-        """Send a message on a connection."""
-        ...
+    round: int  # the last finished one
+    losses: dict[str, int]  # worker -> how many times it was lost
+    ended: RunFinished | None
 
 
-class Desk:
-    """One per controller of rounds. Holds no decisions."""
+Policy_co = TypeVar("Policy_co", bound=FabricPolicy, covariant=True)
+State_co = TypeVar("State_co", bound=RunState, covariant=True)
 
-    def __init__(self, policy: ControllerPolicy, state: ControllerState) -> None:
-        """`state` is changed only through `append`."""
-        self.policy = policy
-        self.state = state
-        self.workers: dict[int, WorkerSession] = {}  # by session
-        self.supervisors: dict[int, SupervisorSession] = {}  # by session
+
+class Desk(Generic[Policy_co, State_co]):
+    """One per controller. Holds no decisions.
+
+    Attributes:
+        workers, supervisors: the live connections, by session.
+        out: the instructions of the current event, in order.
+        under_way: payloads that have not left this machine yet.
+    """
+
+    def __init__(self, policy: Policy_co, state: State_co, fold: Callable[[Any, Record], None]) -> None:
+        """`fold(state, record)` is the only code that changes the state."""
+        self._policy, self._state, self._fold = policy, state, fold
+        self.workers: dict[int, WorkerSession] = {}
+        self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[Instruction] = []
         self.under_way = UnderWay()
 
-    def append(self, record: AnyRecord) -> None:
+    @property
+    def policy(self) -> Policy_co:
+        """The constants of the run."""
+        return self._policy
+
+    @property
+    def state(self) -> State_co:
+        """The fold of the journal; changed through `append` alone."""
+        return self._state
+
+    def append(self, record: Record) -> None:
         """Apply a record to the state and put it in the journal."""
-        apply(self.state, record)
+        self._fold(self._state, record)
         self.out.append(Append(record))
 
     def send(self, session: int, message: m.Message, payload: Payload | None = None) -> None:
         """Send a message on a connection."""
         self.under_way.add(session, message, payload)
         self.out.append(Send(session, message, payload))
+
+    def payload_sent(self, session: int, message: m.Message) -> bool:
+        """Take note that a payload has left the gateway; return whether it was one that is sent in turn."""
+        return self.under_way.sent(session, message)
+
+    def forget(self, session: int) -> None:
+        """Drop what is known of a connection that ended. A worker is removed by `Membership`."""
+        self.supervisors.pop(session, None)
+        self.under_way.forget(session)
+
+    def ready_workers(self) -> list[WorkerSession]:
+        """In order of their names, so that the same events give the same assignment."""
+        return sorted((w for w in self.workers.values() if w.ready), key=lambda w: w.worker)
+
+
+AnyDesk = Desk[FabricPolicy, RunState]
+"""A desk of whatever kind of run."""
+
+
+class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
+    """The desk of a run in rounds."""
+
+    def __init__(self, policy: ControllerPolicy, state: ControllerState) -> None:
+        """`state` is changed only through `append`."""
+        super().__init__(policy, state, apply)
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
         """Make `version` the parameters of the worker's next task, unless they already are.
@@ -65,10 +97,6 @@ class Desk:
         if worker.version != version and self.policy.ring is None:
             worker.version = version
             self.send(worker.session, m.Parameters(version=version), ParametersOf(version))
-
-    def ready_workers(self) -> list[WorkerSession]:
-        """In order of their names, so that the same events give the same assignment."""
-        return sorted((w for w in self.workers.values() if w.ready), key=lambda w: w.worker)
 
     def able_workers(self) -> list[WorkerSession]:
         """The ready workers that can be given a lease now: in the ring, those that have the newest parameters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.fabric.controller.desk import Desk
+from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.protocol.events import TokensOf
 from planetary.fabric.protocol.records import EvalFinished
 from planetary.fabric.protocol.sessions import EvalInFlight, WorkerSession
@@ -29,7 +29,7 @@ class _Version:
 class Evaluation:
     """All evaluations under way: usually one, of the newest parameters."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: RoundsDesk) -> None:
         """With nothing to evaluate yet."""
         self._desk = desk
         self._versions: dict[int, _Version] = {}

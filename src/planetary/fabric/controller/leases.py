@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from planetary.diloco.rounds import RoundView, admits_latecomer
-from planetary.fabric.controller.desk import Desk
+from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.protocol.events import DropAttachment, Received, TokensOf
 from planetary.fabric.protocol.records import (
     DeltaAccepted,
@@ -23,7 +23,7 @@ from planetary.wire import messages as m
 class Leases:
     """The leases of the rounds under way. New ones are those of the open round."""
 
-    def __init__(self, desk: Desk, now: float) -> None:
+    def __init__(self, desk: RoundsDesk, now: float) -> None:
         """Start at monotonic time `now`, with no round open."""
         self._desk = desk
         self._began = self._orphaned_at = self._contributed_at = now  # of the open round

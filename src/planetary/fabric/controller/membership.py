@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.fabric.controller.desk import Lobby
+from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.protocol.admission import refuse
 from planetary.fabric.protocol.events import BlobOf, Close, Compile, Compiled, CompileFailed
 from planetary.fabric.protocol.records import ArtifactPublished, EndKind, WorkerJoined, WorkerLost, WorkerRefused
@@ -15,7 +15,7 @@ Target = tuple[str, str, str]  # backend, target, features: what a compiled modu
 class Membership:
     """Admits, equips, loses and bans workers."""
 
-    def __init__(self, desk: Lobby, now: float) -> None:
+    def __init__(self, desk: AnyDesk, now: float) -> None:
         """Start at monotonic time `now`, with nobody connected."""
         self._desk = desk
         self._artifacts: dict[Target, str] = {}  # digest; "" while it is being compiled
@@ -202,6 +202,12 @@ class Membership:
     def others_may_do_better(self) -> bool:
         """Whether workers may come for which the last failure says nothing."""
         return self.last_failure[0] == "compile" and not self._desk.policy.local
+
+    @property
+    def desertion_deadline(self) -> float | None:
+        """When the run ends because nobody is connected (monotonic seconds); None while somebody is, or never."""
+        limit_s = self._desk.policy.abandon_after_s
+        return self.deserted_at + limit_s if self.deserted_at is not None and limit_s > 0 else None
 
     @property
     def desertion(self) -> str:

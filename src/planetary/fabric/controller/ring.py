@@ -20,7 +20,7 @@ from enum import StrEnum
 
 import msgspec
 
-from planetary.fabric.controller.desk import Desk
+from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.protocol.events import DropAttachment, KeepOuterState, OuterStateOf, Received
 from planetary.fabric.protocol.policy import RingPolicy
 from planetary.fabric.protocol.records import DigestsDiffered, EndKind, Mark, ReduceRetried
@@ -55,7 +55,7 @@ class _Attempt(msgspec.Struct):
 class Ring:
     """One per controller in the ring topology."""
 
-    def __init__(self, desk: Desk, policy: RingPolicy) -> None:
+    def __init__(self, desk: RoundsDesk, policy: RingPolicy) -> None:
         """The gateway has the outer state of the desk's version, and no worker has any."""
         self._desk, self._policy = desk, policy
         version = desk.state.version

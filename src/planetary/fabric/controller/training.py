@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from planetary.diloco.rounds import Action, decide_round
-from planetary.fabric.controller.desk import Desk
+from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.leases import Leases
 from planetary.fabric.controller.ring import Outcome, Ring
 from planetary.fabric.controller.round_end import finished_record, metrics_of
@@ -23,7 +23,7 @@ from planetary.fabric.protocol.status import RoundMetrics
 class Training:
     """The round that is trained, and the one that has ended."""
 
-    def __init__(self, desk: Desk, now: float) -> None:
+    def __init__(self, desk: RoundsDesk, now: float) -> None:
         """Start at monotonic time `now`, with no round open."""
         self._desk = desk
         self.leases = Leases(desk, now)

@@ -13,7 +13,7 @@ from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, W
 
 if TYPE_CHECKING:
     from planetary.fabric.controller.controller import Controller
-    from planetary.fabric.controller.desk import Lobby
+    from planetary.fabric.controller.desk import AnyDesk
     from planetary.fabric.gateway.gateway import Gateway
     from planetary.fabric.gateway.run_host import RunHost
     from planetary.fabric.protocol.records import RunFinished
@@ -83,7 +83,7 @@ def ended_as(ended: RunFinished | None) -> RunState | None:
 
 
 def workers_seen(
-    desk: Lobby, losses: Mapping[str, int], describe: Callable[[WorkerSession], WorkerStatus]
+    desk: AnyDesk, losses: Mapping[str, int], describe: Callable[[WorkerSession], WorkerStatus]
 ) -> tuple[WorkerStatus, ...]:
     """Return every worker by name: lost, known from its supervisor only, or connected."""
     found: dict[str, WorkerStatus] = {}
@@ -111,7 +111,7 @@ def status_of(gateway: Gateway) -> RunStatus:
     state = controller.state
     stage, since = gateway.compiling
     if not stage:
-        stage = controller.stall or _stage(gateway, controller)
+        stage = controller.stalls.why or _stage(gateway, controller)
     return msgspec.structs.replace(
         base_status(gateway, state),
         state=_run_state(controller),
@@ -122,7 +122,7 @@ def status_of(gateway: Gateway) -> RunStatus:
         workers=workers_seen(
             controller.desk, state.losses, lambda worker: _worker(worker, state.losses.get(worker.worker, 0))
         ),
-        message=controller.stall or gateway.news,
+        message=controller.stalls.why or gateway.news,
     )
 
 

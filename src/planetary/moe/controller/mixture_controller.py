@@ -9,19 +9,14 @@ in the payload store.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from planetary.fabric.controller.membership import Membership
+from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.protocol import events as e
-from planetary.fabric.protocol.records import (
-    EndKind,
-    RunFinished,
-    TaskAborted,
-)
+from planetary.fabric.protocol.records import EndKind
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.moe.composer.composer_data import HELD_OUT
-from planetary.moe.controller.composer_messages import ComposerMessages, FromComposer
 from planetary.moe.controller.mixture_desk import MixtureDesk
 from planetary.moe.controller.mixture_events import (
     CollectPayloads,
@@ -37,8 +32,8 @@ from planetary.moe.controller.mixture_rounds import Composing, Rounds
 from planetary.moe.controller.mixture_syncing import Syncing
 from planetary.moe.controller.offload import Offload
 from planetary.moe.controller.patience import Patience
-from planetary.moe.controller.records import MixtureState
-from planetary.moe.controller.stalls import Stalls, what_is_missing
+from planetary.moe.controller.payload_checks import impossible_steps
+from planetary.moe.controller.records import MixtureState, ShardKept
 from planetary.moe.controller.syncer_messages import (
     Joined,
     Lost,
@@ -46,12 +41,17 @@ from planetary.moe.controller.syncer_messages import (
 )
 from planetary.moe.controller.syncer_messages import Tick as SyncTick
 from planetary.moe.controller.work_queue import Work
+from planetary.moe.methods.tiers import Tier
 from planetary.wire import messages as m
 
 COLLECT_EVERY_S = 30.0
 
+FromComposer = (
+    m.PublishFragment | m.PublishSurrogates | m.KeepShard | m.StepTaken | m.OfferSketches | m.ViewModel | m.WantTokens
+)
 
-class MixtureController:
+
+class MixtureController(RunController[MixtureDesk]):
     """See the module. Times are monotonic seconds."""
 
     def __init__(
@@ -63,38 +63,23 @@ class MixtureController:
         waiting: Sequence[Work] = (),
     ) -> None:
         """Go on from `state`; `late`: see `Rounds`; `waiting`: see `Offload`."""
+        super().__init__(MixtureDesk(policy, state), policy.grace_s, now)
         self.policy, self.state = policy, state
-        self.desk = MixtureDesk(policy, state)
-        self.membership = Membership(self.desk, now)
         self.composing: dict[int, Composing] = {}  # by session
         self.rounds = Rounds(self.desk, self.composing, late)
         self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches, waiting)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
-        self.composers = ComposerMessages(self.syncing, self.membership)
         self._standby: list[int] = []  # sessions
-        self.stalls = Stalls(self.desk, now)
         self.patience = Patience(policy.lease_s)
         self._collect_at = now + COLLECT_EVERY_S
 
-    # --- the machine's interface ------------------------------------------------------------------------------
-
-    def handle(self, event: e.Event, now: float) -> Sequence[e.Instruction]:
-        """See `core.machine.Machine.handle`."""
-        self.desk.out = []
-        if self.state.ended is None:
-            self._dispatch(event, now)
-        if self.state.ended is None:
-            self._go_on(now)
-        return self.desk.out
-
-    def next_deadline(self) -> float | None:
-        """See `core.machine.Machine.next_deadline`."""
-        if self.state.ended is not None:
-            return None
-        deserted = self._desertion_deadline()
-        times = [self.syncing.machine.next_deadline(), self.stalls.next_deadline(), self._collect_at, deserted]
-        times += [self.patience.next_deadline(), *(self._stuck_at(one) for one in self.composing.values())]
-        return min(t for t in times if t is not None)
+    def _deadlines(self) -> Iterable[float | None]:
+        return (
+            self.syncing.machine.next_deadline(),
+            self._collect_at,
+            self.patience.next_deadline(),
+            *(self._stuck_at(one) for one in self.composing.values()),
+        )
 
     def owner_of(self, shard: int) -> Composing | None:
         """Return the live composer of a shard."""
@@ -102,29 +87,8 @@ class MixtureController:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def _dispatch(self, event: e.Event, now: float) -> None:
+    def _take_event(self, event: e.Event, now: float) -> None:
         match event:
-            case e.Received():
-                self._received(event, now)
-            case e.Closed():
-                self.desk.supervisors.pop(event.session, None)
-                self.desk.forget(event.session)
-                if event.session in self.desk.workers:
-                    self._lose(self.desk.workers[event.session], event.reason, now)
-            case e.PayloadSent():
-                if self.desk.payload_sent(event.session, event.message):
-                    self.syncing.payload_sent(event.session, now)
-                    self.patience.sent(event.session, now)
-            case e.PayloadArrives():
-                self.patience.arrives(event.session, event.message.id)
-            case e.SendFailed() if event.session in self.desk.workers:
-                self._lose(self.desk.workers[event.session], event.reason, now)
-            case e.Compiled():
-                self.membership.compiled(event)
-            case e.CompileFailed():
-                self.membership.compile_failed(event)
-                for worker in [w for w in self.desk.workers.values() if w.worker in self.membership.banned]:
-                    self._lose(worker, event.reason, now)
             case FragmentMade():
                 self.syncing.made(event, now)
             case ModelAssembled():
@@ -139,50 +103,32 @@ class MixtureController:
                 self._work_over(event)
             case ExpertsJudged():
                 self._judged(event, now)
-            case e.StopRequested():
-                self._end("stopped", event.reason)
             case _:
                 pass
 
-    def _received(self, event: e.Received, now: float) -> None:
-        session, message = event.session, event.message
-        self.patience.arrived(session, message.id, now)
-        if isinstance(message, m.Hello):
-            for replaced in self.membership.hello(session, message):
-                self._lose(replaced, "replaced by a newer connection of the same worker", now)
-            if session in self.desk.workers:
-                self.syncing.tell(Returning(message.worker), now)
-        elif session in self.desk.supervisors:
-            ended = self.membership.supervisor_says(self.desk.supervisors[session], message)
-            if ended is not None and isinstance(message, m.WorkerExited):
-                self._lose(ended, message.reason, now)
-        elif session in self.desk.workers:
-            self._from_worker(self.desk.workers[session], event, now)
-            return
-        self._drop_attachment(event)
+    def _payload_sent(self, session: int, now: float) -> None:
+        self.syncing.payload_sent(session, now)
+        self.patience.sent(session, now)
 
-    def _drop_attachment(self, event: e.Received) -> None:
-        """Let the gateway forget a result that nobody will judge."""
-        if event.attachment:
-            self.desk.out.append(e.DropAttachment(event.attachment))
+    def _payload_arrives(self, session: int, message: int) -> None:
+        self.patience.arrives(session, message)
 
-    def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
-        message = event.message
-        match message:
-            case m.FetchBlob():
-                self.membership.fetch(worker, message)
+    def _arrived(self, session: int, message: int, now: float) -> None:
+        self.patience.arrived(session, message, now)
+
+    def _greeted(self, worker: WorkerSession, now: float) -> None:
+        self.syncing.tell(Returning(worker.worker), now)
+
+    def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        match message := event.message:
             case m.MixtureReady():
                 self._ready(worker, message, now)
             case _ if isinstance(message, FromComposer):
-                self.composers.says(worker, event, now)
+                self._from_composer(worker, event, now)
             case m.ExpertsImproved() if self.policy.plan.offloads:
                 self.offload.improved(worker, message, event.attachment)
             case m.EvalResult():
                 self.rounds.evaluated(worker, message)
-            case m.TaskFailed():
-                self._failed(worker, message, now)
-            case m.Goodbye():
-                self._lose(worker, message.reason, now)
             case _:
                 self._drop_attachment(event)
 
@@ -200,25 +146,10 @@ class MixtureController:
             self.desk.send(worker.session, told, TokensOf(plan.held_out))
         self._standby.append(worker.session)
 
-    def _failed(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
-        self.desk.append(
-            TaskAborted(
-                round=self.state.round + 1,
-                task=failure.task,
-                worker=worker.worker,
-                pid=worker.pid,
-                node=worker.node,
-                kind=failure.kind,
-                step=failure.step,
-                reason=failure.reason,
-            )
-        )
-        kind: EndKind = "peer" if failure.kind == "internal" else failure.kind
-        if self.membership.failed(worker, f"worker {worker.worker}: {failure.reason}", kind):
-            self._lose(worker, self.membership.banned[worker.worker], now)
-        else:
-            self.membership.restart(worker, failure.reason)
-            self._lose(worker, failure.reason, now)
+    def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+        kind = self._record_failure(worker, failure, self.state.round + 1)
+        if not self._strike(worker, f"worker {worker.worker}: {failure.reason}", kind, now):
+            self._restart(worker, failure.reason, now)
 
     def _send_experts(self, shard: int, layer: int) -> None:
         """Answer a sketch."""
@@ -244,13 +175,102 @@ class MixtureController:
             return
         if not judged.false_claim:
             self.membership.succeeded(worker)
-        elif self.membership.failed(worker, f"worker {worker.worker}: {judged.false_claim}", "peer"):
-            self._lose(worker, self.membership.banned[worker.worker], now)
+        else:
+            self._strike(worker, f"worker {worker.worker}: {judged.false_claim}", "peer", now)
+
+    # --- composers ------------------------------------------------------------------------------------------------
+
+    def _from_composer(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        """Take a composer's message, unless its epoch is over (it is fenced off) or its payload is unusable."""
+        message = event.message
+        composing = self.composing.get(worker.session)
+        assert isinstance(message, FromComposer)
+        if composing is None or (message.shard, message.epoch) != (composing.shard, composing.epoch):
+            self.syncing.refuse(
+                "fenced", f"{worker.worker} speaks for shard {message.shard} under epoch {message.epoch}, which is over"
+            )
+            return
+        defect = event.defect or impossible_steps(message, self.policy.plan)
+        if defect:
+            self.syncing.refuse("unusable", f"{type(message).__name__} of {worker.worker}: {defect}")
+            self._ask_again(composing, message)
+            return
+        match message:
+            case m.StepTaken():
+                self._stepped(composing, message, now)
+                self.membership.succeeded(worker)
+            case m.ViewModel():
+                self.rounds.viewed(message, event.payload)
+            case m.WantTokens():
+                self._send_tokens(worker.session, message)
+            case m.PublishFragment():
+                self.syncing.published(worker.worker, message, event.payload, now)
+            case m.OfferSketches():
+                self.rounds.sketched(message.shard, event.payload_bytes)
+                plan, session = self.policy.plan, worker.session
+                if plan.offloads and not self.offload.offered(session, message, event.payload):
+                    self.offload.send_experts(session, message.shard, message.layer)
+            case m.PublishSurrogates():
+                self.syncing.refreshed(message, event.payload)
+            case m.KeepShard():
+                self._kept(composing, message, event.payload)
+
+    def _ask_again(self, composing: Composing, message: FromComposer) -> None:
+        """A payload is unusable: say what makes its composer send another one, where it would not by itself."""
+        session = composing.session
+        match message:
+            case m.PublishFragment() if (Tier(message.tier), message.fragment) in self.state.fragments:
+                self.syncing.send_fragment(session, Tier(message.tier), message.fragment)
+            case m.PublishSurrogates():
+                self.syncing.unusable_surrogates(composing)
+            case m.OfferSketches():
+                self.offload.unusable(session, message)
+            case m.KeepShard() if message.progress >= self.policy.plan.steps:
+                # No later state will come: it has to save this one again.
+                known = {"shard": message.shard, "epoch": message.epoch, "step": message.step}
+                speaks, steps = self.syncing.spoken_for(message.shard), self.syncing.steps()
+                self.desk.send(session, m.OwnShard(**known, payload="", speaks=speaks, steps=steps))
+            case _:
+                pass
+
+    def _stepped(self, composing: Composing, message: m.StepTaken, now: float) -> None:
+        composing.step, composing.progress_at = message.step, now
+        composing.loss, composing.step_s = message.loss, message.seconds
+        composing.surrogate_age = message.surrogate_age
+        self.syncing.stepped(composing, now)
+        self.offload.stepped(composing.session, message.shard, message.step)
+        self.desk.send(composing.session, m.RunProgress(steps=self.syncing.steps()))
+
+    def _kept(self, composing: Composing, message: m.KeepShard, payload: str) -> None:
+        if message.step < self.state.shards[message.shard].step:
+            self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")
+            return
+        composing.step = max(message.step, composing.step)  # steps are told ahead of states
+        self.desk.append(
+            ShardKept(
+                shard=message.shard,
+                epoch=message.epoch,
+                step=message.step,
+                progress=message.progress,
+                payload=payload,
+                loss=message.loss,
+                compute_s=message.compute_s,
+            )
+        )
+
+    def _send_tokens(self, session: int, wanted: m.WantTokens) -> None:
+        plan = self.policy.plan
+        last = wanted.first + wanted.count
+        if not (0 <= wanted.first < last <= plan.most_steps and wanted.count <= plan.steps_ahead):
+            self.syncing.refuse("unusable", f"shard {wanted.shard} wants tokens of steps {wanted.first} to {last}")
+            return
+        slices = tuple(plan.tokens_of(wanted.shard, step) for step in range(wanted.first, last))
+        message = m.TokensReady(shard=wanted.shard, first=wanted.first, count=wanted.count)
+        self.desk.send(session, message, TokensOf(slices))
 
     # --- who comes and goes ------------------------------------------------------------------------------------------
 
-    def _lose(self, worker: WorkerSession, reason: str, now: float) -> None:
-        self.membership.remove(worker, reason, now)
+    def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self.offload.lost(worker.session)
         self._standby = [session for session in self._standby if session != worker.session]
         self.rounds.lost(worker.session)
@@ -269,19 +289,17 @@ class MixtureController:
         self.offload.hand_out([self.desk.workers[session] for session in self._standby])
         for one in list(self.composing.values()):
             if now >= self._stuck_at(one):
-                self._restart(one.session, f"it took no step for {now - one.progress_at:.0f} s", now)
+                self._restart(self.desk.workers[one.session], f"it took no step for {now - one.progress_at:.0f} s", now)
         unanswered = self.offload.unanswered() | self.rounds.unanswered()
         self.patience.look(unanswered, self.desk.workers, now, self.desk.under_way.count)
         for session, why in self.patience.stuck(now):
             if session in self.desk.workers:
-                self._restart(session, why, now)
+                self._restart(self.desk.workers[session], why, now)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY_S
             keep = self.state.needed() | self.rounds.payloads() | self.desk.payloads_under_way()
             self.desk.out.append(CollectPayloads(frozenset(keep)))
-        waits_for, ended = self.membership.whom_we_wait_for(), self._all_steps_are_taken
-        missing = what_is_missing(self.desk, self.composing.values(), waits_for=waits_for, all_steps_taken=ended)
-        self.stalls.look(missing, now)
+        self.stalls.observe(self._why_nothing_goes_on(), now)
         self._check_end(now)
 
     def _staff(self, now: float) -> None:
@@ -299,10 +317,16 @@ class MixtureController:
             elif self.syncing.claims.pop(worker.worker, None) is not None:
                 self.desk.send(session, m.StandBy(reason="its shard belongs to another composer by now"))
 
-    def _restart(self, session: int, reason: str, now: float) -> None:
-        worker = self.desk.workers[session]
-        self.membership.restart(worker, reason)
-        self._lose(worker, reason, now)
+    def _why_nothing_goes_on(self) -> str:
+        by_shard = {one.shard: one for one in self.composing.values()}
+        missing = [n for n in range(self.policy.composers) if n not in by_shard]
+        if missing:
+            return f"nobody composes shard {', '.join(map(str, missing))}: {self.membership.whom_we_wait_for()}"
+        unsaved = [n for n, shard in enumerate(self.state.shards) if shard.progress < self.policy.plan.steps]
+        if unsaved and self._all_steps_are_taken:
+            whose = ", ".join(f"{n} ({by_shard[n].worker})" for n in unsaved)
+            return f"all steps are taken; waiting for the last state of shard {whose}"
+        return ""
 
     def _stuck_at(self, one: Composing) -> float:
         # When all steps are taken, what is left is to view, save and evaluate.
@@ -317,15 +341,14 @@ class MixtureController:
 
     # --- the end ----------------------------------------------------------------------------------------------
 
-    def _check_end(self, now: float) -> None:
-        deserted = self._desertion_deadline()
-        if self.state.round >= self.policy.rounds and not self.rounds.under_way:
-            self._end("done", f"all {self.policy.rounds} rounds are done")
-        elif deserted is not None and now >= deserted:
-            self._end("deserted", self.membership.desertion)
-        elif self.membership.hopeless or self._too_few():
-            kind, failure = self.membership.last_failure
-            self._end(kind, f"too few usable workers are left for the composers; the last failure: {failure}")
+    def _is_done(self) -> tuple[EndKind, str] | None:
+        if self.state.round < self.policy.rounds or self.rounds.under_way:
+            return None
+        return "done", f"all {self.policy.rounds} rounds are done"
+
+    def _is_hopeless(self) -> str:
+        hopeless = self.membership.hopeless or self._too_few()
+        return "too few usable workers are left for the composers" if hopeless else ""
 
     def _too_few(self) -> bool:
         """Whether banned workers leave a shard that nobody will ever compose."""
@@ -335,16 +358,5 @@ class MixtureController:
         names |= {s.worker for s in self.desk.supervisors.values() if s.restart_expected}
         return len(names - set(self.membership.banned)) < self.policy.composers
 
-    def _desertion_deadline(self) -> float | None:
-        since = self.membership.deserted_at
-        if since is None or self.policy.abandon_after_s <= 0:
-            return None
-        return since + self.policy.abandon_after_s
-
-    def _end(self, kind: EndKind, reason: str) -> None:
-        ok = kind == "done"
-        self.desk.append(RunFinished(round=self.state.round, ok=ok, reason=reason, kind=kind))
-        for session in [*self.desk.workers, *self.desk.supervisors]:
-            self.desk.send(session, m.Shutdown(reason=reason))
+    def _report_the_rest(self) -> None:
         self.rounds.report_all()
-        self.desk.out.append(e.Finish(ok, reason, kind))

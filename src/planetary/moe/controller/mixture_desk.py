@@ -1,13 +1,11 @@
-"""What the mixture controller's parts share: the state, the live connections, the instructions of the current event."""
+"""The desk of a mixture: of successive payloads on one subject, a slow connection gets the newest."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from planetary.fabric.controller.desk import Desk
 from planetary.fabric.protocol import events as e
-from planetary.fabric.protocol.records import Record
-from planetary.fabric.protocol.sessions import SupervisorSession, WorkerSession
-from planetary.fabric.shell.under_way import UnderWay
 from planetary.moe.controller.mixture_events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
 from planetary.moe.controller.records import MixtureState, apply
 from planetary.wire import messages as m
@@ -44,27 +42,13 @@ def _names(payload: e.Payload) -> frozenset[str]:
             return frozenset()
 
 
-class MixtureDesk:
-    """State, connections and instructions; see `fabric.controller.desk.Lobby`."""
+class MixtureDesk(Desk[MixturePolicy, MixtureState]):
+    """A desk that keeps no queue of superseded payloads."""
 
     def __init__(self, policy: MixturePolicy, state: MixtureState) -> None:
-        self.policy = policy
-        self.state = state
-        self.workers: dict[int, WorkerSession] = {}
-        self.supervisors: dict[int, SupervisorSession] = {}
-        self.out: list[e.Instruction] = []
-        self.under_way = UnderWay()
-        self._newest: dict[tuple[int, Subject], Make | None] = {}  # on their way; what to send after them
-
-    def append(self, record: Record) -> None:
-        """Apply a record to the state and put it in the journal."""
-        apply(self.state, record)
-        self.out.append(e.Append(record))
-
-    def send(self, session: int, message: m.Message, payload: e.Payload | None = None) -> None:
-        """Send a message on a connection."""
-        self.under_way.add(session, message, payload)
-        self.out.append(e.Send(session, message, payload))
+        """`state` is changed only through `append`."""
+        super().__init__(policy, state, apply)
+        self._newest: dict[tuple[int, Subject], Make | None] = {}  # in flight; what to send after them
 
     def send_newest(self, session: int, subject: Subject, make: Make) -> None:
         """Send what there is of a subject: at once or, while an earlier state of it has not left, when that has.
@@ -78,8 +62,8 @@ class MixtureDesk:
             self.send(session, *make())
 
     def payload_sent(self, session: int, message: m.Message) -> bool:
-        """A payload has left the gateway; return whether it was one that is sent in turn."""
-        in_turn = self.under_way.sent(session, message)
+        """See `Desk.payload_sent`; what superseded the payload meanwhile is sent now."""
+        in_turn = super().payload_sent(session, message)
         subject = subject_of(message)
         make = self._newest.pop((session, subject), None) if subject is not None else None
         if subject is not None and make is not None:
@@ -91,6 +75,6 @@ class MixtureDesk:
         return {name for payload in self.under_way.payloads() for name in _names(payload)}
 
     def forget(self, session: int) -> None:
-        """A connection has ended."""
-        self.under_way.forget(session)
+        """See `Desk.forget`."""
+        super().forget(session)
         self._newest = {key: make for key, make in self._newest.items() if key[0] != session}

@@ -1,0 +1,234 @@
+"""The part of a training controller that every kind of run shares: connections, membership, stalls, and the end.
+
+A kind of run derives from `RunController` and adds its tasks. The base owns the order: an event is dispatched, then
+everything that has become possible is done, and nothing happens after the end of the run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Generic, TypeVar
+
+from planetary.fabric.controller.desk import AnyDesk
+from planetary.fabric.controller.membership import Membership
+from planetary.fabric.controller.stalls import Stalls
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.records import EndKind, RunFinished, TaskAborted
+from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.wire import messages as m
+
+DeskT = TypeVar("DeskT", bound=AnyDesk)
+
+
+class RunController(ABC, Generic[DeskT]):
+    """A machine (`core.machine.Machine`): feed it events with `handle`; it never blocks and never reads a clock.
+
+    Attributes:
+        desk: state, connections and the instructions of the current event.
+        membership: admits, equips, loses and bans workers.
+        stalls: why the run cannot go on, and the report of it.
+    """
+
+    def __init__(self, desk: DeskT, grace_s: float, now: float) -> None:
+        """Start at monotonic time `now` with nobody connected; a stall is reported after `grace_s` seconds."""
+        self.desk = desk
+        self.membership = Membership(desk, now)
+        self.stalls = Stalls(desk, grace_s, now)
+
+    # --- the machine's interface ------------------------------------------------------------------------------
+
+    def handle(self, event: e.Event, now: float) -> Sequence[e.Instruction]:
+        """See `core.machine.Machine.handle`."""
+        self.desk.out = []
+        if not self._has_ended:
+            self._dispatch(event, now)
+        if not self._has_ended:
+            self._go_on(now)
+        return self.desk.out
+
+    def next_deadline(self) -> float | None:
+        """See `core.machine.Machine.next_deadline`."""
+        if self._has_ended:
+            return None
+        times = [self.stalls.next_deadline(), self.membership.desertion_deadline, *self._deadlines()]
+        return min((t for t in times if t is not None), default=None)
+
+    # --- what a kind of run adds ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        """Take a worker's message that membership does not know."""
+
+    @abstractmethod
+    def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+        """Take a task that a worker could not finish."""
+
+    @abstractmethod
+    def _go_on(self, now: float) -> None:
+        """Do everything that has become possible. Ends with `_check_end`."""
+
+    @abstractmethod
+    def _is_done(self) -> tuple[EndKind, str] | None:
+        """Return how a run ends that has nothing left to do; None while it has."""
+
+    @abstractmethod
+    def _deadlines(self) -> Iterable[float | None]:
+        """Return the monotonic times at which the kind's own waits end."""
+
+    def _take_event(self, event: e.Event, now: float) -> None:
+        """Take an event that connections and membership do not know."""
+
+    def _greeted(self, worker: WorkerSession, now: float) -> None:
+        """Take note of a worker that was admitted."""
+
+    def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
+        """Give the tasks of a worker that is gone to others."""
+
+    def _payload_sent(self, session: int, now: float) -> None:
+        """Take note of a payload sent in turn that has left the gateway."""
+
+    def _payload_arrives(self, session: int, message: int) -> None:
+        """Take note of a message (its id) whose tensors have begun to arrive."""
+
+    def _arrived(self, session: int, message: int, now: float) -> None:
+        """Take note of a message (its id) that is here completely."""
+
+    def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
+        """The tensors of a message could not be read."""
+        self._lose(worker, reason, now)
+
+    def _stop(self, reason: str) -> None:
+        """End because a person or the operating system asks for it."""
+        self._end("stopped", reason)
+
+    def _is_hopeless(self) -> str:
+        """Return why the workers that are left are of no use; "" while they may be."""
+        return "no usable worker is left" if self.membership.hopeless else ""
+
+    def _report_the_rest(self) -> None:
+        """Write the metrics that nothing will complete any more, before the run ends."""
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    @property
+    def _has_ended(self) -> bool:
+        return self.desk.state.ended is not None
+
+    def _dispatch(self, event: e.Event, now: float) -> None:
+        match event:
+            case e.Received():
+                self._received(event, now)
+            case e.Closed():
+                self.desk.forget(event.session)
+                if event.session in self.desk.workers:
+                    self._lose(self.desk.workers[event.session], event.reason, now)
+            case e.PayloadSent():
+                if self.desk.payload_sent(event.session, event.message):
+                    self._payload_sent(event.session, now)
+            case e.PayloadArrives():
+                self._payload_arrives(event.session, event.message.id)
+            case e.SendFailed() if event.session in self.desk.workers:
+                self._could_not_send(self.desk.workers[event.session], event.reason, now)
+            case e.Compiled():
+                self.membership.compiled(event)
+            case e.CompileFailed():
+                self.membership.compile_failed(event)
+                for worker in [w for w in self.desk.workers.values() if w.worker in self.membership.banned]:
+                    self._lose(worker, event.reason, now)
+            case e.StopRequested():
+                self._stop(event.reason)
+            case _:
+                self._take_event(event, now)
+
+    def _received(self, event: e.Received, now: float) -> None:
+        session, message = event.session, event.message
+        self._arrived(session, message.id, now)
+        if session in self.desk.workers:
+            self._from_worker(self.desk.workers[session], event, now)
+            return
+        if isinstance(message, m.Hello):
+            for replaced in self.membership.hello(session, message):
+                self._lose(replaced, "replaced by a newer connection of the same worker", now)
+            if session in self.desk.workers:
+                self._greeted(self.desk.workers[session], now)
+        elif session in self.desk.supervisors:
+            ended = self.membership.supervisor_says(self.desk.supervisors[session], message)
+            if ended is not None and isinstance(message, m.WorkerExited):
+                self._lose(ended, message.reason, now)
+        self._drop_attachment(event)
+
+    def _from_worker(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        match message := event.message:
+            case m.FetchBlob():
+                self.membership.fetch(worker, message)
+            case m.DeviceRefused():
+                self.membership.refuse_worker(worker, message.reason)
+                self._lose(worker, message.reason, now)
+            case m.TaskFailed():
+                self._take_failure(worker, message, now)
+            case m.Goodbye():
+                self._lose(worker, message.reason, now)
+            case _:
+                self._take_message(worker, event, now)
+
+    def _drop_attachment(self, event: e.Received) -> None:
+        """Let the gateway forget tensors that nobody will use."""
+        if event.attachment:
+            self.desk.out.append(e.DropAttachment(event.attachment))
+
+    # --- workers ----------------------------------------------------------------------------------------------
+
+    def _lose(self, worker: WorkerSession, reason: str, now: float) -> None:
+        self.membership.remove(worker, reason, now)
+        self._lost(worker, reason, now)
+
+    def _restart(self, worker: WorkerSession, reason: str, now: float) -> None:
+        """Replace a worker's process."""
+        self.membership.restart(worker, reason)
+        self._lose(worker, reason, now)
+
+    def _strike(self, worker: WorkerSession, reason: str, kind: EndKind, now: float) -> bool:
+        """Count a failed task; return whether it was one too many, after which the worker is gone."""
+        if not self.membership.failed(worker, reason, kind):
+            return False
+        self._lose(worker, self.membership.banned[worker.worker], now)
+        return True
+
+    def _record_failure(self, worker: WorkerSession, failure: m.TaskFailed, round_: int) -> EndKind:
+        """Put a failed task into the journal; return how a run ends that fails for it."""
+        self.desk.append(
+            TaskAborted(
+                round=round_,
+                task=failure.task,
+                worker=worker.worker,
+                pid=worker.pid,
+                node=worker.node,
+                kind=failure.kind,
+                step=failure.step,
+                reason=failure.reason,
+            )
+        )
+        return "peer" if failure.kind == "internal" else failure.kind
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def _check_end(self, now: float) -> None:
+        if self._has_ended:
+            return
+        done, deserted = self._is_done(), self.membership.desertion_deadline
+        if done is not None:
+            self._end(*done)
+        elif deserted is not None and now >= deserted:
+            self._end("deserted", self.membership.desertion)
+        elif hopeless := self._is_hopeless():
+            kind, failure = self.membership.last_failure
+            self._end(kind, f"{hopeless}; the last failure: {failure}")
+
+    def _end(self, kind: EndKind, reason: str) -> None:
+        ok = kind == "done"
+        self.desk.append(RunFinished(round=self.desk.state.round, ok=ok, reason=reason, kind=kind))
+        for session in [*self.desk.workers, *self.desk.supervisors]:
+            self.desk.send(session, m.Shutdown(reason=reason))
+        self._report_the_rest()
+        self.desk.out.append(e.Finish(ok, reason, kind))

@@ -1,0 +1,33 @@
+"""Reports of a run that cannot go on."""
+
+from __future__ import annotations
+
+from planetary.fabric.controller.desk import AnyDesk
+from planetary.fabric.protocol.records import Stalled
+
+
+class Stalls:
+    """Puts a stall into the journal, once, after it has lasted for the grace time: brief stalls are routine.
+
+    Attributes:
+        why: the reason for which the run cannot go on now, "" while it can.
+    """
+
+    def __init__(self, desk: AnyDesk, grace_s: float, now: float) -> None:
+        """Start without a stall at monotonic time `now`; `grace_s` in seconds."""
+        self._desk, self._grace_s = desk, grace_s
+        self.why = ""
+        self._since, self._reported = now, False
+
+    def observe(self, why: str, now: float) -> None:
+        """Take the present reason, "" for none; `now` is monotonic."""
+        self.why = why
+        if not why:
+            self._since, self._reported = now, False
+        elif not self._reported and now >= self._since + self._grace_s:
+            self._reported = True
+            self._desk.append(Stalled(round=self._desk.state.round + 1, why=why))
+
+    def next_deadline(self) -> float | None:
+        """Return the monotonic time at which the present stall is to be reported; None without an unreported one."""
+        return self._since + self._grace_s if self.why and not self._reported else None

@@ -24,8 +24,8 @@ from typing import Any
 import psutil
 
 from planetary.artifacts.jsonl import JsonLinesTail
-from planetary.cli.announcement import Announcement, read_announcement
 from planetary.core.config import load_config
+from planetary.run.announcement import Announcement, read_announcement
 from planetary.testing.shaped_relay import Route, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 

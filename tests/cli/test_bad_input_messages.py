@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from planetary.cli.commands.gateway import failure_of
 from planetary.cli.errors import EXIT_CODES
 from planetary.cli.main import main
-from planetary.cli.run_choice import new_run
 from planetary.core.errors import (
     ClosedError,
     CompileError,
@@ -24,6 +22,8 @@ from planetary.core.errors import (
 )
 from planetary.fabric.gateway.run_files import RunLock
 from planetary.fabric.protocol.records import EndKind
+from planetary.run.choice import new_run
+from planetary.run.results import failure_of
 
 GOOD = "[train]\nrounds = 3\n"
 FILES = {

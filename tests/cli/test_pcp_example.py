@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from planetary.cli.trained_model import can_generate
 from planetary.core.config import load_config
+from planetary.run.trained_model import can_generate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pcp"
 

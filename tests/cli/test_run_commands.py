@@ -10,13 +10,14 @@ import msgspec
 import pytest
 
 from planetary.cli.main import main
-from planetary.cli.option_values import default_state_folder, key_values, seconds
-from planetary.cli.status_source import status_source
+from planetary.cli.option_values import key_values, seconds
 from planetary.core.errors import PeerError, UserError
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
 from planetary.net.invite import verify
+from planetary.run.places import default_state_folder
+from planetary.run.status_source import status_source
 
 
 def event(name: str, t: float, **fields: object) -> str:

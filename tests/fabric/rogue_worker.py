@@ -8,12 +8,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from planetary.cli.announcement import Announcement
 from planetary.core.errors import PlanetaryError
 from planetary.core.step import StepSpec
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
+from planetary.run.announcement import Announcement
 from planetary.runtime.host import target_features
 from planetary.runtime.iree_executor import iree_version
 from planetary.version import __version__

@@ -15,10 +15,10 @@ from bad_input_support import events, gateway, node_flags, started, write_config
 from rogue_worker import Rogue, hello, knock
 
 from planetary.artifacts.checkpoint import load_latest
-from planetary.cli.announcement import Announcement
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
+from planetary.run.announcement import Announcement
 from planetary.wire import messages as m
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(180)]

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.cli.main import main
-from planetary.cli.trained_model import load_trained
 from planetary.core.config import Config, DataConfig, ModelConfig, MoeConfig, TrainConfig, load_config, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
@@ -32,6 +31,7 @@ from planetary.moe.results.inference import Experts, MixtureLosses, experts_name
 from planetary.moe.results.run_state import read_mixture, read_run
 from planetary.moe.training.saved_training import SavedTraining, write_training
 from planetary.moe.training.trainer import MoeTrainer
+from planetary.run.trained_model import load_trained
 
 STEPS, PER_ROUND = 8, 4
 # Nothing is merged or refreshed after the last step: composers judge what they save, with the newest surrogates.

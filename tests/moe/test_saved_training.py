@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from planetary.artifacts.durable_files import Bytes, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.cli.main import main
-from planetary.cli.trained_model import load_trained
 from planetary.compiler.frontend.export import export_model
 from planetary.compiler.frontend.weights import with_weights
 from planetary.core.config import DataConfig, load_config
@@ -26,6 +25,7 @@ from planetary.moe.results.merged_export import export_merged
 from planetary.moe.training.saved_training import SavedTraining, read_training, write_training
 from planetary.moe.training.states import merged_model
 from planetary.moe.training.trainer import MoeTrainer
+from planetary.run.trained_model import load_trained
 
 OFFLOAD = {"cadence": TOGETHER, "sketches": "all", "precision": "4bit", "update_form": "topk"}
 

@@ -15,7 +15,6 @@ from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.artifacts.ternary_matrices import TernaryMatrices, pack_ternary, read_weights, unpack_ternary
 from planetary.cli.main import main
-from planetary.cli.trained_model import load_trained
 from planetary.core.config import load_config, to_toml
 from planetary.core.errors import LocalProtocolError, TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -26,6 +25,7 @@ from planetary.moe.gateway.mixture_preparation import model_values
 from planetary.moe.methods.ternary import ternary
 from planetary.moe.training.saved_training import SavedTraining, write_training
 from planetary.moe.training.trainer import MoeTrainer
+from planetary.run.trained_model import load_trained
 
 WEIGHTS, UP = "merged.safetensors", "layers.0.experts.up"
 TOKENS = jnp.asarray(np.random.default_rng(3).integers(0, TINY.vocab_size, (2, TINY.sequence_length)), jnp.int32)

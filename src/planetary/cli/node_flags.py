@@ -18,6 +18,7 @@ from planetary.compiler.backends.targets import BACKEND_ALIASES, DEFAULT_NAMES, 
 from planetary.core.config_schema import Backend, Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.fabric.shell.dial import Address
+from planetary.run.places import cache_folder
 from planetary.runtime.backends import PJRT_TARGET, is_pjrt
 
 # A worker or supervisor that ended with one of these would end so again.
@@ -172,14 +173,6 @@ def target_with_auto(target: str, backend: str) -> str:
     if target and target not in {"host", "baseline"} and not target.startswith("x86-64"):
         raise UserError(f"--target {target} with --backend auto: name the backend that it belongs to")
     return target if backend == "cpu" else ""
-
-
-def cache_folder(given: Path | None) -> Path:
-    """Where prepared data and compiled steps are kept between runs."""
-    if given is not None:
-        return given.absolute()
-    named = os.environ.get("PLANETARY_CACHE")
-    return Path(named).absolute() if named else Path.home() / ".cache" / "planetary"
 
 
 def state_folder(args: argparse.Namespace) -> Path:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from planetary.core.errors import UserError
@@ -44,9 +42,3 @@ def port(text: str) -> int:
     if not 0 <= number <= 65535:
         raise ValueError
     return number
-
-
-def default_state_folder() -> Path:
-    """Where a gateway keeps its certificate authority: `$PLANETARY_STATE`, else `~/.planetary/gateway`."""
-    named = os.environ.get("PLANETARY_STATE")
-    return Path(named) if named else Path.home() / ".planetary" / "gateway"

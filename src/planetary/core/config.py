@@ -59,6 +59,7 @@ __all__ = [
     "Timings",
     "TrainConfig",
     "apply_overrides",
+    "config_from_tables",
     "config_hash",
     "is_function",
     "load_config",
@@ -91,6 +92,24 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     origin, folder = str(path), path.resolve().parent
     is_experiment = path.suffix == ".json"
     tables = experiment_tables(text, origin, folder) if is_experiment else _toml_tables(text, origin)
+    return _config_of(tables, overrides, origin=origin, folder=folder, name=path.stem)
+
+
+def config_from_tables(tables: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
+    """Return the configuration that `tables` describe, as strictly checked as a file: `{"train": {"rounds": 3}}`.
+
+    Relative paths are relative to the current folder; a run without a name is called "run".
+
+    Raises:
+        UserError: as `load_config` raises it.
+    """
+    copied = {section: dict(table) if isinstance(table, Mapping) else table for section, table in tables.items()}
+    if isinstance(options := copied.get("model", {}), dict) and isinstance(options.get("options"), Mapping):
+        options["options"] = dict(options["options"])  # an override may change it
+    return _config_of(copied, overrides, origin="the configuration", folder=Path.cwd(), name="run")
+
+
+def _config_of(tables: dict[str, Any], overrides: Iterable[str], *, origin: str, folder: Path, name: str) -> Config:
     _make_paths_absolute(tables, folder)
     _override(tables, overrides, origin)
     model, train = tables.get("model"), tables.setdefault("train", {})
@@ -101,7 +120,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
             train.setdefault("sequence_length", 0)
     config = build_config(tables, origin)
     if not config.run.name:
-        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=path.stem))
+        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=name))
     return config
 
 

@@ -153,10 +153,10 @@ def _compile(args: argparse.Namespace, model: Model, target: Any) -> int:
     import msgspec
 
     from planetary.artifacts.store import BlobStore, write_atomically
-    from planetary.cli.node_flags import cache_folder
     from planetary.compiler.step.train_step import build_train_step
     from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.monitor.human_numbers import count, duration, size
+    from planetary.run.places import cache_folder
 
     options = step_options(args)
     began = time.monotonic()

@@ -32,9 +32,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from planetary.cli.status_source import status_source
     from planetary.monitor.dashboard import Dashboard
     from planetary.monitor.run_folder import METRICS
+    from planetary.run.status_source import status_source
 
     read = status_source(args.run)
     read()  # a folder that is no run is an error now, not a page that stays empty

@@ -11,19 +11,8 @@ from planetary.cli.errors import EXIT_OK
 from planetary.cli.option_values import port
 
 if TYPE_CHECKING:
-    import ssl
-
     from planetary.core.config import Config
-    from planetary.core.errors import PlanetaryError
-    from planetary.fabric.gateway.gateway import Gateway
-    from planetary.fabric.gateway.run_host import GatewayOptions
-    from planetary.fabric.preparation.preparation import Prepared
-    from planetary.fabric.protocol.records import EndKind
-    from planetary.fabric.protocol.status import RunStatus
-    from planetary.moe.gateway.mixture_gateway import MixtureGateway
-    from planetary.moe.gateway.mixture_preparation import PreparedMixture
-    from planetary.net.authority import Authority
-    from planetary.net.handshake import TokenCheck
+    from planetary.run.announcement import Announcement
 
 DEFAULT_PORT = 8080
 
@@ -68,22 +57,53 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    import asyncio
-
     from planetary.cli.logs import log_to_stderr
 
     log_to_stderr("gateway", verbose=getattr(args, "debug", False))
+    try:
+        _run(args)
+    except Exception as error:
+        if args.announce is not None:
+            _report_to_parent(args.announce, error)
+        raise
+    return EXIT_OK
+
+
+def _run(args: argparse.Namespace) -> None:
+    import asyncio
+    from functools import partial
+
+    from planetary.fabric.gateway.run_host import GatewayOptions
+    from planetary.run.gateway_role import HostOptions, host_run
+    from planetary.run.places import cache_folder
+
     config, folder = _what_to_run(args)
     if config.moe.composers:
         from planetary.moe.plan.checked_config import check_mixture
 
         check_mixture(config)  # before a folder or a port is taken; preparing the run says what it warns of
-    return asyncio.run(_run(args, config, folder))
+    options = HostOptions(
+        gateway=GatewayOptions(
+            folder=folder,
+            cache=cache_folder(args.cache),
+            host=args.host or config.fabric.host,
+            port=args.port if args.port is not None else config.fabric.port or DEFAULT_PORT,
+            resume=args.resume is not None,
+            resume_from=args.checkpoint,
+            local_threads=args.local_threads,
+        ),
+        state=_state(args),
+        plain=args.plain_loopback,
+        dashboard_host=args.gateway_host,
+        dashboard_port=args.gateway_port,
+        ends_with_parent=args.end_with_parent,
+    )
+    asyncio.run(host_run(config, options, partial(_listening, args)))
 
 
 def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
-    from planetary.cli.run_choice import new_run, resumed_run
     from planetary.core.errors import UserError
+    from planetary.run.choice import new_run, resumed_run
 
     if (args.gateway_config is None) == (args.resume is None):
         raise UserError("gateway: give either --gateway-config FILE for a new run or --resume RUN")
@@ -94,163 +114,38 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
     return new_run(args.gateway_config, args.set, args.run_dir)
 
 
-async def _run(args: argparse.Namespace, config: Config, folder: Path) -> int:
-    import asyncio
-    import concurrent.futures
-
+def _listening(args: argparse.Namespace, announced: Announcement) -> None:
+    """Tell the parent process, or the operator, where workers connect."""
     from planetary.artifacts.store import write_atomically
-    from planetary.cli.announcement import Announcement, write_announcement
-    from planetary.cli.node_flags import cache_folder
-    from planetary.cli.option_values import default_state_folder
-    from planetary.core.clock import SystemClock
-    from planetary.fabric.gateway.run_host import GatewayOptions
-    from planetary.fabric.shell.child import end_with_parent, on_stop_signals
-    from planetary.monitor.dashboard import Dashboard
-    from planetary.net.authority import Authority
-    from planetary.net.handshake import TokenCheck
-    from planetary.net.invite import mint
+    from planetary.run.announcement import write_announcement
 
-    loop = asyncio.get_running_loop()
-    tls = tokens = authority = None
-    token = ""
-    state = (args.state or default_state_folder()).absolute()
-    if not args.plain_loopback:
-        authority = Authority.open(state, SystemClock().wall())
-        tls = authority.server_context()
-        tokens = TokenCheck(secret=authority.invite_secret, authority_fingerprint=authority.fingerprint)
-        token = mint(authority.invite_secret, authority.fingerprint, expires=SystemClock().wall() + 7 * 86400)
-    port = args.port if args.port is not None else config.fabric.port or DEFAULT_PORT
-    options = GatewayOptions(
-        folder=folder,
-        cache=cache_folder(args.cache),
-        host=args.host or config.fabric.host,
-        port=port,
-        resume=args.resume is not None,
-        resume_from=args.checkpoint,
-        local_threads=args.local_threads,
-    )
-    gateway = _make(config, options, tls, tokens, authority)
-    await gateway.start()
-
-    last: list[RunStatus] = []
-
-    def read_status() -> RunStatus:
-        """Ask the event loop, which owns the state; in the moment when it ends, show what was last seen."""
-
-        async def status() -> RunStatus:
-            return gateway.status()
-
-        try:
-            last[:] = [asyncio.run_coroutine_threadsafe(status(), loop).result(timeout=10)]
-        except (RuntimeError, TimeoutError, concurrent.futures.CancelledError):
-            if not last:
-                raise
-        return last[0]
-
-    with Dashboard(read_status, folder / "metrics.jsonl", host=args.gateway_host, port=args.gateway_port) as dashboard:
-        on_stop_signals(gateway.stop)
-        if args.end_with_parent:
-
-            def orphaned() -> None:
-                loop.call_soon_threadsafe(gateway.stop, "stopped: its parent process ended")
-
-            end_with_parent(orphaned)
-        if args.announce is not None:
-            announcement = Announcement(options.host, gateway.port, dashboard.url, token, str(folder))
-            write_announcement(args.announce, announcement)
-        else:
-            token_file = state / "newest-invite.txt"
-            if token:
-                write_atomically(token_file, f"{token}\n".encode())
-            _print_how_to_join(options.host, gateway.port, dashboard.url, token_file if token else None, folder)
-        try:
-            end = await gateway.run(lambda prepared: _write_facts(gateway, prepared))
-        finally:
-            with_report(folder)
-    if not end.ok:
-        raise failure_of(end.kind, end.reason, folder)
-    return EXIT_OK
+    if args.announce is not None:
+        write_announcement(args.announce, announced)
+        return
+    token_file = None
+    if announced.token:
+        token_file = _state(args) / "newest-invite.txt"
+        write_atomically(token_file, f"{announced.token}\n".encode())
+    _print_how_to_join(announced, token_file)
 
 
-def _make(
-    config: Config,
-    options: GatewayOptions,
-    tls: ssl.SSLContext | None,
-    tokens: TokenCheck | None,
-    authority: Authority | None,
-) -> Gateway | MixtureGateway:
-    if config.moe.composers:
-        from planetary.moe.gateway.mixture_gateway import MixtureGateway
+def _state(args: argparse.Namespace) -> Path:
+    from planetary.run.places import default_state_folder
 
-        if options.resume_from is not None:
-            from planetary.core.errors import UserError
-
-            raise UserError("a mixture over composers goes on from its payloads, not from a checkpoint")
-        return MixtureGateway(config, options, tls, tokens)
-    from planetary.fabric.gateway.gateway import Gateway
-
-    return Gateway(config, options, tls, tokens, authority=authority)
+    return (args.state or default_state_folder()).absolute()
 
 
-def failure_of(kind: EndKind, reason: str, folder: Path) -> PlanetaryError:
-    """Return the error that a run which did not finish ends with; its class decides the exit code."""
-    from planetary.core import errors
+def _report_to_parent(announcement: Path, error: BaseException) -> None:
+    from planetary.cli.errors import error_class_of, exit_code_of, explain
+    from planetary.run.announcement import Failure, write_failure
 
-    again = f"planetary train --resume {folder}"
-    match kind:
-        case "stopped":
-            return errors.ClosedError(f"{reason}. The run can go on: {again}")
-        case "compile":
-            return errors.CompileError(f"{reason}. What was trained before is kept; when this is mended: {again}")
-        case "data":
-            return errors.UserError(f"{reason}. What was trained before is kept; when the data is mended: {again}")
-        case "resource":
-            return errors.ResourceError(f"{reason}. What was trained before is kept; when there is enough: {again}")
-        case "numerics":
-            # Every try from the same state would end the same way, and another learning rate is another run.
-            return errors.NumericsError(
-                f"{reason}. Finished rounds are kept in {folder}; start a new run with other values"
-            )
-    return errors.PeerError(f"{reason}. The run can go on: {again}")
+    write_failure(announcement, Failure(error_class_of(exit_code_of(error)).__name__, explain(error)))
 
 
-def with_report(folder: Path) -> None:
-    """Write report.json and loss.png of whatever the run has come to; a run without an event has neither."""
-    from planetary.monitor.picture import write_picture
-    from planetary.monitor.report import build_report, write_report
-    from planetary.monitor.run_folder import EVENTS, load_history
-
-    if (folder / EVENTS).exists():
-        history = load_history(folder)
-        write_report(folder, build_report(history))
-        write_picture(folder, history)
-
-
-def _write_facts(gateway: Gateway | MixtureGateway, prepared: Prepared | PreparedMixture) -> None:
-    from planetary.core.config import config_hash
-    from planetary.data.bigram import bigram_baseline
-    from planetary.data.tokenizer import CharTokenizer
-    from planetary.monitor.run_folder import collect_facts, write_facts
-
-    config = gateway.config
-    if isinstance(prepared.data.tokenizer, CharTokenizer):
-        prepared.data.tokenizer.save(gateway.options.folder)
-    bigram = bigram_baseline(prepared.data, prepared.data.eval_chunks(config))
-    facts = collect_facts(
-        run=config.run.name,
-        params=prepared.param_count,
-        inner_steps=config.train.inner_steps,
-        config_hash=config_hash(config),
-        seed=config.run.seed,
-        bigram_loss=bigram.loss,
-    )
-    write_facts(gateway.options.folder, facts)
-
-
-def _print_how_to_join(host: str, port: int, dashboard: str, token_file: Path | None, folder: Path) -> None:
-    reach = "this machine's address" if host in ("0.0.0.0", "::") else host
+def _print_how_to_join(announced: Announcement, token_file: Path | None) -> None:
+    reach = "this machine's address" if announced.host in ("0.0.0.0", "::") else announced.host
     trust = f"--token-file {token_file}" if token_file is not None else "--plain-loopback"
-    print(f"run folder   {folder}")
-    print(f"dashboard    {dashboard}")
+    print(f"run folder   {announced.folder}")
+    print(f"dashboard    {announced.dashboard}")
     print(f"invite       {token_file if token_file is not None else 'none needed on this machine'}")
-    print(f"join with    planetary node-manager --host {reach} --port {port} --scale 1 {trust}", flush=True)
+    print(f"join with    planetary node-manager --host {reach} --port {announced.port} --scale 1 {trust}", flush=True)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import sys
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.errors import EXIT_OK
-
-if TYPE_CHECKING:
-    from planetary.data.tokenizer import Tokenizer
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -73,55 +68,16 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--tokens must be at least 1, found {args.tokens}")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
 
-    import itertools
-
-    from planetary.cli.sampling import Sampling, continue_tokens
-    from planetary.cli.trained_model import load_trained
+    from planetary.run.generation import continue_text
+    from planetary.run.sampling import Sampling
+    from planetary.run.trained_model import load_trained
 
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     model = load_trained(args.run, args.checkpoint, args.experts)
-    ids = [int(token) for token in model.tokenizer.encode(prompt.encode())]
-    size = model.tokenizer.vocab_size  # a model may have more tokens than there is text for
-
-    def logits(params: Any, tokens: Any) -> Any:
-        return model.logits(params, tokens)[..., :size]
-
-    drawn = continue_tokens(logits, model.params, ids, window=model.window, sampling=sampling)
-    end = model.tokenizer.end_of_document
-    until_end = itertools.takewhile(lambda token: token != end, itertools.islice(drawn, args.tokens))
+    pieces = continue_text(model, prompt, args.tokens, sampling)
     sys.stdout.write(prompt)
-    for piece in text_pieces(until_end, model.tokenizer):
+    for piece in pieces:
         sys.stdout.write(piece)
         sys.stdout.flush()
     sys.stdout.write("\n")
     return EXIT_OK
-
-
-def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield text as tokens arrive. A character that is spread over several tokens is held back until it is
-    whole.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    ids: list[int] = []
-    given = 0
-    data = b""
-    for token in tokens:
-        ids.append(token)
-        # Some tokenizers join words differently depending on what follows, so the whole is decoded each time.
-        data = tokenizer.decode(ids)
-        whole = len(data) - len(_unfinished(data))
-        if whole > given:
-            yield decoder.decode(data[given:whole])
-            given = whole
-    yield decoder.decode(data[given:], final=True)
-
-
-def _unfinished(data: bytes) -> bytes:
-    """Return the replacement characters at the end of decoded text, which stand for a character cut in
-    two.
-    """
-    mark = "\ufffd".encode()
-    end = len(data)
-    while data[:end].endswith(mark):
-        end -= len(mark)
-    return data[end:]

@@ -42,10 +42,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from planetary.cli.option_values import default_state_folder, seconds
+    from planetary.cli.option_values import seconds
     from planetary.core.clock import SystemClock
     from planetary.net.authority import Authority
     from planetary.net.invite import mint
+    from planetary.run.places import default_state_folder
 
     now = SystemClock().wall()
     expires = 0.0 if args.expires == "never" else now + seconds(args.expires, "--expires")

@@ -66,13 +66,14 @@ def run(args: argparse.Namespace) -> int:
     import threading
 
     from planetary.cli.logs import log_to_stderr
-    from planetary.cli.option_values import default_state_folder, seconds
+    from planetary.cli.option_values import seconds
     from planetary.collectives import Master
     from planetary.core.clock import SystemClock
     from planetary.core.errors import ClosedError
     from planetary.fabric.shell.child import end_with_parent
     from planetary.net.authority import Authority
     from planetary.net.invite import mint
+    from planetary.run.places import default_state_folder
 
     log_to_stderr("master", verbose=getattr(args, "debug", False))
     authority, token_file = None, None

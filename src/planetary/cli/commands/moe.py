@@ -88,8 +88,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from planetary.cli.node_flags import cache_folder
     from planetary.moe.results.evaluation import evaluate_run, losses_table
+    from planetary.run.places import cache_folder
 
     for line in losses_table(evaluate_run(args.run, cache_folder(args.cache))):
         print(line)

@@ -43,6 +43,7 @@ def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_fil
     from planetary.cli import node_flags
     from planetary.fabric.shell.child import planetary_command
     from planetary.fabric.worker.backend_trial import BackendTrial
+    from planetary.run.places import cache_folder
     from planetary.runtime.backends import CPU_BACKENDS, installed_backends
 
     def with_backend(backend: str) -> argparse.Namespace:
@@ -62,7 +63,7 @@ def _choose_backend(args: argparse.Namespace, node: str, connect: str, token_fil
     trial = BackendTrial(
         candidates,
         command,
-        store=BlobStore(node_flags.cache_folder(args.cache) / "blobs"),
+        store=BlobStore(cache_folder(args.cache) / "blobs"),
         threads=args.threads,
         log_folder=args.logs,
     )

@@ -92,10 +92,10 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
 
     from planetary.artifacts.store import BlobStore
     from planetary.cli.commands.compile import load_given_model, step_options
-    from planetary.cli.node_flags import cache_folder
     from planetary.compiler.check.parity import compare_traces, random_batches, trace
     from planetary.compiler.step.train_step import build_train_step
     from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
+    from planetary.run.places import cache_folder
     from planetary.runtime.backends import open_executor, require_backend
 
     for target in targets.values():

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.option_values import port
+
+if TYPE_CHECKING:
+    from planetary.core.config import Config
+    from planetary.run.local_run import LocalRunOptions
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -49,18 +53,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    import asyncio
     import sys
 
+    from msgspec.structs import replace
+
     from planetary.cli.errors import EXIT_OK
-    from planetary.cli.local_run import LocalRun, LocalRunOptions
-    from planetary.cli.node_flags import cache_folder
-    from planetary.cli.run_choice import new_run, resumed_run
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
     from planetary.fabric.gateway.run_files import CONFIG
     from planetary.monitor.report import build_report
     from planetary.monitor.run_folder import load_history
+    from planetary.run.baseline import baseline_of
+    from planetary.run.choice import new_run, resumed_run
+    from planetary.run.local_run import LocalRunOptions
+    from planetary.run.places import cache_folder
+    from planetary.run.results import write_results
 
     if (args.config is None) == (args.resume is None):
         raise UserError(
@@ -95,13 +102,16 @@ def run(args: argparse.Namespace) -> int:
         checkpoint=args.checkpoint,
         plain=args.plain_loopback,
         dashboard_port=args.dashboard_port,
-        quiet=args.json,
     )
-    asyncio.run(LocalRun(config, options).run())
+    _train(config, options, quiet=args.json)
     if args.baseline:
-        _train_baseline(load_config(folder / CONFIG), options)  # as long and as large as the gateway made the run
-    history = load_history(folder)
-    report = build_report(history)
+        # As long and as large as the gateway made the run.
+        baseline = baseline_of(load_config(folder / CONFIG), folder)
+        if baseline is not None:
+            plain, place = baseline
+            _train(plain, replace(options, folder=place, resume=False, checkpoint=None), quiet=args.json)
+            write_results(folder)
+    report = build_report(load_history(folder))
     if args.json:
         import msgspec
 
@@ -111,44 +121,30 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _train_baseline(config: Any, options: Any) -> None:
-    """Train the same number of tokens on one worker without DiLoCo, into `baseline/` in the run folder.
-
-    One worker, outer rate 1 and no momentum is plain training, bit for bit; see docs/design.
-    """
+def _train(config: Config, options: LocalRunOptions, *, quiet: bool) -> None:
+    """Train on this machine. Raises `KeyboardInterrupt` with the command that resumes a run stopped by a signal."""
     import asyncio
+    import contextlib
+    import os
 
-    import msgspec
+    from planetary.cli.live_display import ScreenObserver, run_until_signal
+    from planetary.run.local_run import LocalRun
 
-    from planetary.cli.commands.gateway import with_report
-    from planetary.cli.local_run import LocalRun
-    from planetary.monitor.run_folder import BASELINE, METRICS, load_history
-
-    folder = options.folder / BASELINE
-    if (folder / METRICS).exists():
-        return
-    metrics = load_history(options.folder).metrics
-    leases = metrics[-1].tokens_total // config.targets_per_slice
-    replace = msgspec.structs.replace
-    plain = replace(
-        config,
-        run=replace(config.run, name=f"{config.run.name}-baseline"),
-        train=replace(config.train, rounds=leases),
-        outer=replace(config.outer, learning_rate=1.0, momentum=0.0),
-        fabric=replace(config.fabric, workers=1, quorum=1, port=0),
-        eval=replace(config.eval, every=config.eval.every * config.fabric.workers),
-        checkpoint=replace(config.checkpoint, every=max(1, leases // 4), keep=1),
-    )
-    asyncio.run(LocalRun(plain, replace(options, folder=folder, resume=False, checkpoint=None)).run())
-    with_report(options.folder)
+    with contextlib.ExitStack() as stack:
+        observer = None
+        if not quiet:
+            observer = stack.enter_context(contextlib.closing(ScreenObserver(options.folder)))
+        outcome = asyncio.run(run_until_signal(LocalRun(config, options, observer)))
+    if outcome == "stopped":
+        raise KeyboardInterrupt(f"planetary train --resume {os.path.relpath(options.folder)}")
 
 
 def _say_what_happened(folder: Path, report: Any) -> None:
     import os
 
-    from planetary.cli.trained_model import can_generate
     from planetary.core.config import load_config
     from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.run.trained_model import can_generate
 
     shown = os.path.relpath(folder)
     quality, speed = report.quality, report.speed

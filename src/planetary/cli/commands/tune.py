@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
     import msgspec
 
-    from planetary.cli.node_flags import cache_folder
     from planetary.compiler.backends.flag_choice import candidates_for
     from planetary.compiler.backends.targets import parse_target
     from planetary.core.errors import UserError
     from planetary.fabric.preparation.flag_search import search_flags
+    from planetary.run.places import cache_folder
     from planetary.runtime.host import host_features
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")

@@ -33,9 +33,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    from planetary.cli.status_source import status_source
     from planetary.fabric.protocol.status import FINAL_STATES
     from planetary.monitor.screen import open_screen
+    from planetary.run.status_source import status_source
 
     read = status_source(args.run)
     if args.json:

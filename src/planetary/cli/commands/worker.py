@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.errors import PlanetaryError
     from planetary.fabric.shell.child import end_with_parent
     from planetary.fabric.worker.worker import WorkerOptions, WorkerShell
+    from planetary.run.places import cache_folder
     from planetary.runtime.backends import check_device, require_backend
     from planetary.runtime.host_memory import keep_large_blocks
 
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
         device_id=args.device_id,
         island=args.island,
         threads=args.threads,
-        cache=node_flags.cache_folder(args.cache) / "blobs",
+        cache=cache_folder(args.cache) / "blobs",
         state=node_flags.state_folder(args) / name.replace("/", "-"),
         trial=args.trial,
         chosen=args.chosen,

@@ -1,33 +1,27 @@
-"""A run whose processes are all on this machine: starts them, shows them, and ends them in order."""
+"""A run whose processes are all on this machine: starts them, follows them, and ends them in order."""
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
-import os
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, Protocol
 
 import msgspec
 
-from planetary.cli.announcement import Announcement, read_announcement
-from planetary.cli.errors import EXIT_CODES, EXIT_OK
-from planetary.cli.status_source import status_source
 from planetary.core.config import Config, to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
-from planetary.fabric.gateway.run_files import EVENTS
-from planetary.fabric.protocol.status import RunStatus
-from planetary.fabric.shell.child import Child, describe_exit, on_stop_signals, planetary_command
-from planetary.monitor.screen import open_screen
+from planetary.fabric.shell.child import Child, describe_exit, planetary_command
+from planetary.run.announcement import Announcement, read_announcement, read_failure
 from planetary.runtime.backends import CPU_BACKENDS, check_device
 from planetary.runtime.host import usable_cores
 
 START_LIMIT_S = 60.0  # for the gateway's process to listen
-SHOW_EVERY_S = 0.25
-STOP_LIMIT_S = 4.0  # for everything to end after Ctrl+C
+LOOK_EVERY_S = 0.25
+STOP_LIMIT_S = 4.0  # for all processes to end after a stop
+
+Outcome = Literal["finished", "stopped"]
 
 
 class LocalRunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,45 +29,78 @@ class LocalRunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: Path  # of the run
     cache: Path
-    resume: bool
-    checkpoint: Path | None
-    plain: bool  # no TLS between the processes
-    dashboard_port: int
-    quiet: bool  # show nothing
+    resume: bool = False
+    checkpoint: Path | None = None  # to resume from; None: the newest
+    plain: bool = False  # no TLS between the processes
+    dashboard_port: int = 0  # 0: any
+
+
+class RunObserver(Protocol):
+    """Follows a run. All calls come from the event loop that carries the run; an exception stops the run."""
+
+    def listening(self, announcement: Announcement) -> None:
+        """The gateway listens."""
+        ...
+
+    async def look(self) -> None:
+        """Time to look again; every `LOOK_EVERY_S` seconds while the gateway's process lives."""
+        ...
+
+    async def ended(self) -> None:
+        """The gateway's process has ended by itself; the run folder has its last state."""
+        ...
 
 
 class LocalRun:
-    """One gateway, one node manager, and what they start."""
+    """One gateway, one node manager, and the processes that they start."""
 
-    def __init__(self, config: Config, options: LocalRunOptions) -> None:
+    def __init__(self, config: Config, options: LocalRunOptions, observer: RunObserver | None = None) -> None:
         self._config = config
         self._options = options
+        self._observer = observer
         self._stop = asyncio.Event()
         self._logs = options.folder / "logs"
+        self._children: list[Child] = []
 
-    async def run(self) -> None:
-        """Run to the end. Raises what the gateway failed with, or `KeyboardInterrupt` after a stop signal."""
-        on_stop_signals(lambda _: self._stop.set())
+    async def run(self) -> Outcome:
+        """Run to the end, or until `stop`.
+
+        Raises:
+            PlanetaryError: the error that the gateway ended with.
+        """
         with tempfile.TemporaryDirectory(prefix="planetary-") as scratch:
-            gateway = await self._start_gateway(Path(scratch))
+            announced_in = Path(scratch) / "announcement"
+            gateway = await self._start_gateway(Path(scratch), announced_in)
             node: Child | None = None
             try:
-                announcement = await self._announced(gateway, Path(scratch) / "announcement")
+                announcement = await self._announced(gateway, announced_in)
                 if announcement is not None:
+                    if self._observer is not None:
+                        self._observer.listening(announcement)
                     node = await self._start_node(announcement, Path(scratch))
-                    await self._show(gateway, announcement)
+                    await self._follow(gateway)
             finally:
                 code = await self._end(gateway, node)
-        if self._stop.is_set():
-            raise KeyboardInterrupt(f"planetary train --resume {os.path.relpath(self._options.folder)}")
-        if code != EXIT_OK:
-            raise self._error_of(code)
+            if self._stop.is_set():
+                return "stopped"
+            if code != 0:
+                raise self._error_of(announced_in, code)
+        return "finished"
+
+    def stop(self) -> None:
+        """End the run in order; it can be resumed. To be called on the event loop of `run`."""
+        self._stop.set()
+
+    def kill(self) -> None:
+        """Send SIGKILL to the processes that this object started and that still live; from any thread."""
+        for child in self._children:
+            child.kill()
 
     # --- processes --------------------------------------------------------------------------------------------
 
-    async def _start_gateway(self, scratch: Path) -> Child:
+    async def _start_gateway(self, scratch: Path, announced_in: Path) -> Child:
         options = self._options
-        flags = [f"--announce={scratch / 'announcement'}", f"--state={options.folder / 'authority'}"]
+        flags = [f"--announce={announced_in}", f"--state={options.folder / 'authority'}"]
         flags += [f"--cache={options.cache}", f"--port={self._config.fabric.port}"]
         flags += [f"--gateway-port={options.dashboard_port}"]
         flags += ["--plain-loopback"] if options.plain else []
@@ -86,7 +113,7 @@ class LocalRun:
             resolved = scratch / f"{self._config.run.name}.toml"
             resolved.write_text(to_toml(self._config))
             flags += [f"--gateway-config={resolved}", f"--run-dir={options.folder}"]
-        return await Child.start(planetary_command("gateway", *flags), log=self._logs / "gateway.log")
+        return await self._start("gateway", flags, "gateway.log")
 
     @property
     def _threads(self) -> int:
@@ -113,7 +140,12 @@ class LocalRun:
             flags += [f"--token-file={token_file}"]
         else:
             flags += ["--plain-loopback"]
-        return await Child.start(planetary_command("node-manager", *flags), log=self._logs / "node.log")
+        return await self._start("node-manager", flags, "node.log")
+
+    async def _start(self, role: str, flags: list[str], log: str) -> Child:
+        child = await Child.start(planetary_command(role, *flags), log=self._logs / log)
+        self._children.append(child)
+        return child
 
     async def _announced(self, gateway: Child, path: Path) -> Announcement | None:
         """Wait until the gateway listens; None when it ended instead, or when this run is to stop."""
@@ -133,56 +165,34 @@ class LocalRun:
         return announcement
 
     async def _end(self, gateway: Child, node: Child | None) -> int:
-        """End everything that is still there, the gateway first so that it can say goodbye; return its status."""
+        """End the remaining processes, the gateway first so that it can close its sessions; return its status."""
         code = await gateway.end(STOP_LIMIT_S)
         if node is not None:
             with contextlib.suppress(PlanetaryError):
                 try:
                     async with asyncio.timeout(STOP_LIMIT_S / 4):
-                        await node.wait()  # told by the gateway that the run is over
+                        await node.wait()  # the gateway's last message ends it
                 except TimeoutError:
                     await node.end(STOP_LIMIT_S / 2)
         return code
 
-    # --- display ----------------------------------------------------------------------------------------------
-
-    async def _show(self, gateway: Child, announcement: Announcement) -> None:
-        read = status_source(announcement.dashboard)
+    async def _follow(self, gateway: Child) -> None:
+        """Let the observer look until the gateway ends or the run is to stop."""
         ended = asyncio.ensure_future(gateway.wait())
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
-            with contextlib.ExitStack() as stack:
-                show: Callable[[RunStatus], None] | None = None
-                if not self._options.quiet:
-                    if not sys.stdout.isatty():
-                        print(f"run {self._options.folder}, dashboard {announcement.dashboard}", flush=True)
-                    show = stack.enter_context(open_screen()).show
-                while not (ended.done() or stopping.done()):
-                    if show is not None:
-                        await self._show_once(read, show)
-                    await asyncio.wait((ended, stopping), timeout=SHOW_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-                # A gateway that failed before its run began has left no journal; its own words are shown instead.
-                if show is not None and ended.done() and (self._options.folder / EVENTS).exists():
-                    await self._show_once(status_source(str(self._options.folder)), show)
+            while not (ended.done() or stopping.done()):
+                if self._observer is not None:
+                    await self._observer.look()
+                await asyncio.wait((ended, stopping), timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+            if self._observer is not None and ended.done():
+                await self._observer.ended()
         finally:
             for waiter in (ended, stopping):
                 waiter.cancel()
 
-    async def _show_once(self, read: Callable[[], RunStatus], show: Callable[[RunStatus], None]) -> None:
-        # The gateway may end between two looks, and a busy one may answer late; the next look will tell.
-        with contextlib.suppress(PeerError):
-            show(await asyncio.to_thread(read))
-
-    def _error_of(self, code: int) -> PlanetaryError:
-        """The gateway's own last words, as an error of the class that its exit status stands for."""
-        path = self._logs / "gateway.log"
-        last: collections.deque[str] = collections.deque(maxlen=40)
-        with contextlib.suppress(OSError):
-            last.extend(path.read_text(errors="replace").splitlines())
-        lines = list(last)
-        starts = [i for i, line in enumerate(lines) if line.startswith("planetary: ")]
-        if code < 0 or not starts:
-            return PeerError(f"the gateway {describe_exit(code)}; its log is {path}")
-        text = " ".join(lines[starts[-1] :]).removeprefix("planetary: ")
-        kind = next((cls for cls, number in EXIT_CODES.items() if number == code), PlanetaryError)
-        return kind(text)
+    def _error_of(self, announced_in: Path, code: int) -> PlanetaryError:
+        failure = read_failure(announced_in)
+        if failure is None:
+            return PeerError(f"the gateway {describe_exit(code)}; its log is {self._logs / 'gateway.log'}")
+        return failure.error()

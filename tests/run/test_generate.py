@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
-from planetary.cli.commands.generate import text_pieces
 from planetary.cli.main import main
-from planetary.cli.sampling import Sampling, continue_tokens
-from planetary.cli.trained_model import fill_tree, load_trained
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import nanochat
+from planetary.run.generation import text_pieces
+from planetary.run.sampling import Sampling, continue_tokens
+from planetary.run.trained_model import fill_tree, load_trained
 
 OPTIONS = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "sequence_length": 16}
 

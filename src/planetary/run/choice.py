@@ -1,24 +1,35 @@
-"""Which run a command is about: a new one with a folder of its own, or one that goes on."""
+"""The configuration and folder of a run: a new one with a folder of its own, or one that is resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from planetary.core.config import Config, load_config
+from planetary.core.config import Config, config_from_tables, load_config
 from planetary.core.errors import UserError
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS, STARTING, gateway_of
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 
+ConfigSource = str | Path | Config | Mapping[str, Any]
+"""A file (TOML, or PCP's experiment.json), a `Config`, or its tables: `{"train": {"rounds": 3}}`."""
 
-def new_run(config_file: Path, overrides: Sequence[str], folder: Path | None) -> tuple[Config, Path]:
+
+def read_config(source: ConfigSource, overrides: Sequence[str] = ()) -> Config:
+    """Return the configuration in `source` with `section.key=value` overrides. Raises `UserError`."""
+    if isinstance(source, str | Path):
+        return load_config(source, overrides)
+    return config_from_tables(msgspec.to_builtins(source) if isinstance(source, Config) else source, overrides)
+
+
+def new_run(source: ConfigSource, overrides: Sequence[str], folder: Path | None) -> tuple[Config, Path]:
     """Return the configuration and folder of a new run.
 
     Without a folder it is `<run.dir>/<run.name>`, with a number behind it when that is taken.
     """
-    config = with_model_shapes(load_config(config_file, overrides))
+    config = with_model_shapes(read_config(source, overrides))
     keys = {override.partition("=")[0].strip() for override in overrides}
     if "train.rounds" in keys:
         if config.train.target_minutes and "train.target_minutes" in keys:

@@ -1,0 +1,33 @@
+"""The tokens of a run once more on one worker, for comparison."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from planetary.core.config import Config
+from planetary.monitor.run_folder import BASELINE, METRICS, load_history
+
+
+def baseline_of(config: Config, folder: Path) -> tuple[Config, Path] | None:
+    """Return configuration and folder of the baseline of the finished run in `folder`; None if it has been trained.
+
+    The same number of tokens on one worker without DiLoCo, in `baseline/` in the run folder. One worker, outer rate 1
+    and no momentum are plain training, bit for bit (docs/design/0003).
+    """
+    place = folder / BASELINE
+    if (place / METRICS).exists():
+        return None
+    leases = load_history(folder).metrics[-1].tokens_total // config.targets_per_slice
+    replace = msgspec.structs.replace
+    plain = replace(
+        config,
+        run=replace(config.run, name=f"{config.run.name}-baseline"),
+        train=replace(config.train, rounds=leases),
+        outer=replace(config.outer, learning_rate=1.0, momentum=0.0),
+        fabric=replace(config.fabric, workers=1, quorum=1, port=0),
+        eval=replace(config.eval, every=config.eval.every * config.fabric.workers),
+        checkpoint=replace(config.checkpoint, every=max(1, leases // 4), keep=1),
+    )
+    return plain, place

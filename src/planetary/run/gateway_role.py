@@ -1,0 +1,136 @@
+"""The gateway's process: certificate authority, dashboard, and the run itself until its end."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from planetary.core.clock import SystemClock
+from planetary.core.config import Config, config_hash
+from planetary.core.errors import UserError
+from planetary.fabric.gateway.run_host import GatewayOptions
+from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.shell.child import end_with_parent, on_stop_signals
+from planetary.monitor.dashboard import Dashboard
+from planetary.monitor.run_folder import collect_facts, write_facts
+from planetary.net.authority import Authority
+from planetary.net.handshake import TokenCheck
+from planetary.net.invite import mint
+from planetary.run.announcement import Announcement
+from planetary.run.results import failure_of, write_results
+
+if TYPE_CHECKING:
+    from planetary.fabric.gateway.gateway import Gateway
+    from planetary.fabric.preparation.preparation import Prepared
+    from planetary.moe.gateway.mixture_gateway import MixtureGateway
+    from planetary.moe.gateway.mixture_preparation import PreparedMixture
+
+INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
+
+
+class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gateway's process is started."""
+
+    gateway: GatewayOptions
+    state: Path  # of the certificate authority
+    plain: bool  # no TLS and no tokens; loopback addresses only
+    dashboard_host: str
+    dashboard_port: int  # 0: any
+    ends_with_parent: bool
+
+
+async def host_run(config: Config, options: HostOptions, listening: Callable[[Announcement], None]) -> None:
+    """Coordinate a run to its end, and write its report and picture. Call `listening` once workers can connect.
+
+    Must be called on the main thread: SIGTERM and SIGINT stop the run.
+
+    Raises:
+        PlanetaryError: the run did not finish; the class says why (see `failure_of`).
+    """
+    loop = asyncio.get_running_loop()
+    folder = options.gateway.folder
+    tls = tokens = authority = None
+    token = ""
+    if not options.plain:
+        now = SystemClock().wall()
+        authority = Authority.open(options.state, now)
+        tls = authority.server_context()
+        tokens = TokenCheck(secret=authority.invite_secret, authority_fingerprint=authority.fingerprint)
+        token = mint(authority.invite_secret, authority.fingerprint, expires=now + INVITE_S)
+    gateway = _make(config, options.gateway, tls, tokens, authority)
+    await gateway.start()
+
+    last: list[RunStatus] = []
+
+    def read_status() -> RunStatus:
+        """Ask the event loop, which owns the state; while the loop ends, return the newest status seen."""
+
+        async def status() -> RunStatus:
+            return gateway.status()
+
+        try:
+            last[:] = [asyncio.run_coroutine_threadsafe(status(), loop).result(timeout=10)]
+        except (RuntimeError, TimeoutError, concurrent.futures.CancelledError):
+            if not last:
+                raise
+        return last[0]
+
+    metrics = folder / "metrics.jsonl"
+    with Dashboard(read_status, metrics, host=options.dashboard_host, port=options.dashboard_port) as dashboard:
+        on_stop_signals(gateway.stop)
+        if options.ends_with_parent:
+
+            def orphaned() -> None:
+                loop.call_soon_threadsafe(gateway.stop, "stopped: its parent process ended")
+
+            end_with_parent(orphaned)
+        listening(Announcement(options.gateway.host, gateway.port, dashboard.url, token, str(folder)))
+        try:
+            end = await gateway.run(lambda prepared: _write_facts(gateway, prepared))
+        finally:
+            write_results(folder)
+    if not end.ok:
+        raise failure_of(end.kind, end.reason, folder)
+
+
+def _make(
+    config: Config,
+    options: GatewayOptions,
+    tls: ssl.SSLContext | None,
+    tokens: TokenCheck | None,
+    authority: Authority | None,
+) -> Gateway | MixtureGateway:
+    if config.moe.composers:
+        from planetary.moe.gateway.mixture_gateway import MixtureGateway
+
+        if options.resume_from is not None:
+            raise UserError("a mixture over composers goes on from its payloads, not from a checkpoint")
+        return MixtureGateway(config, options, tls, tokens)
+    from planetary.fabric.gateway.gateway import Gateway
+
+    return Gateway(config, options, tls, tokens, authority=authority)
+
+
+def _write_facts(gateway: Gateway | MixtureGateway, prepared: Prepared | PreparedMixture) -> None:
+    from planetary.data.bigram import bigram_baseline
+    from planetary.data.tokenizer import CharTokenizer
+
+    config = gateway.config
+    if isinstance(prepared.data.tokenizer, CharTokenizer):
+        prepared.data.tokenizer.save(gateway.options.folder)
+    bigram = bigram_baseline(prepared.data, prepared.data.eval_chunks(config))
+    facts = collect_facts(
+        run=config.run.name,
+        params=prepared.param_count,
+        inner_steps=config.train.inner_steps,
+        config_hash=config_hash(config),
+        seed=config.run.seed,
+        bigram_loss=bigram.loss,
+    )
+    write_facts(gateway.options.folder, facts)

@@ -1,0 +1,44 @@
+"""The files that a run leaves for people, and the error that an unfinished run ends with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planetary.core.errors import PlanetaryError
+    from planetary.fabric.protocol.records import EndKind
+
+
+def write_results(folder: Path) -> None:
+    """Write report.json and loss.png of the run so far; a run without an event has neither."""
+    from planetary.monitor.picture import write_picture
+    from planetary.monitor.report import build_report, write_report
+    from planetary.monitor.run_folder import EVENTS, load_history
+
+    if (folder / EVENTS).exists():
+        history = load_history(folder)
+        write_report(folder, build_report(history))
+        write_picture(folder, history)
+
+
+def failure_of(kind: EndKind, reason: str, folder: Path) -> PlanetaryError:
+    """Return the error that a run which did not finish ends with; its class decides the exit code."""
+    from planetary.core import errors
+
+    again = f"planetary train --resume {folder}"
+    match kind:
+        case "stopped":
+            return errors.ClosedError(f"{reason}. The run can go on: {again}")
+        case "compile":
+            return errors.CompileError(f"{reason}. What was trained before is kept; when this is mended: {again}")
+        case "data":
+            return errors.UserError(f"{reason}. What was trained before is kept; when the data is mended: {again}")
+        case "resource":
+            return errors.ResourceError(f"{reason}. What was trained before is kept; when there is enough: {again}")
+        case "numerics":
+            # Every try from the same state would end the same way, and another learning rate is another run.
+            return errors.NumericsError(
+                f"{reason}. Finished rounds are kept in {folder}; start a new run with other values"
+            )
+    return errors.PeerError(f"{reason}. The run can go on: {again}")

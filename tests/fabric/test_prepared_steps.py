@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import planetary
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, apply_overrides
-from planetary.fabric.gateway.gateway_start import step_news
+from planetary.fabric.gateway.rounds_start import step_news
 from planetary.fabric.preparation.preparation import Prepared, prepare_run, step_options
 from planetary.fabric.preparation.prepared_steps import find_record
 
@@ -148,3 +149,10 @@ def test_a_death_at_any_write_leaves_no_record(folder: Folder, monkeypatch: pyte
         writes += 1
     assert writes > 3
     assert found == whole.record
+
+
+def test_the_compiler_counts_among_the_sources_and_the_fabric_does_not(folder: Folder) -> None:
+    sources = {Path(path) for path in folder.prepare()[0].record.sources}
+    package = Path(planetary.__file__).parent
+    assert package / "compiler" / "autodiff" / "differentiate.py" in sources
+    assert not any(path.is_relative_to(package / "fabric") for path in sources)

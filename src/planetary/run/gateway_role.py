@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import msgspec
 
 from planetary.core.clock import SystemClock
 from planetary.core.config import Config, config_hash
-from planetary.core.errors import UserError
-from planetary.fabric.gateway.run_host import GatewayOptions
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
 from planetary.fabric.protocol.status import RunStatus
 from planetary.fabric.shell.child import end_with_parent, on_stop_signals
 from planetary.monitor.dashboard import Dashboard
 from planetary.monitor.run_folder import collect_facts, write_facts
 from planetary.net.authority import Authority
-from planetary.net.handshake import TokenCheck
 from planetary.net.invite import mint
 from planetary.run.announcement import Announcement
+from planetary.run.kinds import kind_of
 from planetary.run.results import failure_of, write_results
-
-if TYPE_CHECKING:
-    from planetary.fabric.gateway.gateway import Gateway
-    from planetary.fabric.preparation.preparation import Prepared
-    from planetary.moe.gateway.mixture_gateway import MixtureGateway
-    from planetary.moe.gateway.mixture_preparation import PreparedMixture
 
 INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
 
@@ -55,15 +47,13 @@ async def host_run(config: Config, options: HostOptions, listening: Callable[[An
     """
     loop = asyncio.get_running_loop()
     folder = options.gateway.folder
-    tls = tokens = authority = None
-    token = ""
+    security, token = Security(), ""
     if not options.plain:
         now = SystemClock().wall()
         authority = Authority.open(options.state, now)
-        tls = authority.server_context()
-        tokens = TokenCheck(secret=authority.invite_secret, authority_fingerprint=authority.fingerprint)
+        security = Security.by(authority)
         token = mint(authority.invite_secret, authority.fingerprint, expires=now + INVITE_S)
-    gateway = _make(config, options.gateway, tls, tokens, authority)
+    gateway = kind_of(config).gateway(config, options.gateway, security)
     await gateway.start()
 
     last: list[RunStatus] = []
@@ -99,25 +89,7 @@ async def host_run(config: Config, options: HostOptions, listening: Callable[[An
         raise failure_of(end.kind, end.reason, folder)
 
 
-def _make(
-    config: Config,
-    options: GatewayOptions,
-    tls: ssl.SSLContext | None,
-    tokens: TokenCheck | None,
-    authority: Authority | None,
-) -> Gateway | MixtureGateway:
-    if config.moe.composers:
-        from planetary.moe.gateway.mixture_gateway import MixtureGateway
-
-        if options.resume_from is not None:
-            raise UserError("a mixture over composers goes on from its payloads, not from a checkpoint")
-        return MixtureGateway(config, options, tls, tokens)
-    from planetary.fabric.gateway.gateway import Gateway
-
-    return Gateway(config, options, tls, tokens, authority=authority)
-
-
-def _write_facts(gateway: Gateway | MixtureGateway, prepared: Prepared | PreparedMixture) -> None:
+def _write_facts(gateway: Gateway[Any, Any, Any], prepared: PreparedRun) -> None:
     from planetary.data.bigram import bigram_baseline
     from planetary.data.tokenizer import CharTokenizer
 

@@ -73,15 +73,13 @@ def _run(args: argparse.Namespace) -> None:
     import asyncio
     from functools import partial
 
-    from planetary.fabric.gateway.run_host import GatewayOptions
+    from planetary.fabric.gateway.gateway import GatewayOptions
     from planetary.run.gateway_role import HostOptions, host_run
+    from planetary.run.kinds import kind_of
     from planetary.run.places import cache_folder
 
     config, folder = _what_to_run(args)
-    if config.moe.composers:
-        from planetary.moe.plan.checked_config import check_mixture
-
-        check_mixture(config)  # before a folder or a port is taken; preparing the run says what it warns of
+    kind_of(config).check(config)
     options = HostOptions(
         gateway=GatewayOptions(
             folder=folder,

@@ -1,235 +1,512 @@
-"""The gateway process: the training controller on real connections, with real parameters and a real disk."""
+"""The gateway process: a run folder, a server, sessions, background work, a journal, and a controller on top.
+
+A kind of run derives from `Gateway` and says what is prepared, which controller decides, and how its own instructions
+are carried out.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping
-from typing import Any
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
+import msgspec
 import numpy as np
 
 from planetary.artifacts.jsonl import JsonLinesWriter
-from planetary.core.clock import Clock
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.backends.targets import nearest
+from planetary.core.clock import Clock, SystemClock
 from planetary.core.config import Config
-from planetary.core.errors import CompileError, RemoteProtocolError
+from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import TensorSpec
-from planetary.data.fitting import changes, fit_to_data
-from planetary.data.reader import read_slice
-from planetary.diloco.ring import state_specs
-from planetary.fabric.controller.controller import Controller
-from planetary.fabric.gateway.gateway_start import Start, begin, own_record, step_news, trim_metrics
-from planetary.fabric.gateway.gateway_status import status_of
-from planetary.fabric.gateway.gateway_work import GatewayWork
-from planetary.fabric.gateway.ring_master import RingMaster
-from planetary.fabric.gateway.run_files import EVENTS, METRICS
-from planetary.fabric.gateway.run_host import GatewayOptions, RunHost
-from planetary.fabric.preparation.budget import fit
-from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
-from planetary.fabric.preparation.fitting import local_target, measure_speed
-from planetary.fabric.preparation.preparation import Prepared, prepare_run
+from planetary.data.fitting import changes
+from planetary.data.prepare import PreparedData
+from planetary.fabric.controller.run_controller import RunController
+from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock
+from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.protocol.news import news_of
+from planetary.fabric.protocol.records import Record, RoundFinished, RunFinished
+from planetary.fabric.protocol.status import RoundMetrics, RunStatus
+from planetary.fabric.protocol.traffic import Traffic
+from planetary.fabric.shell.outbox import Outbox
 from planetary.fabric.shell.shell import Shell
 from planetary.net.authority import Authority
 from planetary.net.connection import Connection
-from planetary.net.handshake import TokenCheck
+from planetary.net.handshake import TokenCheck, answer_hello, judge_hello, receive_hello
+from planetary.net.server import Server, serve
+from planetary.version import __version__
 from planetary.wire import messages as m
 from planetary.wire.inbox import Received, refuse_tensors
-from planetary.wire.limits import MIB, Limits
+from planetary.wire.limits import Limits
 
 log = logging.getLogger(__name__)
 
+Work = TypeVar("Work")
 
-class Gateway(RunHost):
-    """A run in rounds. Make it, `start` it, `run` it."""
+
+class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gateway is started."""
+
+    folder: Path  # of the run
+    cache: Path  # of prepared data and compiled modules; survives the run
+    host: str
+    port: int
+    resume: bool
+    resume_from: Path | None = None  # a checkpoint to resume from instead of the newest
+    # threads of each of the run's workers, which are all on this machine: `train.target_minutes` is then kept to. None:
+    # they are anywhere, and `train.rounds` counts
+    local_threads: int | None = None
+
+
+class Security(msgspec.Struct, frozen=True):
+    """How peers are let in; everything None: plain connections, on loopback only.
+
+    Attributes:
+        tls: of the server.
+        tokens: checks the invite in a peer's first message.
+        authority: the one that both come from; the ring topology needs it, for connections among workers.
+    """
+
+    tls: ssl.SSLContext | None = None
+    tokens: TokenCheck | None = None
+    authority: Authority | None = None
+
+    @staticmethod
+    def by(authority: Authority) -> Security:
+        """Return what an authority vouches for."""
+        tokens = TokenCheck(secret=authority.invite_secret, authority_fingerprint=authority.fingerprint)
+        return Security(authority.server_context(), tokens, authority)
+
+
+class PreparedRun(Protocol):
+    """What every kind of run is made of."""
+
+    @property
+    def param_count(self) -> int:
+        """Trained parameters."""
+        ...
+
+    @property
+    def data(self) -> PreparedData:
+        """The prepared token files."""
+        ...
+
+    @property
+    def config(self) -> Config:
+        """The run's configuration, fitted to the data."""
+        ...
+
+
+class RunStart(Protocol):
+    """What a gateway goes on from."""
+
+    @property
+    def records(self) -> Iterable[Record]:
+        """New ones: to be written to the journal."""
+        ...
+
+    @property
+    def metrics(self) -> list[RoundMetrics]:
+        """Of earlier rounds."""
+        ...
+
+
+PreparedT = TypeVar("PreparedT", bound=PreparedRun)
+StartT = TypeVar("StartT", bound=RunStart)
+ControllerT = TypeVar("ControllerT", bound=RunController[Any])
+
+
+class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
+    """One run. Make it, `start` it, `run` it."""
 
     def __init__(
         self,
         config: Config,
         options: GatewayOptions,
-        tls: ssl.SSLContext | None,
-        tokens: TokenCheck | None,
+        security: Security,
         *,
         clock: Clock | None = None,
-        authority: Authority | None = None,
     ) -> None:
-        """`tls` and `tokens` None: plain connections, on loopback only.
+        """Nothing is opened before `start`."""
+        self.config = config
+        self.options = options
+        self.traffic = Traffic()
+        self.stage = "starting"
+        self.stage_since = 0.0  # Unix time in seconds; 0: before any
+        self.started_at = 0.0  # Unix time in seconds
+        self.ended_at: float | None = None
+        self.metrics: list[RoundMetrics] = []
+        self.news = ""  # the newest event worth telling
+        self.notes: list[str] = []  # what was decided before training
+        self.prepared: PreparedT | None = None
+        self.controller: ControllerT | None = None
+        self._start: StartT | None = None
+        self._security = security
+        self._clock = clock or SystemClock()
+        self._store = BlobStore(options.cache / "blobs")
+        self._shell: Shell[e.Finish] | None = None
+        self._server: Server | None = None
+        self._lock: RunLock | None = None
+        self._journal: JsonLinesWriter | None = None
+        self._metrics_file: JsonLinesWriter | None = None
+        self._sessions = 0
+        self._outboxes: dict[int, Outbox] = {}
+        self._work = Background(self._compile_for, self._post)
+        self._stop_reason: str | None = None
 
-        `authority`: the one that they come from; the ring topology needs it, for connections among workers.
-        """
-        super().__init__(config, options, tls, tokens, clock=clock)
-        self.prepared: Prepared | None = None
-        self.controller: Controller | None = None
-        self._ring = RingMaster(config.sync, options.host, authority)
-        self._start: Start | None = None
-        self._rounds_work: GatewayWork | None = None
+    # --- what a kind of run adds ------------------------------------------------------------------------------
 
-    async def run(self, prepared: Callable[[Prepared], None] | None = None) -> e.Finish:
-        """Prepare and train until the run is finished, failed or stopped; `prepared` is called in between."""
-        try:
-            own = await asyncio.to_thread(own_record, self.options)
-            self.prepared = await self._interruptible(
-                asyncio.to_thread(prepare_run, self.config, self.options.cache, self._set_stage, own)
-            )
-            if self.prepared is None:
-                return e.Finish(False, self._stop_reason or "stopped", "stopped")
-            self.notes += filter(None, (changes(self.config, self.prepared.config), step_news(own, self.prepared)))
-            self.config = self.prepared.config
-            if not await self._fit(self.prepared):
-                return e.Finish(False, self._stop_reason or "stopped", "stopped")
-            if prepared is not None:
-                await asyncio.to_thread(prepared, self.prepared)
-            return await self._train(self.prepared)
-        finally:
-            await self._close()
-            await asyncio.to_thread(self._ring.stop)
-
+    @abstractmethod
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
-        return status_of(self)
+
+    @abstractmethod
+    def _prepare(self) -> PreparedT:
+        """Make everything that does not depend on the run folder. In a thread; may take minutes."""
+
+    @abstractmethod
+    def _begin(self, prepared: PreparedT) -> StartT:
+        """Read or make the run folder. In a thread."""
+
+    @abstractmethod
+    def _control(self, prepared: PreparedT, start: StartT) -> ControllerT:
+        """Make the controller. In a thread."""
+
+    @abstractmethod
+    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
+        """Carry out an instruction; `_carry_out_common` knows those of every kind."""
+
+    @abstractmethod
+    def _limits(self) -> Limits:
+        """Return what a worker may send."""
+
+    @abstractmethod
+    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
+        """Return where a worker's tensor goes. Raises `RemoteProtocolError` for one that is not expected."""
+
+    @abstractmethod
+    async def _pass_on(self, session: int, received: Received) -> None:
+        """Give a message to the controller."""
+
+    @abstractmethod
+    async def _compile_for(self, target: CompileTarget) -> Published:
+        """Compile and verify what workers run."""
+
+    async def _fit(self, prepared: PreparedT) -> bool:
+        """Fit a new run to this machine; return whether to go on."""
+        return True
+
+    def _release(self) -> None:
+        """End what the kind has begun beside the event loop. In a thread, at the end."""
+
+    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+        """Return what gives the tensors of a message when it is its turn."""
+        if isinstance(payload, e.BlobOf):
+            digest = payload.digest
+            return lambda: {"blob": np.frombuffer(self._store.get(digest), np.uint8)}
+        return None
+
+    def _bytes_of(self, round_: int) -> tuple[int, int, int]:
+        """Bytes of a round: from workers, to workers, among workers."""
+        return *self.traffic.of_round(round_), self.traffic.of_ring(round_)
+
+    def _news_of(self, record: Record) -> str:
+        return news_of(record)
+
+    @property
+    def is_unfitted(self) -> bool:
+        """Whether the run's length still has to be derived from `train.target_minutes`."""
+        local = self.options.local_threads is not None and not self.options.resume
+        return local and self.config.train.target_minutes > 0
+
+    @property
+    def port(self) -> int:
+        """The port that workers connect to."""
+        assert self._server is not None
+        return self._server.port
+
+    async def start(self) -> None:
+        """Take the run folder and listen, so that workers can connect and wait. Raises what is wrong with either."""
+        self._lock = RunLock(self.options.folder)
+        self.started_at = self._clock.wall()
+        self._server = await serve(self.options.host, self.options.port, self._attend, tls=self._security.tls)
+
+    def stop(self, reason: str) -> None:
+        """End the run in order; it can be resumed. Called on the event loop."""
+        self._stop_reason = self._stop_reason or reason
+        if self._shell is not None:
+            self._shell.post(e.StopRequested(reason))
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    async def _fit(self, prepared: Prepared) -> bool:
-        """Set the length of a new run whose time is given; return whether to go on."""
-        config, threads = self.config, self.options.local_threads
-        if threads is None or not self.is_unfitted:
-            return True
-        target = local_target(config)
-        speed = await self._interruptible(
-            measure_speed(config, prepared, target, threads=threads, cache=self.options.cache, stage=self._set_stage)
-        )
-        if speed is None:
-            return False
-        chosen = fit(config, speed)
-        self.config = fit_to_data(chosen.config, prepared.data)  # its rounds may be more than data.max_epochs allows
-        self.notes.append(chosen.sentence(speed))
-        log.info("%s", self.notes[-1])
-        return True
+    async def run(self, prepared: Callable[[PreparedT], None] | None = None) -> e.Finish:
+        """Prepare and train until the run is finished, failed or stopped; `prepared` is called in between."""
+        try:
+            made = self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
+            if made is None:
+                return self._stopped()
+            self.notes += filter(None, (changes(self.config, made.config),))
+            self.config = made.config
+            if not await self._fit(made):
+                return self._stopped()
+            if prepared is not None:
+                await asyncio.to_thread(prepared, made)
+            return await self._train(made)
+        finally:
+            await self._close()
+            await asyncio.to_thread(self._release)
 
-    async def _train(self, prepared: Prepared) -> e.Finish:
-        folder = self.options.folder
+    def _stopped(self) -> e.Finish:
+        return e.Finish(False, self._stop_reason or "stopped", "stopped")
+
+    async def _train(self, prepared: PreparedT) -> e.Finish:
         self._set_stage("reading the run folder")
-        self._ring.start()
-        start = await asyncio.to_thread(begin, self.config, self.options, prepared, self._ring.port)
-        self._start = start
+        start = self._start = await asyncio.to_thread(self._begin, prepared)
         # Not before: a resume may replace the file of metrics.
-        self._journal = JsonLinesWriter(folder / EVENTS)
-        self._metrics_file = JsonLinesWriter(folder / METRICS)
-        now = self._clock.monotonic()
+        self._journal = JsonLinesWriter(self.options.folder / EVENTS)
+        self._metrics_file = JsonLinesWriter(self.options.folder / METRICS)
         self.metrics = start.metrics
         for record in start.records:
             self._append(record)
-        self.controller = Controller(start.policy, start.state, now, start.unreported)
-        self._shell = Shell(self.controller, self._carry_out, self._clock)
-        self._rounds_work = GatewayWork(self.config, self.options, prepared, start, self._work)
+        controller = self.controller = await asyncio.to_thread(self._control, prepared, start)
+        self._shell = Shell(controller, self._carry_out, self._clock)
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))
         self._set_stage("waiting for workers")
         return await self._shell.run()
 
+    async def _interruptible(self, work: Coroutine[Any, Any, Work]) -> Work | None:
+        """Wait for `work`, or for `stop`. A thread cannot be stopped; the process ends without waiting for it."""
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.wait((task,), timeout=0.1)
+            if self._stop_reason is not None and not task.done():
+                task.cancel()
+                return None
+        return task.result()
+
+    async def _close(self) -> None:
+        await self._work.finish()  # a checkpoint under way is
+        for outbox in list(self._outboxes.values()):
+            try:
+                async with asyncio.timeout(self.config.timings.shutdown_s):
+                    await outbox.drain()
+            except TimeoutError:
+                log.info("%s did not take the last messages in time", outbox.connection.peer)
+        if self._server is not None:
+            await self._server.close("the gateway ends")
+        for writer in (self._journal, self._metrics_file):
+            if writer is not None:
+                writer.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    @property
+    def compiling(self) -> tuple[str, float]:
+        """What is being compiled, for people, and since when (Unix time in seconds).
+
+        When nothing is: "", and when the last thing was, or since when the stage is what it is.
+        """
+        for target, since in self._work.compiling.items():
+            return f"compiling and verifying the training step for {target}, kept for the next run", since
+        return "", max(self.stage_since, self._work.compiled_at)
+
+    def _set_stage(self, stage: str) -> None:
+        self.stage, self.stage_since = stage, self._clock.wall()
+        log.info("%s", stage)
+
     # --- connections ------------------------------------------------------------------------------------------
 
+    async def _attend(self, connection: Connection) -> None:
+        timings = self.config.timings
+        hello = await receive_hello(connection, timings.connect_s)
+        welcome = m.Welcome(
+            run=self.config.run.name, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s
+        )
+        verdict = judge_hello(
+            hello, welcome=welcome, software=__version__, tokens=self._security.tokens, now=self._clock.wall()
+        )
+        if isinstance(verdict, m.Welcome) and self._shell is None:
+            verdict = m.Refused(code="busy", reason=f"the gateway is not ready yet: {self.stage}", retry=True)
+        if isinstance(verdict, m.Refused):
+            await answer_hello(connection, verdict, timings.connect_s)
+            return
+        self._sessions += 1
+        session = self._sessions
+        is_worker = hello.role == "worker"
+        shell = self._shell
+
+        def sent(message: m.Message, nbytes: int, has_tensors: bool) -> None:
+            if is_worker:
+                self.traffic.add_down(message, nbytes)
+            if has_tensors and shell is not None:
+                shell.post(e.PayloadSent(session, message))
+
+        outbox = Outbox(
+            connection,
+            sent,
+            lambda reason: shell.post(e.SendFailed(session, reason)) if shell is not None else None,
+        )
+        self._outboxes[session] = outbox
+        reason = "the connection ended"
+        assert self._shell is not None
+        try:
+            self._admit(connection, session, is_worker=is_worker)
+            self._shell.post(e.Received(session, hello))
+            counted = connection.bytes_received
+            while True:
+                received = await connection.receive()
+                if is_worker:  # with what came in while the message before was passed on
+                    self.traffic.add_up(received.message, connection.bytes_received - counted)
+                counted = connection.bytes_received
+                await self._pass_on(session, received)
+        except PlanetaryError as error:
+            reason = str(error)
+            raise
+        finally:
+            outbox.abandon()
+            self._outboxes.pop(session, None)
+            self._shell.post(e.Closed(session, reason))
+
     def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
+        """Say what a peer that showed its token may send."""
         timings = self.config.timings
         if is_worker:
-            assert self._start is not None
-            params = self._start.policy.spec.params
-            if self._start.policy.ring is not None:
-                params = state_specs(params)
-            specs = {spec.name: spec for spec in params}
-            total = sum(spec.nbytes for spec in specs.values())
-            limits = Limits(tensor_bytes=2 * total + MIB, tensors=len(specs), messages_under_way=2)
             last = 0  # id of the message that arrives
 
             def allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
                 nonlocal last
-                array = _allocate(specs, message, spec)
+                array = self._allocate(message, spec)
                 if message.id != last:
                     last = message.id
                     self._post(e.PayloadArrives(session, message))
                 return array
 
-            connection.accept_peer(limits, allocate)
+            connection.accept_peer(self._limits(), allocate)
         else:
             connection.accept_peer(allocate=refuse_tensors)
         connection.keep_alive(timings.heartbeat_s, timings.silent_after_s)
 
-    async def _pass_on(self, session: int, received: Received) -> None:
+    def _post(self, event: e.Event) -> None:
         assert self._shell is not None
-        message, defect, attachment = received.message, "", 0
-        parameters = self._parameters
-        if isinstance(message, m.OuterState):
-            defect = await asyncio.to_thread(parameters.check_state, message, received.tensors)
-            attachment = parameters.attach(received.tensors)
-        elif isinstance(message, m.TrainResult) and not self._ring.wanted:
-            defect = await asyncio.to_thread(parameters.check, received.tensors)
-            attachment = parameters.attach(received.tensors)
-        self._shell.post(e.Received(session, message, defect, attachment))
+        self._shell.post(event)
 
     # --- instructions -----------------------------------------------------------------------------------------
 
-    @property
-    def _parameters(self) -> Any:
-        assert self._start is not None
-        return self._start.parameters
-
-    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
-        work = self._rounds_work
-        assert work is not None
+    def _carry_out_common(self, instruction: e.Instruction) -> e.Finish | None:
         match instruction:
-            case e.TakeOuterStep():
-                work.take_outer_step(instruction)
-            case e.KeepParameters():
-                self._parameters.keep(instruction.versions)
-            case e.DropAttachment():
-                self._parameters.drop(instruction.attachment)
-            case e.KeepOuterState():
-                self._parameters.adopt(instruction.version, instruction.attachment)
-            case e.ForgetRounds():
-                self._forget_rounds(instruction.after)
-            case e.WriteCheckpoint():
-                work.write_checkpoint(instruction)
-            case _:
-                return self._carry_out_common(instruction)
+            case e.Append():
+                self._append(instruction.record)
+            case e.Send():
+                outbox = self._outboxes.get(instruction.session)
+                if outbox is not None:
+                    outbox.put(instruction.message, self._source(instruction.payload))
+            case e.Close():
+                outbox = self._outboxes.get(instruction.session)
+                if outbox is not None:
+                    self._work.add(self._close_session(outbox, instruction.reason))
+            case e.Compile():
+                target = f"{instruction.backend}:{instruction.target}"
+                self._set_stage(f"compiling and verifying the training step for {target}")
+                self._work.compile(instruction)
+            case e.WriteMetrics():
+                self._write_metrics(instruction.metrics)
+            case e.Finish():
+                self.ended_at = self._clock.wall()
+                return instruction
         return None
 
-    def _forget_rounds(self, after: int) -> None:
+    def _append(self, record: Record) -> None:
+        assert self._journal is not None
+        durable = isinstance(record, RoundFinished | RunFinished)
+        self._journal.append(msgspec.structs.replace(record, t=self._clock.wall()), durable=durable)
+        text = self._news_of(record)
+        if text:
+            # The displays show the rounds themselves; one that is finished makes older news old.
+            self.news = "" if isinstance(record, RoundFinished) else text
+            log.info("%s", text)
+
+    def _write_metrics(self, metrics: RoundMetrics) -> None:
         assert self._metrics_file is not None
-        self._metrics_file.close()
-        self.metrics = trim_metrics(self._metrics_file.path, after)
-        self._metrics_file = JsonLinesWriter(self._metrics_file.path)
+        up, down, ring = self._bytes_of(metrics.round)
+        metrics = msgspec.structs.replace(metrics, bytes_up=up, bytes_down=down, bytes_ring=ring)
+        self._metrics_file.append(metrics)
+        self.metrics.append(metrics)
 
-    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
-        match payload:
-            case e.ParametersOf():
-                params = self._parameters.of_version(payload.version)
-                return lambda: params
-            case e.OuterStateOf():
-                outer = self._parameters.outer_state(payload.version)
-                return lambda: outer
-            case e.TokensOf():
-                assert self.prepared is not None
-                data = self.prepared.data
-                file = data.held_out if payload.held_out else data.train
-                piece = file.slice(payload.offset, payload.count)
-                return lambda: {"tokens": read_slice(piece)}
-        return super()._source(payload)
-
-    async def _compile_for(self, target: CompileTarget) -> Published:
-        assert self.prepared is not None
-        return await compile_apart(self.prepared, target, self.options.cache)
+    async def _close_session(self, outbox: Outbox, reason: str) -> None:
+        try:
+            async with asyncio.timeout(self.config.timings.shutdown_s):
+                await outbox.drain()
+        except TimeoutError:
+            log.info("%s did not take the last messages in time", outbox.connection.peer)
+        await outbox.connection.close(reason)
 
 
-def _allocate(specs: Mapping[str, TensorSpec], message: m.Message, spec: TensorSpec) -> np.ndarray:
-    """Take a parameter of the model, or what calls itself one: it is judged, and its worker named, when it is here."""
-    if not isinstance(message, m.TrainResult | m.OuterState) or spec.name not in specs:
-        raise RemoteProtocolError(
-            f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected with it"
+class Background:
+    """One per run. Its methods are called on the event loop."""
+
+    def __init__(
+        self, compile_for: Callable[[CompileTarget], Awaitable[Published]], post: Callable[[e.Event], None]
+    ) -> None:
+        """`compile_for` compiles and verifies what workers run; `post` takes the events."""
+        self._compile_for, self.post = compile_for, post
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.compiled_at = 0.0  # Unix time in seconds at which compiling last ended; 0: it never did
+        self.compiling: dict[str, float] = {}  # target -> Unix time in seconds at which it began
+
+    def compile(self, instruction: e.Compile) -> None:
+        """Begin; `Compiled` or `CompileFailed` is posted."""
+        self.add(self._compile(instruction), name="compile")
+
+    def add(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
+        """Begin something else that `finish` is to wait for."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def finish(self) -> None:
+        """Wait for what is under way, except that a compiler is killed with its process."""
+        for task in list(self._tasks):
+            if task.get_name() == "compile":
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    async def _compile(self, instruction: e.Compile) -> None:
+        backend, target, features = instruction.backend, instruction.target, instruction.features
+        began, name = time.monotonic(), f"{backend}:{target}"
+        self.compiling.setdefault(name, time.time())
+        try:
+            if note := nearest(backend, target)[1]:
+                log.info("%s", note)
+            published = await self._compile_for(CompileTarget(backend, target, features))
+        except PlanetaryError as error:
+            self.post(e.CompileFailed(backend, target, features, str(error)))
+            return
+        except Exception as error:
+            log.exception("compiling for %s:%s failed", backend, target)
+            self.post(e.CompileFailed(backend, target, features, f"{type(error).__name__}: {error}"))
+            return
+        finally:
+            self.compiling.pop(name, None)
+            self.compiled_at = time.time()
+        seconds = time.monotonic() - began
+        self.post(
+            e.Compiled(
+                backend,
+                target,
+                features,
+                published.digest,
+                published.nbytes,
+                seconds,
+                published.verified,
+                published.reference,
+            )
         )
-    return spec.empty()
-
-
-__all__ = ["CompileError", "Gateway", "GatewayOptions"]

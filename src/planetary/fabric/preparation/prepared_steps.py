@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+import planetary
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, is_function
 from planetary.core.errors import TrustError, UserError
@@ -32,8 +33,13 @@ from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.version import __version__
 
 FORMAT = 1  # raise when the same record would mean something else
-_PACKAGE = Path(__file__).parent.parent
-_DECIDING = tuple(str(_PACKAGE / part) for part in ("compiler", "models", "moe", "core/step"))
+_PACKAGE = Path(planetary.__file__).parent
+_DECIDING = (
+    *(f"compiler/{part}" for part in ("ir", "ops", "frontend", "rewrites", "autodiff", "step")),
+    *(f"moe/{part}" for part in ("methods", "program", "training")),
+    "models",
+    "core",
+)
 """Parts of this package that decide a step; their files count where it is not installed from a wheel."""
 
 
@@ -154,13 +160,14 @@ def keep_record(
 
     Blobs are written first and the key last: a process that dies in between leaves no record.
     """
-    files = {*read, *_loaded_files(), *_named_files(config)}
+    files = {path for path in read if not path.is_relative_to(_PACKAGE)}
+    files |= {*_loaded_files(), *_named_files(config), *_own_files()}
     blob = packed(spec.buffers, buffers)
     _put_whole(store, portable)
     record = StepRecord(
         made_from=made_from(config, options),
         environment=environment(),
-        sources={str(path): _stamp(path) for path in sorted(files) if path.is_file() and not _is_elsewhere(path)},
+        sources={str(path): _stamp(path) for path in sorted(files) if path.is_file()},
         spec=spec,
         params=_put_whole(store, packed(spec.params, params)),
         buffers=_put_whole(store, blob) if blob else "",
@@ -221,16 +228,21 @@ def _observe(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def _loaded_files() -> set[Path]:
-    """The files of all modules of this process that belong to no installed package."""
+    """The files of all modules of this process that belong to no installed package, nor to this one."""
     found = set()
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = Path(file).absolute()
-        if not _is_installed(path):
+        if not _is_installed(path) and not path.is_relative_to(_PACKAGE):
             found.add(path)
     return found
+
+
+def _own_files() -> set[Path]:
+    """The deciding files of this package, all of them: which of them a process has loaded depends on its history."""
+    return {path for part in _DECIDING for path in (_PACKAGE / part).rglob("*.py") if not _is_installed(path)}
 
 
 def _named_files(config: Config) -> set[Path]:
@@ -249,11 +261,6 @@ _INSTALLED = tuple(
 
 def _is_installed(path: Path) -> bool:
     return str(path).startswith((*_INSTALLED, "/proc/", "/sys/", "/dev/", "/usr/lib/", "/usr/share/", "/etc/"))
-
-
-def _is_elsewhere(path: Path) -> bool:
-    """Whether a file is a part of this package that decides no step."""
-    return path.is_relative_to(_PACKAGE) and not str(path).startswith(_DECIDING)
 
 
 def _resolved(source: str) -> str:

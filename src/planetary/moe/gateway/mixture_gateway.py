@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 import time
 from collections.abc import Callable, Mapping
 
@@ -12,22 +11,19 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
-from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.clock import Clock
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.data.fitting import changes
 from planetary.data.slices import LeaseLedger
-from planetary.fabric.gateway.run_files import CHECKPOINTS, EVENTS, METRICS, PAYLOADS
-from planetary.fabric.gateway.run_host import GatewayOptions, RunHost
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.run_files import CHECKPOINTS, PAYLOADS
 from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.records import Mark, Record
 from planetary.fabric.protocol.status import RunStatus
-from planetary.fabric.shell.shell import Shell
 from planetary.moe.composer.composer_data import tokens_payload
 from planetary.moe.composer.sketch_window import FORGET_STEPS
 from planetary.moe.controller.mixture_controller import MixtureController
@@ -65,10 +61,8 @@ from planetary.moe.gateway.syncer_work import (
     routing_of,
 )
 from planetary.moe.payloads.shard_payload import model_bytes
-from planetary.net.connection import Connection
-from planetary.net.handshake import TokenCheck
 from planetary.wire import messages as m
-from planetary.wire.inbox import Received, refuse_tensors
+from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
@@ -77,22 +71,19 @@ KEPT_KINDS = ("fragment", "surrogate", "refresh", "shard", "model", "sketch", "e
 QUEUE = "expert-work.sqlite"
 
 
-class MixtureGateway(RunHost):
-    """A run of a mixture. Make it, `start` it, `run` it."""
+class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
+    """A run of a mixture: composers, expert workers, and the syncer between them."""
 
     def __init__(
         self,
         config: Config,
         options: GatewayOptions,
-        tls: ssl.SSLContext | None,
-        tokens: TokenCheck | None,
+        security: Security,
         *,
         clock: Clock | None = None,
     ) -> None:
-        """See `RunHost`. Raises `UserError` for a payload store that cannot be."""
-        super().__init__(config, options, tls, tokens, clock=clock)
-        self.prepared: PreparedMixture | None = None
-        self.controller: MixtureController | None = None
+        """See `Gateway`. Raises `UserError` for a payload store that cannot be."""
+        super().__init__(config, options, security, clock=clock)
         # What is superseded may still wait to be sent; a connection that is so slow is dropped and made again.
         lifetime = max(60.0, 30 * config.fabric.latency_budget_s)
         self._payloads = PayloadStore(
@@ -103,73 +94,44 @@ class MixtureGateway(RunHost):
         self._counted = (0, 0)  # bytes up and down until the last round
         self._queue: WorkQueue | None = None
         self._queue_turn = asyncio.Lock()
-        self._start: MixtureStart | None = None
         self._checks: PayloadChecks | None = None
 
-    async def run(self, prepared: Callable[[PreparedMixture], None] | None = None) -> e.Finish:
-        """Prepare and train until the run is finished, failed or stopped; `prepared` is called in between."""
-        try:
-            await asyncio.to_thread(self._payloads.check)
-            self.prepared = await self._interruptible(asyncio.to_thread(self._prepare))
-            if self.prepared is None:
-                return e.Finish(False, self._stop_reason or "stopped", "stopped")
-            self.fitted = changes(self.config, self.prepared.config)
-            self.config = self.prepared.config
-            if prepared is not None:
-                await asyncio.to_thread(prepared, self.prepared)
-            return await self._train(self.prepared)
-        finally:
-            await self._close()
-            if self._queue is not None:
-                self._queue.close()
-
     def _prepare(self) -> PreparedMixture:
+        self._payloads.check()
         owners = owners_of_run(self.options.folder) if self.options.resume else None
         return prepare_mixture(self.config, self.options.cache, self._set_stage, owners)
+
+    def _begin(self, prepared: PreparedMixture) -> MixtureStart:
+        return begin_mixture(self.config, self.options, prepared, self._payloads)
+
+    def _control(self, prepared: PreparedMixture, start: MixtureStart) -> MixtureController:
+        self._checks = PayloadChecks(prepared.plan, prepared.dense, prepared.experts)
+        waiting = self._begin_queue() if prepared.plan.offloads else []
+        return MixtureController(start.policy, start.state, self._clock.monotonic(), start.late, waiting)
+
+    def _release(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
         return mixture_status(self)
 
-    async def _train(self, prepared: PreparedMixture) -> e.Finish:
-        folder, options = self.options.folder, self.options
-        self._set_stage("reading the run folder")
-        start = await asyncio.to_thread(begin_mixture, self.config, options, prepared, self._payloads)
-        self._start = start
-        self._checks = PayloadChecks(prepared.plan, prepared.dense, prepared.experts)
-        # Not before: a resume may replace the file of metrics.
-        self._journal = JsonLinesWriter(folder / EVENTS)
-        self._metrics_file = JsonLinesWriter(folder / METRICS)
-        self.metrics = start.metrics
-        for record in start.records:
-            self._append(record)
-        waiting = await asyncio.to_thread(self._begin_queue) if prepared.plan.offloads else []
-        self.controller = MixtureController(start.policy, start.state, self._clock.monotonic(), start.late, waiting)
-        self._shell = Shell(self.controller, self._carry_out, self._clock)
-        if self._stop_reason is not None:
-            self._shell.post(e.StopRequested(self._stop_reason))
-        self._set_stage("waiting for composers")
-        return await self._shell.run()
+    # --- what workers send ------------------------------------------------------------------------------------
 
-    # --- connections ------------------------------------------------------------------------------------------
+    def _limits(self) -> Limits:
+        assert self.prepared is not None
+        # A shard's state at most: dense parameters and experts, each with the optimizer's state.
+        largest = 8 * 4 * self.prepared.param_count + MIB
+        return Limits(tensor_bytes=2 * largest, tensors=1, messages_under_way=4)
 
-    def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
-        timings = self.config.timings
-        if is_worker:
-            assert self.prepared is not None
-            # A shard's state at most: dense parameters and experts, each with the optimizer's state.
-            largest = 8 * 4 * self.prepared.param_count + MIB
-            limits = Limits(tensor_bytes=2 * largest, tensors=1, messages_under_way=4)
-
-            def allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
-                array = _allocate(message, spec)
-                self._post(e.PayloadArrives(session, message))
-                return array
-
-            connection.accept_peer(limits, allocate)
-        else:
-            connection.accept_peer(allocate=refuse_tensors)
-        connection.keep_alive(timings.heartbeat_s, timings.silent_after_s)
+    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
+        expected = type(message) in KINDS or isinstance(message, m.ExpertsImproved)
+        if not expected or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
+            raise RemoteProtocolError(
+                f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
+            )
+        return spec.empty()
 
     async def _pass_on(self, session: int, received: Received) -> None:
         assert self._shell is not None
@@ -340,10 +302,3 @@ class MixtureGateway(RunHost):
 
 def _payload(tensors: Tensors) -> Packed:
     return tensors["payload"].data.toreadonly() if "payload" in tensors else b""
-
-
-def _allocate(message: m.Message, spec: TensorSpec) -> np.ndarray:
-    expected = type(message) in KINDS or isinstance(message, m.ExpertsImproved)
-    if not expected or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
-        raise RemoteProtocolError(f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it")
-    return spec.empty()

@@ -16,7 +16,7 @@ from planetary.core.config import Config, config_hash, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.slices import LeaseLedger
 from planetary.fabric.controller.round_end import unreported
-from planetary.fabric.gateway.gateway_start import trim_metrics
+from planetary.fabric.gateway.rounds_start import trim_metrics
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS, METRICS
 from planetary.fabric.protocol.records import Mark, Record, RunResumed, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics
@@ -28,7 +28,7 @@ from planetary.moe.methods.tiers import Tier
 from planetary.moe.plan.plan import OwnerMap
 
 if TYPE_CHECKING:
-    from planetary.fabric.gateway.run_host import GatewayOptions
+    from planetary.fabric.gateway.gateway import GatewayOptions
 
 STUCK_AFTER_S = 120.0
 """A composer without a step for this long, and for twenty of its usual steps, is restarted."""

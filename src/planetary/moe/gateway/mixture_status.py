@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.fabric.gateway.gateway_status import base_status, ended_as, workers_seen
+from planetary.fabric.gateway.run_status import base_status, ended_as, workers_seen
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
 from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
 

@@ -30,7 +30,7 @@ from planetary.fabric.protocol.status import RoundMetrics
 from planetary.wire.messages import RingJob
 
 if TYPE_CHECKING:
-    from planetary.fabric.gateway.run_host import GatewayOptions
+    from planetary.fabric.gateway.gateway import GatewayOptions
 
 
 FIRST_STEP_S = 900.0

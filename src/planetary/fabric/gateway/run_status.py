@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from planetary.fabric.controller.controller import Controller
     from planetary.fabric.controller.desk import AnyDesk
     from planetary.fabric.gateway.gateway import Gateway
-    from planetary.fabric.gateway.run_host import RunHost
+    from planetary.fabric.gateway.rounds_gateway import RoundsGateway
     from planetary.fabric.protocol.records import RunFinished
 
 
@@ -43,7 +43,7 @@ class Progress(Protocol):
         ...
 
 
-def base_status(host: RunHost, state: Progress | None) -> RunStatus:
+def base_status(host: Gateway[Any, Any, Any], state: Progress | None) -> RunStatus:
     """Return what the status of every kind of run has in common; without a state the run is being prepared."""
     config = host.config
     status = RunStatus(
@@ -103,7 +103,7 @@ def workers_seen(
     return tuple(found[name] for name in sorted(found))
 
 
-def status_of(gateway: Gateway) -> RunStatus:
+def status_of(gateway: RoundsGateway) -> RunStatus:
     """Build the status of a run in rounds."""
     controller = gateway.controller
     if controller is None:
@@ -126,7 +126,7 @@ def status_of(gateway: Gateway) -> RunStatus:
     )
 
 
-def _stage(gateway: Gateway, controller: Controller) -> str:
+def _stage(gateway: RoundsGateway, controller: Controller) -> str:
     if controller.evaluation.versions and controller.state.round >= controller.policy.rounds:
         return "evaluating the last parameters"
     return gateway.stage

@@ -1,0 +1,223 @@
+"""The gateway of a run in rounds: its controller on real connections, with real parameters and a real disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.artifacts.jsonl import JsonLinesWriter
+from planetary.core.clock import Clock
+from planetary.core.config import Config, config_hash
+from planetary.core.errors import NumericsError, RemoteProtocolError, ResourceError
+from planetary.core.tensors import TensorSpec
+from planetary.data.fitting import fit_to_data
+from planetary.data.reader import read_slice
+from planetary.diloco.ring import state_specs
+from planetary.fabric.controller.controller import Controller
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.ring_master import RingMaster
+from planetary.fabric.gateway.rounds_start import Start, begin, own_record, step_news, trim_metrics
+from planetary.fabric.gateway.run_files import CHECKPOINTS
+from planetary.fabric.gateway.run_status import status_of
+from planetary.fabric.preparation.budget import fit
+from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
+from planetary.fabric.preparation.fitting import local_target, measure_speed
+from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.preparation import Prepared, prepare_run
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol.status import RunStatus
+from planetary.wire import messages as m
+from planetary.wire.inbox import Received
+from planetary.wire.limits import MIB, Limits
+
+log = logging.getLogger(__name__)
+
+
+class RoundsGateway(Gateway[Prepared, Start, Controller]):
+    """A run in rounds: leases of tokens, and one outer step a round."""
+
+    def __init__(
+        self,
+        config: Config,
+        options: GatewayOptions,
+        security: Security,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """See `Gateway`."""
+        super().__init__(config, options, security, clock=clock)
+        self._ring = RingMaster(config.sync, options.host, security.authority)
+
+    def status(self) -> RunStatus:
+        """The run as it is now. Called on the event loop."""
+        return status_of(self)
+
+    # --- the run ----------------------------------------------------------------------------------------------
+
+    async def _fit(self, prepared: Prepared) -> bool:
+        """Set the length of a new run whose time is given; return whether to go on."""
+        config, threads = self.config, self.options.local_threads
+        if threads is None or not self.is_unfitted:
+            return True
+        target = local_target(config)
+        speed = await self._interruptible(
+            measure_speed(config, prepared, target, threads=threads, cache=self.options.cache, stage=self._set_stage)
+        )
+        if speed is None:
+            return False
+        chosen = fit(config, speed)
+        self.config = fit_to_data(chosen.config, prepared.data)  # its rounds may be more than data.max_epochs allows
+        self.notes.append(chosen.sentence(speed))
+        log.info("%s", self.notes[-1])
+        return True
+
+    def _prepare(self) -> Prepared:
+        own = own_record(self.options)
+        prepared = prepare_run(self.config, self.options.cache, self._set_stage, own)
+        self.notes += filter(None, (step_news(own, prepared),))
+        return prepared
+
+    def _begin(self, prepared: Prepared) -> Start:
+        self._ring.start()
+        return begin(self.config, self.options, prepared, self._ring.port)
+
+    def _control(self, prepared: Prepared, start: Start) -> Controller:
+        return Controller(start.policy, start.state, self._clock.monotonic(), start.unreported)
+
+    def _release(self) -> None:
+        self._ring.stop()
+
+    # --- what workers send ------------------------------------------------------------------------------------
+
+    @cached_property
+    def _accepted(self) -> Mapping[str, TensorSpec]:
+        """The tensors of a worker's result."""
+        assert self._start is not None
+        policy = self._start.policy
+        params = policy.spec.params if policy.ring is None else state_specs(policy.spec.params)
+        return {spec.name: spec for spec in params}
+
+    def _limits(self) -> Limits:
+        total = sum(spec.nbytes for spec in self._accepted.values())
+        return Limits(tensor_bytes=2 * total + MIB, tensors=len(self._accepted), messages_under_way=2)
+
+    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
+        """A parameter of the model, or what calls itself one: it is judged, and its worker named, when it is here."""
+        if not isinstance(message, m.TrainResult | m.OuterState) or spec.name not in self._accepted:
+            raise RemoteProtocolError(
+                f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected with it"
+            )
+        return spec.empty()
+
+    async def _pass_on(self, session: int, received: Received) -> None:
+        assert self._shell is not None
+        message, defect, attachment = received.message, "", 0
+        parameters = self._parameters
+        if isinstance(message, m.OuterState):
+            defect = await asyncio.to_thread(parameters.check_state, message, received.tensors)
+            attachment = parameters.attach(received.tensors)
+        elif isinstance(message, m.TrainResult) and not self._ring.wanted:
+            defect = await asyncio.to_thread(parameters.check, received.tensors)
+            attachment = parameters.attach(received.tensors)
+        self._shell.post(e.Received(session, message, defect, attachment))
+
+    # --- instructions -----------------------------------------------------------------------------------------
+
+    @property
+    def _parameters(self) -> Parameters:
+        assert self._start is not None
+        return self._start.parameters
+
+    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
+        match instruction:
+            case e.TakeOuterStep():
+                self._work.add(self._take_outer_step(instruction))
+            case e.KeepParameters():
+                self._parameters.keep(instruction.versions)
+            case e.DropAttachment():
+                self._parameters.drop(instruction.attachment)
+            case e.KeepOuterState():
+                self._parameters.adopt(instruction.version, instruction.attachment)
+            case e.ForgetRounds():
+                self._forget_rounds(instruction.after)
+            case e.WriteCheckpoint():
+                self._work.add(self._write_checkpoint(self._checkpoint(instruction)))
+            case _:
+                return self._carry_out_common(instruction)
+        return None
+
+    def _checkpoint(self, instruction: e.WriteCheckpoint) -> Checkpoint:
+        """Make a checkpoint of the parameters that are here now."""
+        assert self._start is not None
+        assert self.prepared is not None
+        mark, spec, state = instruction.mark, self._start.policy.spec, self._parameters.state
+        info = CheckpointInfo(
+            round=mark.round,
+            config_hash=config_hash(self.config),
+            model=spec.model,
+            model_digest=spec.stablehlo_digest,
+            param_specs=spec.params,
+            data_key=self.prepared.data.key,
+            controller=msgspec.Raw(msgspec.json.encode(mark)),
+            random_state={"seed": self.config.run.seed},
+        )
+        return Checkpoint(info, state.params, state.velocity)
+
+    async def _take_outer_step(self, instruction: e.TakeOuterStep) -> None:
+        outer = self.config.outer
+        try:
+            await asyncio.to_thread(
+                self._parameters.take_outer_step,
+                instruction.round,
+                instruction.contributions,
+                outer.learning_rate,
+                outer.momentum,
+            )
+        except NumericsError as error:
+            self._post(e.OuterStepFailed(instruction.round, str(error)))
+            return
+        self._post(e.OuterStepDone(instruction.round))
+
+    async def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        round_, began = checkpoint.info.round, time.monotonic()
+        try:
+            path = await asyncio.to_thread(
+                write_checkpoint, self.options.folder / CHECKPOINTS, checkpoint, keep=self.config.checkpoint.keep
+            )
+        except ResourceError as error:
+            self._post(e.CheckpointLost(round_, str(error)))
+            return
+        self._post(e.CheckpointDone(round_, path.name, time.monotonic() - began))
+
+    def _forget_rounds(self, after: int) -> None:
+        assert self._metrics_file is not None
+        self._metrics_file.close()
+        self.metrics = trim_metrics(self._metrics_file.path, after)
+        self._metrics_file = JsonLinesWriter(self._metrics_file.path)
+
+    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+        match payload:
+            case e.ParametersOf():
+                params = self._parameters.of_version(payload.version)
+                return lambda: params
+            case e.OuterStateOf():
+                outer = self._parameters.outer_state(payload.version)
+                return lambda: outer
+            case e.TokensOf():
+                assert self.prepared is not None
+                data = self.prepared.data
+                file = data.held_out if payload.held_out else data.train
+                piece = file.slice(payload.offset, payload.count)
+                return lambda: {"tokens": read_slice(piece)}
+        return super()._source(payload)
+
+    async def _compile_for(self, target: CompileTarget) -> Published:
+        assert self.prepared is not None
+        return await compile_apart(self.prepared, target, self.options.cache)

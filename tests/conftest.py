@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +33,15 @@ def _own_log_handlers() -> Iterator[None]:
     for logger, (level, handlers) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.handlers[:] = handlers
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Prepared data and compiled steps of all tests that start processes: compiling is most of their time.
+
+    One for both of pytest's processes: a cache may be used by several at once.
+    """
+    base = tmp_path_factory.getbasetemp()
+    cache = (base if worker_id == "master" else base.parent) / "cache"
+    cache.mkdir(exist_ok=True)
+    return cache

@@ -1,9 +1,51 @@
 """Train one model on many unreliable machines.
 
-The layers, lowest first: `core`, `wire`, then `net`, `artifacts` and `compiler`, then `runtime`, then `diloco`,
-`data` and `models`, then `fabric`, then `monitor`, then `cli`. A package imports only from layers below its own.
+    run = planetary.train("my.toml", workers=2, rounds=3)
+    run.metrics[-1].loss, run.generate("def ")
+
+The names below are the whole public interface, documented in docs/api.md with the public packages
+`planetary.collectives`, `planetary.models` and `planetary.testing`. All other modules are private: they change without
+notice. Nothing is imported before a name is used.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from planetary.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from planetary.core.config_schema import Config
+    from planetary.run.handle import Run
+    from planetary.run.train import train, train_async
+
+__all__ = [
+    "Config",
+    "Run",
+    "__version__",
+    "train",
+    "train_async",
+]
+
+_HOMES = {
+    "Config": "planetary.core.config_schema",
+    "Run": "planetary.run.handle",
+    "train": "planetary.run.train",
+    "train_async": "planetary.run.train",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from the module that has it."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'planetary' has no attribute {name!r}; public are {', '.join(__all__)}")
+    import importlib
+
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -79,8 +79,8 @@ def load_history(folder: str | os.PathLike[str]) -> RunHistory:
     return RunHistory(
         name=folder.resolve().name,
         events=list(read_json_lines(folder / EVENTS, dict[str, Any])),
-        metrics=_read_metrics(folder / METRICS),
-        baseline=_read_metrics(folder / BASELINE / METRICS),
+        metrics=read_metrics(folder),
+        baseline=read_metrics(folder / BASELINE),
         facts=read_facts(folder),
     )
 
@@ -131,7 +131,13 @@ def read_facts(folder: str | os.PathLike[str]) -> RunFacts | None:
         raise UserError(f"cannot read {path}: {error}") from error
 
 
-def _read_metrics(path: Path) -> list[RoundMetrics]:
+def read_metrics(folder: Path) -> list[RoundMetrics]:
+    """Return the metrics of each round of the run in `folder`, ascending; none before its first round ended.
+
+    Raises:
+        UserError: the file is damaged; the text names file and line.
+    """
+    path = folder / METRICS
     return newest_of_each_round(list(read_json_lines(path, RoundMetrics))) if path.exists() else []
 
 

@@ -47,7 +47,7 @@ class RunObserver(Protocol):
         ...
 
     async def ended(self) -> None:
-        """The gateway's process has ended by itself; the run folder has its last state."""
+        """All processes have ended; the run folder, if the run began, has its last state."""
         ...
 
 
@@ -81,6 +81,8 @@ class LocalRun:
                     await self._follow(gateway)
             finally:
                 code = await self._end(gateway, node)
+            if self._observer is not None:
+                await self._observer.ended()
             if self._stop.is_set():
                 return "stopped"
             if code != 0:
@@ -185,8 +187,6 @@ class LocalRun:
                 if self._observer is not None:
                     await self._observer.look()
                 await asyncio.wait((ended, stopping), timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
-            if self._observer is not None and ended.done():
-                await self._observer.ended()
         finally:
             for waiter in (ended, stopping):
                 waiter.cancel()

@@ -32,6 +32,24 @@ def gateway_of(folder: Path) -> int | None:
     return pid
 
 
+def holder_of(folder: Path) -> int | None:
+    """Return the id of the process that holds the run in `folder`; None when no process does.
+
+    Stricter than `gateway_of`: an id that the system has given to another process meanwhile is not returned.
+    """
+    pid = gateway_of(folder)
+    if pid is None:
+        return None
+    try:
+        with (folder / LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # given back when the file is closed
+    except BlockingIOError:
+        return pid
+    except OSError:
+        return None
+    return None
+
+
 class RunLock:
     """Held by the one gateway that writes to a run folder; the system drops it when the process dies."""
 

@@ -1,0 +1,284 @@
+"""`Run`: a run in its folder, whether it is under way, has ended, or was stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planetary.artifacts.checkpoint import Checkpoint, list_checkpoints, load_checkpoint, load_latest
+from planetary.core.config import Config, load_config
+from planetary.core.errors import PeerError, ResourceError, UserError
+from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, holder_of
+from planetary.fabric.protocol.status import RunStatus
+from planetary.monitor.report import Report, build_report
+from planetary.monitor.run_folder import Event, load_history, read_metrics
+from planetary.run.background import EXIT_LIMIT_S, BackgroundRun
+from planetary.run.choice import resumed_run
+from planetary.run.local_run import LocalRun, LocalRunOptions
+from planetary.run.metrics import Metrics
+from planetary.run.places import cache_folder
+from planetary.run.round_observer import OnRound, RoundObserver
+from planetary.run.status_source import status_source
+
+if TYPE_CHECKING:
+    from planetary.run.trained_model import TrainedModel
+
+STOP_ELSEWHERE_S = 30.0  # for a gateway of another program to end after SIGTERM
+_POLL_S = 0.2
+
+
+class Run:
+    """A run in its folder.
+
+    `planetary.train` returns one, and `Run.open` reads the one in a folder: of a run that ended, that this program
+    carries, or that another program carries. Reading never disturbs it.
+
+    Attributes:
+        folder: the run folder; docs/ops.md lists its files.
+    """
+
+    def __init__(self, folder: Path, background: BackgroundRun | None = None, observer: RoundObserver | None = None):
+        """Made by `planetary.train` and `Run.open`."""
+        self.folder = folder
+        self._background = background
+        self._observer = observer
+        self._trained: tuple[Path | None, str, TrainedModel] | None = None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike[str]) -> Run:
+        """Return the run in `folder`.
+
+        Raises:
+            UserError: the folder holds no run; runs beside it are named.
+        """
+        found = Path(folder).absolute()
+        load_history(found)
+        return cls(found)
+
+    @classmethod
+    def start(cls, config: Config, options: LocalRunOptions, on_round: OnRound | None = None) -> Run:
+        """Start the processes of a run on this machine, and return it under way. `planetary.train` reads better."""
+        observer = RoundObserver(options.folder, on_round)
+        return cls(options.folder, BackgroundRun(LocalRun(config, options, observer)), observer)
+
+    def __repr__(self) -> str:
+        shown = os.path.relpath(self.folder)
+        if not (self.folder / EVENTS).exists():
+            return f"Run({shown!r}): preparing"
+        status = status_source(str(self.folder))()
+        return f"Run({shown!r}): {status.state}, {status.rounds_finished} of {status.rounds} rounds"
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """The configuration as the gateway resolved it. Raises `UserError` before the run has begun."""
+        return load_config(self.folder / CONFIG)
+
+    @property
+    def status(self) -> RunStatus:
+        """The run now: state, round, losses, workers; steps in progress only if this program carries the run."""
+        dashboard = self._observer.dashboard if self._observer is not None else ""
+        if dashboard:
+            with contextlib.suppress(PeerError):  # it may end just now; then the folder knows
+                return status_source(dashboard)()
+        if not (self.folder / EVENTS).exists():
+            return RunStatus(run=self.folder.name, state="preparing", stage="starting")
+        return status_source(str(self.folder))()
+
+    @property
+    def metrics(self) -> Metrics:
+        """The records of all finished rounds: `metrics[-1].loss`, `metrics.records()`, `metrics.dataframe()`."""
+        return Metrics(read_metrics(self.folder))
+
+    @property
+    def events(self) -> Sequence[Event]:
+        """The journal, oldest first: dictionaries with `event`, `t` (Unix time in seconds) and keys of their own."""
+        return load_history(self.folder).events if (self.folder / EVENTS).exists() else ()
+
+    def report(self) -> Report:
+        """Return quality, speed, traffic and faults of the run so far. Raises `UserError` before it has begun."""
+        return build_report(load_history(self.folder))
+
+    def checkpoint(self, round: int | None = None) -> Checkpoint:
+        """Return the checkpoint of a round, by default the newest: `params` and `velocity`, float32, and `info`.
+
+        Raises:
+            UserError: there is none; the rounds that have one are named.
+            TrustError: it is damaged.
+        """
+        if round is None:
+            return load_latest(self.folder / CHECKPOINTS)
+        return load_checkpoint(self._checkpoint_path(round))
+
+    def params(self, round: int | None = None) -> Mapping[str, np.ndarray]:
+        """Return the parameters after a round, float32, by their dotted names. Raises as `checkpoint` does."""
+        return self.checkpoint(round).params
+
+    def generate(
+        self,
+        prompt: str,
+        max_tokens: int = 100,
+        *,
+        temperature: float = 0.8,
+        top_k: int = 0,
+        seed: int = 0,
+        round: int | None = None,
+        experts: str = "real",
+    ) -> str:
+        """Return text that continues `prompt`, without the prompt. Equal arguments give equal text.
+
+        Args:
+            prompt: at least one character.
+            max_tokens: the most to draw; the end of a document ends the text earlier.
+            temperature: divides the logits; 0 always takes the likeliest token.
+            top_k: draw from the k likeliest tokens only; 0: from all.
+            seed: of the draws.
+            round: whose checkpoint is used; by default the newest.
+            experts: of a mixture over composers: "real", "surrogates", or "composer:N".
+
+        Raises:
+            UserError: no checkpoint, an empty prompt, or a model without logits.
+            NumericsError: the logits are not finite.
+        """
+        from planetary.run.generation import continue_text
+        from planetary.run.sampling import Sampling
+
+        sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
+        return "".join(continue_text(self._model(round, experts), prompt, max_tokens, sampling))
+
+    def _model(self, round_: int | None, experts: str) -> TrainedModel:
+        from planetary.run.trained_model import load_trained
+
+        path = self._checkpoint_path(round_) if round_ is not None else None
+        entries = list_checkpoints(self.folder / CHECKPOINTS)
+        version = path or (entries[-1].path if entries else None)
+        if self._trained is None or version is None or self._trained[:2] != (version, experts):
+            self._trained = version, experts, load_trained(self.folder, path, experts)
+        return self._trained[2]
+
+    def _checkpoint_path(self, round_: int) -> Path:
+        entries = {entry.round: entry.path for entry in list_checkpoints(self.folder / CHECKPOINTS)}
+        if round_ not in entries:
+            kept = ", ".join(map(str, entries)) or "none"
+            raise UserError(f"{self.folder} has no checkpoint of round {round_}; rounds with one: {kept}")
+        return entries[round_]
+
+    # --- waiting, stopping, resuming --------------------------------------------------------------------------
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the run is being trained, by this program or another."""
+        if self._background is not None and not self._background.outcome.done():
+            return True
+        return holder_of(self.folder) is not None
+
+    def wait(self, timeout: float | None = None) -> Run:
+        """Wait until the run ends, and return it. Ctrl+C stops the run in order before it is raised.
+
+        Raises:
+            PlanetaryError: the run failed; the class says why.
+            TimeoutError: it goes on after `timeout` seconds.
+        """
+        if self._background is None:
+            self._wait_elsewhere(timeout)
+            return self
+        try:
+            self._background.outcome.result(timeout)
+        except KeyboardInterrupt:
+            self._background.end(EXIT_LIMIT_S)
+            raise
+        except concurrent.futures.TimeoutError:
+            if self._background.outcome.done():
+                raise
+            raise TimeoutError(f"the run in {self.folder} goes on after {timeout} s") from None
+        return self
+
+    def __await__(self) -> Generator[Any, None, Run]:
+        """Wait on an event loop: `await run`. Cancelling it leaves the run alone."""
+        return self._ended().__await__()
+
+    async def _ended(self) -> Run:
+        if self._background is None:
+            return await asyncio.to_thread(self.wait)
+        await asyncio.wrap_future(self._background.outcome)
+        return self
+
+    def stop(self) -> Run:
+        """Stop the run in order, also one that another program carries, and return it. It can be resumed.
+
+        Returns at once if the run is not under way, and from `on_round`, which the run waits for.
+
+        Raises:
+            ResourceError: another program's gateway did not end.
+        """
+        if self._background is not None and not self._background.outcome.done():
+            self._background.end(EXIT_LIMIT_S)
+        elif (holder := holder_of(self.folder)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(holder, signal.SIGTERM)
+            try:
+                self._wait_elsewhere(STOP_ELSEWHERE_S)
+            except TimeoutError:
+                raise ResourceError(
+                    f"the gateway of {self.folder} (process {holder}) did not end within {STOP_ELSEWHERE_S:.0f} s"
+                ) from None
+        return self
+
+    def _wait_elsewhere(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while holder_of(self.folder) is not None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the run in {self.folder} goes on after {timeout} s")
+            time.sleep(_POLL_S)
+
+    def resume(
+        self,
+        *,
+        rounds: int | None = None,
+        workers: int | None = None,
+        round: int | None = None,
+        on_round: OnRound | None = None,
+        wait: bool = True,
+        cache: str | os.PathLike[str] | None = None,
+        plain_loopback: bool = False,
+    ) -> Run:
+        """Go on with the run, and return it.
+
+        Args:
+            rounds: of the whole run; by default as many as it was to have.
+            workers: on this machine; by default as before.
+            round: whose checkpoint it goes on from; by default the newest.
+            on_round: as of `planetary.train`, like the arguments below.
+            wait: whether to return when the run has ended.
+            cache: of prepared data and compiled steps.
+            plain_loopback: no TLS and no token between the processes.
+
+        Raises:
+            UserError: the run is under way, or there is nothing to resume.
+        """
+        if self.under_way:
+            raise UserError(f"cannot resume {self.folder}: it is under way; stop it first, or wait for it")
+        overrides = [f"train.rounds={rounds}"] if rounds is not None else []
+        overrides += [f"fabric.workers={workers}"] if workers is not None else []
+        config, folder = resumed_run(self.folder, overrides)
+        options = LocalRunOptions(
+            folder=folder,
+            cache=cache_folder(Path(cache) if cache is not None else None),
+            resume=True,
+            checkpoint=self._checkpoint_path(round) if round is not None else None,
+            plain=plain_loopback,
+        )
+        started = Run.start(config, options, on_round)
+        self._background, self._observer = started._background, started._observer
+        self._trained = None
+        return self.wait() if wait else self

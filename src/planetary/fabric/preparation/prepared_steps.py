@@ -23,17 +23,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-import planetary
+from planetary import version
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, is_function
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec, host_dtype
-from planetary.version import __version__
 
 FORMAT = 1  # raise when the same record would mean something else
-_PACKAGE = Path(planetary.__file__).parent
+_PACKAGE = Path(version.__file__).parent
 _DECIDING = (
     *(f"compiler/{part}" for part in ("ir", "ops", "frontend", "rewrites", "autodiff", "step")),
     *(f"moe/{part}" for part in ("methods", "program", "training")),
@@ -194,7 +193,7 @@ def files_read() -> Iterator[set[Path]]:
 
 def environment() -> str:
     """Return the digest of the versions of Python, of this package and of all installed ones."""
-    names = {f"python {sys.version}", f"planetary {__version__}"}
+    names = {f"python {sys.version}", f"planetary {version.__version__}"}
     for folder in {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *sys.path}:
         with contextlib.suppress(OSError):
             names.update(name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info")))

@@ -60,7 +60,7 @@ def test_a_calm_run_reduces_once_a_round_in_one_group() -> None:
     check(cluster, 0)
     assert not [r for r in cluster.disk.journal if isinstance(r, DeltaWithdrawn | ReduceRetried | DigestsDiffered)]
     assert cluster.gateway is not None
-    ring = cluster.gateway.controller.training.ring
+    ring = cluster.gateway.controller.topology
     assert ring is not None
     assert (ring._attempts, ring._groups) == (ROUNDS, 1)
 

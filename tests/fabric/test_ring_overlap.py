@@ -84,7 +84,7 @@ def test_a_calm_run_trains_each_round_from_one_version_back() -> None:
         if number + 2 <= ROUNDS:
             assert order.index((RoundFinished, number)) < order.index((RoundStarted, number + 2))
     assert cluster.gateway is not None
-    ring = cluster.gateway.controller.training.ring
+    ring = cluster.gateway.controller.topology
     assert ring is not None
     assert (ring._attempts, ring._groups) == (ROUNDS, 1)
 

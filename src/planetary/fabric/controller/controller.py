@@ -14,7 +14,10 @@ import msgspec
 
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
+from planetary.fabric.controller.ring import Ring
 from planetary.fabric.controller.run_controller import RunController
+from planetary.fabric.controller.star import Star
+from planetary.fabric.controller.topology import Topology
 from planetary.fabric.controller.training import Training
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.policy import ControllerPolicy
@@ -42,20 +45,20 @@ class Controller(RunController[RoundsDesk]):
         super().__init__(RoundsDesk(policy, state), policy.round.grace_s, now)
         self.policy = policy
         self.state = state
-        self.training = Training(self.desk, now)
-        self.evaluation = Evaluation(self.desk)
+        self.topology: Topology = Star(self.desk) if policy.ring is None else Ring(self.desk, policy.ring)
+        self.training = Training(self.desk, self.topology, now)
+        self.evaluation = Evaluation(self.desk, self.topology)
         self._stop_reason = ""  # why the run ends as soon as the checkpoint under way is written
         self._unreported = {metrics.round: metrics for metrics in unreported}
         if state.round not in state.evals:
             self.evaluation.begin(state.round)
 
     def _deadlines(self) -> Iterable[float | None]:
-        ring = self.training.ring
         return (
             self.training.ask_again_at,
             self.training.checkpoint_again_at,
             self._startup_deadline(),
-            ring.next_deadline() if ring is not None else None,
+            self.topology.next_deadline(),
             *(self.training.stuck_at(worker) for worker in self.desk.workers.values()),
         )
 
@@ -64,7 +67,7 @@ class Controller(RunController[RoundsDesk]):
     def _take_event(self, event: e.Event, now: float) -> None:
         match event:
             case e.OuterStepDone():
-                self._outer_step_done(event.round, now)
+                self.topology.stepped(event.round)
             case e.OuterStepFailed():
                 self._end("numerics", event.reason)
             case e.CheckpointDone():
@@ -93,19 +96,10 @@ class Controller(RunController[RoundsDesk]):
             worker.arrived_at = now
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
-        ring = self.training.ring
         match message := event.message:
             case m.Ready():
                 self.membership.ready(worker, now, message.device, message.verified)
-                if ring is not None:
-                    ring.ready(worker, message)
-            case m.ReduceDone() if ring is not None:
-                ring.done(worker, message)
-            case m.ReduceFailed() if ring is not None:
-                ring.failed(worker, message, now)
-            case m.OuterState() if ring is not None:
-                if not ring.uploaded(worker, message, event):
-                    self.training.withdraw_lost(now)
+                self.topology.ready(worker, message)
             case m.Progress():
                 self.training.leases.progress(worker, message, now)
             case m.TrainResult():
@@ -116,6 +110,8 @@ class Controller(RunController[RoundsDesk]):
                     self.membership.succeeded(worker)
             case m.EvalResult():
                 self.evaluation.result(worker, message)
+            case _ if self.topology.take(worker, event, now):
+                self.training.withdraw_lost(now)
             case _:
                 self._drop_attachment(event)
 
@@ -142,25 +138,25 @@ class Controller(RunController[RoundsDesk]):
             return
         while self._advance(now):
             pass
-        if self._ring_failed():
+        if self.topology.failure is not None:
+            self._end(*self.topology.failure)
             return
-        self._evaluate(now)
+        self.evaluation.hand_out(now)
         self._write_metrics()
         self.stalls.observe(self._why_nothing_goes_on(), now)
         self._check_end(now)
 
     def _why_nothing_goes_on(self) -> str:
-        ring = self.training.ring
-        stall = self.training.stall or (ring.stall if ring is not None else "")
+        stall = self.training.stall or self.topology.stall
         if stall or self.desk.ready_workers():
             return stall
         return self.membership.whom_we_wait_for()
 
     def _advance(self, now: float) -> bool:
         """Go on with the rounds; true when one came to an end, so that more may have become possible."""
-        self._supply_ring(now)
+        self._supply(now)
         startup = self._startup_deadline()
-        if self.training.may_open and self.desk.able_workers() and (startup is None or now >= startup):
+        if self.training.may_open and self.topology.able_workers() and (startup is None or now >= startup):
             self.training.open(now)
         reduced = self.training.advance(now)
         if isinstance(reduced, Mark):
@@ -168,7 +164,7 @@ class Controller(RunController[RoundsDesk]):
             self._go_back(reduced, reason, now)
         elif reduced is not None:
             self._outer_step_done(reduced, now)
-            self._evaluate(now)  # before the next round's tasks
+            self.evaluation.hand_out(now)  # before the next round's tasks
         return reduced is not None
 
     def _outer_step_done(self, round_: int, now: float) -> None:
@@ -176,24 +172,14 @@ class Controller(RunController[RoundsDesk]):
         metrics = self.training.outer_step_done(round_, now, self.evaluation.versions)
         self._round_finished(metrics)
 
-    def _evaluate(self, now: float) -> None:
-        ring = self.training.ring
-        if ring is not None:
-            newest = max((w.version for w in self.desk.workers.values()), default=0)
-            self.evaluation.overtaken(max(newest, self.state.version))
-            if ring.busy and not self.policy.overlap:  # what a worker has changes under it
-                return
-        self.evaluation.hand_out(now)
-
-    def _supply_ring(self, now: float) -> None:
-        """Ring: give newcomers the parameters, or go back to those that the gateway has."""
-        ring = self.training.ring
-        back = ring.supply(now) if ring is not None else None
+    def _supply(self, now: float) -> None:
+        """Give newcomers the parameters, or go back to those that the gateway has."""
+        back = self.topology.supply(now)
         if back is not None:
             newest = self.state.version
             reason = f"no worker has the parameters of round {newest} any more, the gateway has round {back.round}"
             self._go_back(back, reason, now)
-            self._supply_ring(now)
+            self._supply(now)
 
     def _go_back(self, mark: Mark, reason: str, now: float) -> None:
         self.desk.append(RolledBack(mark=mark, reason=reason))
@@ -201,13 +187,6 @@ class Controller(RunController[RoundsDesk]):
         self._unreported = {r: metrics for r, metrics in self._unreported.items() if r <= mark.round}
         self.training.rolled_back(mark, reason, now)
         self.evaluation.go_back(mark.round)
-
-    def _ring_failed(self) -> bool:
-        ring = self.training.ring
-        if ring is None or ring.failure is None:
-            return False
-        self._end(*ring.failure)
-        return True
 
     def _is_done(self) -> tuple[EndKind, str] | None:
         if self.training.may_open or self.state.open is not None or self.evaluation.versions:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fabric.protocol.events import Append, Instruction, ParametersOf, Payload, Send
+from planetary.fabric.protocol.events import Append, Instruction, Payload, Send
 from planetary.fabric.protocol.policy import ControllerPolicy, FabricPolicy
 from planetary.fabric.protocol.records import Record, RunFinished
 from planetary.fabric.protocol.sessions import SupervisorSession, WorkerSession
@@ -88,20 +88,6 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
     def __init__(self, policy: ControllerPolicy, state: ControllerState) -> None:
         """`state` is changed only through `append`."""
         super().__init__(policy, state, apply)
-
-    def send_parameters(self, worker: WorkerSession, version: int) -> None:
-        """Make `version` the parameters of the worker's next task, unless they already are.
-
-        In the ring a worker that is given a task has them (`able_workers`).
-        """
-        if worker.version != version and self.policy.ring is None:
-            worker.version = version
-            self.send(worker.session, m.Parameters(version=version), ParametersOf(version))
-
-    def able_workers(self) -> list[WorkerSession]:
-        """The ready workers that can be given a lease now: in the ring, those that have the newest parameters."""
-        ready = self.ready_workers()
-        return ready if self.policy.ring is None else [w for w in ready if w.version == self.state.version]
 
     def open_round(self) -> OpenRound:
         """Return the round under way; it is a bug to ask when there is none."""

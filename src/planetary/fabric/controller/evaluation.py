@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol.events import TokensOf
 from planetary.fabric.protocol.records import EvalFinished
 from planetary.fabric.protocol.sessions import EvalInFlight, WorkerSession
@@ -29,9 +30,9 @@ class _Version:
 class Evaluation:
     """All evaluations under way: usually one, of the newest parameters."""
 
-    def __init__(self, desk: RoundsDesk) -> None:
-        """With nothing to evaluate yet."""
-        self._desk = desk
+    def __init__(self, desk: RoundsDesk, topology: Topology) -> None:
+        """Start with nothing to evaluate."""
+        self._desk, self._topology = desk, topology
         self._versions: dict[int, _Version] = {}
         self._next_task = _FIRST_TASK
 
@@ -52,27 +53,21 @@ class Evaluation:
             del self._versions[old]
         self._versions[version] = _Version([chunk.batches for chunk in self._desk.policy.held_out])
 
-    def overtaken(self, version: int) -> None:
-        """Ring: give up what nobody can evaluate now that `version` is the workers'."""
-        self._versions = {n: found for n, found in self._versions.items() if n >= version or not found.pending}
-
     def go_back(self, version: int) -> None:
-        """Ring: versions after this one never were; it is evaluated if it was not."""
+        """The run went back: versions after this one never were; it is evaluated if it was not."""
         self._versions = {n: evaluated for n, evaluated in self._versions.items() if n <= version}
         if version not in self._desk.state.evals and version not in self._versions:
             self.begin(version)
 
     def hand_out(self, now: float) -> None:
         """Give pending chunks to ready workers, one each."""
-        ring = self._desk.policy.ring is not None
+        newest = self._topology.newest()
+        self._versions = {n: found for n, found in self._versions.items() if n >= newest or not found.pending}
         for number, version in self._versions.items():
             for worker in self._desk.ready_workers():
                 if not version.pending:
                     break
-                # A worker in the middle of a lease holds other parameters; it evaluates when it is done.
-                if ring and worker.version != number:
-                    continue
-                if worker.evaluate is not None or (worker.train is not None and worker.version != number):
+                if worker.evaluate is not None or not self._topology.can_evaluate(worker, number):
                     continue
                 self._assign(worker, number, version.pending.pop(0), now)
 
@@ -99,7 +94,7 @@ class Evaluation:
     def _assign(self, worker: WorkerSession, version: int, chunk: int, now: float) -> None:
         task, self._next_task = self._next_task, self._next_task + 1
         worker.evaluate = EvalInFlight(task, version, chunk, now)
-        self._desk.send_parameters(worker, version)
+        self._topology.send_parameters(worker, version)
         piece = self._desk.policy.held_out[chunk]
         self._desk.send(
             worker.session,

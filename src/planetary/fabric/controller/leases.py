@@ -6,6 +6,7 @@ import math
 
 from planetary.diloco.rounds import RoundView, admits_latecomer
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol.events import DropAttachment, Received, TokensOf
 from planetary.fabric.protocol.records import (
     DeltaAccepted,
@@ -23,26 +24,24 @@ from planetary.wire import messages as m
 class Leases:
     """The leases of the rounds under way. New ones are those of the open round."""
 
-    def __init__(self, desk: RoundsDesk, now: float) -> None:
+    def __init__(self, desk: RoundsDesk, topology: Topology, now: float) -> None:
         """Start at monotonic time `now`, with no round open."""
-        self._desk = desk
+        self._desk, self._topology = desk, topology
         self._began = self._orphaned_at = self._contributed_at = now  # of the open round
         self._seconds: dict[str, float] = {}  # worker -> seconds of its last lease
-        self._attachments: dict[int, int] = {}  # star: accepted task -> where its tensors are
-        self._held_by: dict[int, int] = {}  # ring: accepted task -> session that has its tensors
 
     # --- handing out ------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
         """A round was opened: every worker gets a lease of it."""
         self._began = self._orphaned_at = self._contributed_at = now
-        for worker in self._desk.able_workers():
+        for worker in self._topology.able_workers():
             self._assign(worker, self._desk.state.ledger.peek(), now)
 
     def hand_out(self, opened: OpenRound, now: float) -> None:
         """Give what is free to workers that have not contributed to the round."""
         contributed = {c.worker for c in opened.contributions}
-        for worker in self._desk.able_workers():
+        for worker in self._topology.able_workers():
             if worker.train is not None or worker.worker in contributed:
                 continue
             if opened.orphans:
@@ -52,7 +51,7 @@ class Leases:
 
     def reassign(self, opened: OpenRound, now: float) -> None:
         """Give orphans to anybody who is free."""
-        for worker in self._desk.able_workers():
+        for worker in self._topology.able_workers():
             if worker.train is None and opened.orphans:
                 self._assign(worker, opened.orphans[0], now)
 
@@ -65,7 +64,7 @@ class Leases:
             orphans=len(opened.orphans),
             orphaned_at=self._orphaned_at if opened.orphans else None,
             last_contribution_at=self._contributed_at if opened.contributions else None,
-            ready_workers=len(self._desk.able_workers()),
+            ready_workers=len(self._topology.able_workers()),
             expected_lease_s=self.expected_s(),
         )
 
@@ -84,7 +83,7 @@ class Leases:
             )
         )
         worker.train = TrainInFlight(task, opened.round, lease, assigned_at=now, progress_at=now)
-        desk.send_parameters(worker, version)
+        self._topology.send_parameters(worker, version)
         piece = desk.policy.locate(lease)
         desk.send(
             worker.session,
@@ -146,10 +145,7 @@ class Leases:
             )
             self.orphan(train, worker.worker, defect, now)
             return defect
-        if self._desk.policy.ring is None:
-            self._attachments[train.task] = event.attachment
-        else:
-            self._held_by[train.task] = worker.session
+        self._topology.accept(worker, train.task, event.attachment)
         self._contributed_at = now
         self._seconds[worker.worker] = now - train.assigned_at
         self._desk.append(
@@ -208,36 +204,23 @@ class Leases:
             self._desk.append(LeaseReturned(round=ended.round, lease=lease, task=0, worker="", to="pool", reason=why))
 
     def withdraw_lost(self, ended: OpenRound, now: float) -> None:
-        """Ring: take back what was held by workers that are gone, or whose parameters turned out to be others."""
-        for contribution in list(ended.contributions):
-            holder = self._desk.workers.get(self._held_by[contribution.task])
-            if holder is None or holder.version < 0:
-                self._orphaned_at = now
-                del self._held_by[contribution.task]
-                self._desk.append(
-                    DeltaWithdrawn(
-                        round=ended.round,
-                        lease=contribution.lease,
-                        task=contribution.task,
-                        worker=contribution.worker,
-                        reason="the worker that held it was lost",
-                    )
+        """Take back the contributions whose results are gone."""
+        lost = self._topology.lost(ended)
+        for contribution in [c for c in ended.contributions if c.task in lost]:
+            self._orphaned_at = now
+            self._desk.append(
+                DeltaWithdrawn(
+                    round=ended.round,
+                    lease=contribution.lease,
+                    task=contribution.task,
+                    worker=contribution.worker,
+                    reason="the worker that held it was lost",
                 )
-
-    def take_attachments(self, ended: OpenRound) -> tuple[tuple[int, int, int], ...]:
-        """Star: return (task, tokens, attachment) of every contribution, in task order, once."""
-        parts = sorted((c.task, c.tokens) for c in ended.contributions)
-        return tuple((task, tokens, self._attachments.pop(task)) for task, tokens in parts)
-
-    def reduced(self, ended: OpenRound) -> None:
-        """Ring: the contributions of a round are in its parameters."""
-        for contribution in ended.contributions:
-            del self._held_by[contribution.task]
+            )
 
     def void(self, reason: str, now: float) -> None:
-        """Ring: the run went back to an earlier round, and nobody is to go on with what was under way."""
+        """The run went back to an earlier round, and nobody is to go on with what was under way."""
         self._began = self._orphaned_at = self._contributed_at = now
-        self._held_by.clear()
         for worker in self._desk.workers.values():
             if worker.train is not None:
                 self._desk.send(worker.session, m.CancelTask(task=worker.train.task, reason=reason))
@@ -287,7 +270,7 @@ class Leases:
             return f"it trained {result.steps} inner steps instead of {policy.inner_steps}"
         if result.tokens != policy.tokens_per_lease:
             return f"it counts {result.tokens} tokens instead of {policy.tokens_per_lease}"
-        if (result.payload == "held") != (policy.ring is not None):
+        if result.payload != self._topology.result:
             return "it gave its result to the other side of the topology: its planetary has another version"
         if not math.isfinite(result.loss):
             return f"its loss is {result.loss}"

@@ -16,27 +16,19 @@ parameters (`may_close`): one reduction at a time, and newcomers get theirs whil
 from __future__ import annotations
 
 from collections import Counter
-from enum import StrEnum
 
 import msgspec
 
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.topology import Outcome, Topology
 from planetary.fabric.protocol.events import DropAttachment, KeepOuterState, OuterStateOf, Received
 from planetary.fabric.protocol.policy import RingPolicy
-from planetary.fabric.protocol.records import DigestsDiffered, EndKind, Mark, ReduceRetried
+from planetary.fabric.protocol.records import DigestsDiffered, Mark, ReduceRetried, RoundClosed
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 from planetary.wire import messages as m
 
 _FIRST_PAUSE_S = 0.1
-
-
-class Outcome(StrEnum):
-    """What became of the reduction under way."""
-
-    WAIT = "wait"
-    RETRY = "retry"  # nobody has a result
-    DONE = "done"  # the round's parameters exist, and are at the gateway where they have to be
 
 
 class _Attempt(msgspec.Struct):
@@ -52,12 +44,18 @@ class _Attempt(msgspec.Struct):
     failed_at: float | None = None  # when somebody answered that it failed
 
 
-class Ring:
-    """One per controller in the ring topology."""
+class Ring(Topology):
+    """See the module."""
+
+    result = "held"
 
     def __init__(self, desk: RoundsDesk, policy: RingPolicy) -> None:
         """The gateway has the outer state of the desk's version, and no worker has any."""
-        self._desk, self._policy = desk, policy
+        super().__init__(desk)
+        self._policy = policy
+        self.overlaps = policy.job.overlap
+        self._why = ""  # why the round that is reduced was closed
+        self._held_by: dict[int, int] = {}  # accepted task -> session that has its tensors
         version = desk.state.version
         self.held = version  # the version that the gateway has
         self._marks: dict[int, Mark] = {version: desk.state.mark()}
@@ -70,8 +68,22 @@ class Ring:
         self._asked = (0, -1)  # the session that was asked for the outer state, and its version
         self._bereft_since: float | None = None  # since when nobody has the newest outer state
         self.again_at: float | None = None  # when the next attempt may begin
-        self.failure: tuple[EndKind, str] | None = None  # why the run cannot go on
-        self.stall = ""
+
+    # --- contributions ----------------------------------------------------------------------------------------
+
+    def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
+        """See `Topology`; the worker keeps its result until it is reduced."""
+        self._held_by[task] = worker.session
+
+    def lost(self, ended: OpenRound) -> list[int]:
+        """See `Topology`: results of workers that are gone, or whose parameters turned out to be others."""
+        tasks = []
+        for contribution in ended.contributions:
+            holder = self._desk.workers.get(self._held_by[contribution.task])
+            if holder is None or holder.version < 0:
+                del self._held_by[contribution.task]
+                tasks.append(contribution.task)
+        return tasks
 
     # --- reducing ---------------------------------------------------------------------------------------------
 
@@ -82,13 +94,18 @@ class Ring:
 
     @property
     def may_close(self) -> bool:
-        """Whether everybody has the newest parameters, which the next outer step is taken from."""
-        return all(w.version == self._desk.state.version for w in self._desk.ready_workers())
+        """See `Topology`. With overlap everybody must have the parameters that the next outer step is taken from."""
+        return not self.overlaps or all(w.version == self._desk.state.version for w in self._desk.ready_workers())
 
-    def begin(self, ended: OpenRound, now: float) -> None:
-        """Have every worker with the newest parameters reduce what was contributed."""
+    def begin(self, ended: OpenRound, why: str, now: float) -> None:
+        """See `Topology`: every worker with the newest parameters takes part."""
+        self._why = why
+        self.begin_again(ended, now)
+
+    def begin_again(self, ended: OpenRound, now: float) -> None:
+        """See `Topology`."""
         desk = self._desk
-        sessions = tuple(w.session for w in desk.able_workers())
+        sessions = tuple(w.session for w in self.able_workers())
         if sessions != self._group:
             self._group = sessions
             self._groups += 1
@@ -108,14 +125,27 @@ class Ring:
                 ),
             )
 
-    def done(self, worker: WorkerSession, message: m.ReduceDone) -> None:
+    def take(self, worker: WorkerSession, event: Received, now: float) -> bool:
+        """See `Topology`."""
+        match message := event.message:
+            case m.ReduceDone():
+                self._done(worker, message)
+            case m.ReduceFailed():
+                self._failed(worker, message, now)
+            case m.OuterState():
+                self._uploaded(worker, message, event)
+            case _:
+                return False
+        return True
+
+    def _done(self, worker: WorkerSession, message: m.ReduceDone) -> None:
         """A worker has taken the outer step."""
         attempt = self._attempt
         if attempt is not None and attempt.number == message.attempt and worker.session in attempt.waiting:
             attempt.waiting.discard(worker.session)
             attempt.done[worker.session] = message.digest
 
-    def failed(self, worker: WorkerSession, message: m.ReduceFailed, now: float) -> None:
+    def _failed(self, worker: WorkerSession, message: m.ReduceFailed, now: float) -> None:
         """A worker's reduction failed."""
         attempt = self._attempt
         if attempt is None or attempt.number != message.attempt or worker.session not in attempt.waiting:
@@ -127,8 +157,16 @@ class Ring:
         if message.kind == "numerics":
             self.failure = ("numerics", message.reason)
 
-    def settle(self, now: float) -> Outcome:
-        """Say what became of the reduction; ask again after every event and at `next_deadline`."""
+    def settle(self, ended: OpenRound, now: float) -> Outcome:
+        """See `Topology`."""
+        outcome = self._settled(now)
+        if outcome is Outcome.DONE:
+            self._desk.append(RoundClosed(round=ended.round, contributions=len(ended.contributions), why=self._why))
+            for contribution in ended.contributions:
+                del self._held_by[contribution.task]
+        return outcome
+
+    def _settled(self, now: float) -> Outcome:
         self.stall = ""
         if self._attempt is not None:
             self._settle_attempt(self._attempt, now)
@@ -144,12 +182,12 @@ class Ring:
         return Outcome.WAIT
 
     def give_up(self) -> Mark:
-        """Nothing is left to be reduced: the round is trained again. Return where it began."""
+        """See `Topology`."""
         self.again_at = None
         return self._marks[self._desk.state.version]
 
     def stuck_at(self, session: int) -> float | None:
-        """When a worker is stuck that has not answered.
+        """See `Topology`.
 
         Among several the collectives' own deadlines tell at least one that it failed; the others answer soon after.
         """
@@ -214,13 +252,29 @@ class Ring:
 
     # --- who has what -----------------------------------------------------------------------------------------
 
+    def able_workers(self) -> list[WorkerSession]:
+        """See `Topology`: those that have the newest parameters."""
+        return [w for w in self._desk.ready_workers() if w.version == self._desk.state.version]
+
+    def send_parameters(self, worker: WorkerSession, version: int) -> None:
+        """See `Topology`; a worker that is given a task has them."""
+
+    def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
+        """See `Topology`. Without overlap what a worker has changes under it while it reduces."""
+        return worker.version == version and (self.overlaps or not self.busy)
+
+    def newest(self) -> int:
+        """See `Topology`."""
+        workers = self._desk.workers.values()
+        return max([self._desk.state.version, *(w.version for w in workers)])
+
     def ready(self, worker: WorkerSession, message: m.Ready) -> None:
-        """A worker connected that may still have an outer state from before."""
+        """See `Topology`: its outer state counts if the digest is the one that was agreed."""
         if message.outer_digest and self._digests.get(message.outer_version) == message.outer_digest:
             worker.version = message.outer_version
 
     def supply(self, now: float) -> Mark | None:
-        """Bring every ready worker to the newest version; return the mark to go back to when nobody has that."""
+        """See `Topology`."""
         desk = self._desk
         if self.busy or desk.state.ends:
             self._bereft_since = None  # the newest version is in the making
@@ -247,8 +301,8 @@ class Ring:
             return None
         return self._marks[self.held]
 
-    def uploaded(self, worker: WorkerSession, message: m.OuterState, event: Received) -> bool:
-        """An outer state arrived from a worker; return whether it is what the worker says it has."""
+    def _uploaded(self, worker: WorkerSession, message: m.OuterState, event: Received) -> None:
+        """An outer state arrived from a worker, which may not be what the worker says it has."""
         desk, version = self._desk, message.version
         if self._asked == (worker.session, version):
             self._asked = (0, -1)
@@ -260,11 +314,10 @@ class Ring:
             desk.out.append(DropAttachment(event.attachment))
         if not good and worker.version == version:
             worker.version = -1  # it does not have what it said
-            return False
-        return True
 
     def went_back(self, version: int) -> None:
-        """The run was rolled back to `version`; whoever has it still has it."""
+        """See `Topology`; whoever has the version still has it, and no result counts any more."""
+        self._held_by.clear()
         self._marks = {v: mark for v, mark in self._marks.items() if v in (self.held, version)}
         self._digests = {v: digest for v, digest in self._digests.items() if v in (self.held, version)}
         self._bereft_since, self._asked, self._group = None, (0, -1), ()
@@ -273,7 +326,7 @@ class Ring:
                 worker.version = -1
 
     def next_deadline(self) -> float | None:
-        """When `settle` or `supply` have something to do by themselves."""
+        """See `Topology`."""
         bereft = self._bereft_since
         times = [self.again_at, None if bereft is None else bereft + self._desk.policy.round.grace_s]
         return min((t for t in times if t is not None), default=None)

@@ -11,10 +11,10 @@ import math
 from planetary.diloco.rounds import Action, decide_round
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.leases import Leases
-from planetary.fabric.controller.ring import Outcome, Ring
 from planetary.fabric.controller.round_end import finished_record, metrics_of
-from planetary.fabric.protocol.events import KeepParameters, TakeOuterStep, WriteCheckpoint
-from planetary.fabric.protocol.records import Mark, RoundClosed, RoundStarted
+from planetary.fabric.controller.topology import Outcome, Topology
+from planetary.fabric.protocol.events import WriteCheckpoint
+from planetary.fabric.protocol.records import Mark, RoundStarted
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 from planetary.fabric.protocol.status import RoundMetrics
@@ -23,15 +23,12 @@ from planetary.fabric.protocol.status import RoundMetrics
 class Training:
     """The round that is trained, and the one that has ended."""
 
-    def __init__(self, desk: RoundsDesk, now: float) -> None:
+    def __init__(self, desk: RoundsDesk, topology: Topology, now: float) -> None:
         """Start at monotonic time `now`, with no round open."""
-        self._desk = desk
-        self.leases = Leases(desk, now)
-        self.ring = None if desk.policy.ring is None else Ring(desk, desk.policy.ring)
+        self._desk, self._topology = desk, topology
+        self.leases = Leases(desk, topology, now)
         self._began: dict[int, float] = {}  # round under way -> when it was opened
         self._finished_at = -math.inf  # when the last round was finished
-        self._why = ""  # ring: why the round that has ended was closed
-        self._outer_pending = False
         self._checkpoint_pending = False  # the round is not finished before
         self._checkpoint_failures = 0  # of the round that has ended
         self.checkpoint_again_at: float | None = None
@@ -54,7 +51,7 @@ class Training:
         state = self._desk.state
         if state.closing is not None:
             return state.closing
-        ends = self._outer_pending or self._checkpoint_pending or (self.ring is not None and self.ring.busy)
+        ends = self._checkpoint_pending or self._topology.busy
         return state.open if ends else None
 
     @property
@@ -75,15 +72,15 @@ class Training:
         number = (state.round if state.open is None else state.open.round) + 1
         self._began[number] = now
         self._desk.append(
-            RoundStarted(round=number, version=state.version, workers=len(self._desk.able_workers())),
+            RoundStarted(round=number, version=state.version, workers=len(self._topology.able_workers())),
         )
         self.leases.begin(now)
 
     def advance(self, now: float) -> int | Mark | None:
         """Hand out what can be handed out, and close the round when it is time.
 
-        Ring: returns the round when its parameters have come to exist (`outer_step_done` is to follow), or where to
-        go back to when everything that was trained since is lost.
+        Returns the round when its parameters have come to exist (`outer_step_done` is to follow), or where to go back
+        to when everything that was trained since is lost.
         """
         self.ask_again_at, self.stall = None, ""
         if self.checkpoint_again_at is not None:
@@ -92,8 +89,8 @@ class Training:
                 self.checkpoint_again_at = None
                 self._desk.out.append(WriteCheckpoint(self._desk.state.mark()))
         ended = self.ended
-        if ended is not None and self.ring is not None and self.ring.busy:
-            outcome = self._reduce(self.ring, ended, now)
+        if ended is not None and self._topology.busy:
+            outcome = self._reduce(ended, now)
             if outcome is not None:
                 return outcome
         trained = self.trained
@@ -104,7 +101,7 @@ class Training:
     def _train(self, opened: OpenRound, now: float) -> None:
         limits = self._desk.policy.round
         self.leases.hand_out(opened, now)
-        if self._desk.state.closing is not None or not self._all_have_parameters:
+        if self._desk.state.closing is not None or not self._topology.may_close:
             return
         verdict = decide_round(self.leases.view(opened), limits, now)
         if verdict.action is Action.REASSIGN:
@@ -119,33 +116,24 @@ class Training:
 
     def _close(self, opened: OpenRound, why: str, now: float) -> None:
         self.leases.end(opened, why)
-        if self.ring is not None:
-            self._why = why
-            if self._desk.policy.overlap and opened.round < self._desk.policy.rounds:
-                self.open(now)
-            self.ring.begin(opened, now)
-            return
-        self._desk.append(RoundClosed(round=opened.round, contributions=len(opened.contributions), why=why))
-        self._outer_pending = True
-        self._desk.out.append(TakeOuterStep(opened.round, self.leases.take_attachments(opened)))
+        if self._topology.overlaps and opened.round < self._desk.policy.rounds:
+            self.open(now)
+        self._topology.begin(opened, why, now)
 
-    def _reduce(self, ring: Ring, ended: OpenRound, now: float) -> int | Mark | None:
-        """Ring: go on with the reduction; see `advance`."""
-        match ring.settle(now):
+    def _reduce(self, ended: OpenRound, now: float) -> int | Mark | None:
+        """Go on with the reduction; see `advance`."""
+        match self._topology.settle(ended, now):
             case Outcome.WAIT:
-                self.stall = ring.stall
+                self.stall = self._topology.stall
             case Outcome.DONE:
-                self._desk.append(RoundClosed(round=ended.round, contributions=len(ended.contributions), why=self._why))
-                self.leases.reduced(ended)
-                self._outer_pending = True
                 return ended.round
             case Outcome.RETRY:
                 self.leases.withdraw_lost(ended, now)
                 if ended.contributions:
                     self.leases.orphans_to_pool(ended, "its worker was lost in the reduction")
-                    ring.begin(ended, now)
+                    self._topology.begin_again(ended, now)
                 else:
-                    began = ring.give_up()
+                    began = self._topology.give_up()
                     return None if self._desk.state.closing is None else began
         return None
 
@@ -154,11 +142,9 @@ class Training:
 
         Returns the round's metrics when no checkpoint is due; otherwise `checkpoint_done` will.
         """
-        self._outer_pending = False
-        if self.ring is None:
-            self._desk.out.append(KeepParameters((*needed, round_)))
+        self._topology.made(round_, needed)
         for worker in self._desk.ready_workers():  # they travel while the checkpoint is being written
-            self._desk.send_parameters(worker, round_)
+            self._topology.send_parameters(worker, round_)
         if self._desk.policy.checkpoint_due(round_):
             self._checkpoint_pending = True
             self._desk.out.append(WriteCheckpoint(self._desk.state.mark()))
@@ -198,25 +184,17 @@ class Training:
     # --- losses -----------------------------------------------------------------------------------------------
 
     def withdraw_lost(self, now: float) -> None:
-        """Ring: a worker is gone, and with it what it held; a reduction under way says itself what that means."""
-        if self.ring is not None and self.trained is not None:
+        """A worker is gone, and with it what it held; a reduction under way says itself what that means."""
+        if self.trained is not None:
             self.leases.withdraw_lost(self.trained, now)
 
     def rolled_back(self, mark: Mark, reason: str, now: float) -> None:
-        """Ring: the run went back to an earlier round; nothing is under way."""
-        assert self.ring is not None
+        """The run went back to an earlier round; nothing is under way."""
         self._began.clear()
         self.leases.void(reason, now)
-        self.ring.went_back(mark.round)
+        self._topology.went_back(mark.round)
 
     def stuck_at(self, worker: WorkerSession) -> float | None:
         """When a worker counts as stuck if nothing is heard of it until then; None while it has nothing to do."""
-        times = [self.leases.stuck_at(worker)]
-        if self.ring is not None:
-            times.append(self.ring.stuck_at(worker.session))
+        times = (self.leases.stuck_at(worker), self._topology.stuck_at(worker.session))
         return min((t for t in times if t is not None), default=None)
-
-    @property
-    def _all_have_parameters(self) -> bool:
-        """Overlap: whether a reduction may begin. In lock-step it waits for nobody."""
-        return self.ring is None or not self._desk.policy.overlap or self.ring.may_close

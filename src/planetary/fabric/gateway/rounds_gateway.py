@@ -19,13 +19,12 @@ from planetary.core.errors import NumericsError, RemoteProtocolError, ResourceEr
 from planetary.core.tensors import TensorSpec
 from planetary.data.fitting import fit_to_data
 from planetary.data.reader import read_slice
-from planetary.diloco.ring import state_specs
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
-from planetary.fabric.gateway.ring_master import RingMaster
 from planetary.fabric.gateway.rounds_start import Start, begin, own_record, step_news, trim_metrics
 from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import status_of
+from planetary.fabric.gateway.topology import topology_of
 from planetary.fabric.preparation.budget import fit
 from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
 from planetary.fabric.preparation.fitting import local_target, measure_speed
@@ -53,7 +52,7 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
     ) -> None:
         """See `Gateway`."""
         super().__init__(config, options, security, clock=clock)
-        self._ring = RingMaster(config.sync, options.host, security.authority)
+        self._topology = topology_of(config, options.host, security.authority)
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
@@ -85,14 +84,14 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         return prepared
 
     def _begin(self, prepared: Prepared) -> Start:
-        self._ring.start()
-        return begin(self.config, self.options, prepared, self._ring.port)
+        self._topology.start()
+        return begin(self.config, self.options, prepared, self._topology)
 
     def _control(self, prepared: Prepared, start: Start) -> Controller:
         return Controller(start.policy, start.state, self._clock.monotonic(), start.unreported)
 
     def _release(self) -> None:
-        self._ring.stop()
+        self._topology.stop()
 
     # --- what workers send ------------------------------------------------------------------------------------
 
@@ -100,9 +99,7 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
     def _accepted(self) -> Mapping[str, TensorSpec]:
         """The tensors of a worker's result."""
         assert self._start is not None
-        policy = self._start.policy
-        params = policy.spec.params if policy.ring is None else state_specs(policy.spec.params)
-        return {spec.name: spec for spec in params}
+        return {spec.name: spec for spec in self._topology.accepted(self._start.policy.spec.params)}
 
     def _limits(self) -> Limits:
         total = sum(spec.nbytes for spec in self._accepted.values())
@@ -119,13 +116,9 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
     async def _pass_on(self, session: int, received: Received) -> None:
         assert self._shell is not None
         message, defect, attachment = received.message, "", 0
-        parameters = self._parameters
-        if isinstance(message, m.OuterState):
-            defect = await asyncio.to_thread(parameters.check_state, message, received.tensors)
-            attachment = parameters.attach(received.tensors)
-        elif isinstance(message, m.TrainResult) and not self._ring.wanted:
-            defect = await asyncio.to_thread(parameters.check, received.tensors)
-            attachment = parameters.attach(received.tensors)
+        if self._topology.brings_tensors(message):
+            defect = await asyncio.to_thread(self._topology.check, message, received.tensors, self._parameters)
+            attachment = self._parameters.attach(received.tensors)
         self._shell.post(e.Received(session, message, defect, attachment))
 
     # --- instructions -----------------------------------------------------------------------------------------

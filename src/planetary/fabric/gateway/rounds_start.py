@@ -16,21 +16,20 @@ from planetary.core.config import Config, config_hash, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.slices import LeaseLedger
 from planetary.diloco.outer import OuterState, initial_state
-from planetary.diloco.ring import state_digest
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STEP
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
 from planetary.fabric.preparation.prepared_steps import StepRecord
-from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, RingPolicy
+from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk
 from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.state import ControllerState, apply, replay
 from planetary.fabric.protocol.status import RoundMetrics
-from planetary.wire.messages import RingJob
 
 if TYPE_CHECKING:
     from planetary.fabric.gateway.gateway import GatewayOptions
+    from planetary.fabric.gateway.topology import GatewayTopology
 
 
 FIRST_STEP_S = 900.0
@@ -50,8 +49,8 @@ class Start:
     unreported: list[RoundMetrics]  # of finished rounds whose lines are still to be written
 
 
-def begin(config: Config, options: GatewayOptions, prepared: Prepared, ring_port: int = 0) -> Start:
-    """Read or make the run folder; `ring_port` is where the ring's master listens, if there is a ring.
+def begin(config: Config, options: GatewayOptions, prepared: Prepared, topology: GatewayTopology) -> Start:
+    """Read or make the run folder; `topology` has been started.
 
     Raises:
         UserError: there is already a run in the folder, or none to resume.
@@ -74,12 +73,12 @@ def begin(config: Config, options: GatewayOptions, prepared: Prepared, ring_port
         )
         specs = prepared.step.spec.params
         parameters = Parameters(specs, initial_state(specs, prepared.params), 0)
-        policy = with_ring(policy, config, ring_port, parameters.state)
+        policy = topology.extend(policy, parameters.state)
         return Start(policy, replay([started]), parameters, [started], [], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     start = _resume(config, options, prepared, policy, earlier)
-    start.policy = with_ring(policy, config, ring_port, start.parameters.state)
+    start.policy = topology.extend(policy, start.parameters.state)
     return start
 
 
@@ -178,23 +177,6 @@ def trim_metrics(path: Path, round_: int) -> list[RoundMetrics]:
     kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
     write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
     return kept
-
-
-def with_ring(policy: ControllerPolicy, config: Config, port: int, state: OuterState) -> ControllerPolicy:
-    """Add what the ring topology needs, when it is the run's; `state` is what the gateway starts from."""
-    if config.sync.topology != "ring":
-        return policy
-    job = RingJob(
-        port=port,
-        connections=config.sync.connections,
-        precision=config.sync.precision,
-        learning_rate=config.outer.learning_rate,
-        momentum=config.outer.momentum,
-        gather_s=config.timings.ring_gather_s,
-        overlap=config.sync.overlap == "async",
-    )
-    ring = RingPolicy(job=job, start_digest=state_digest(policy.spec.params, state))
-    return msgspec.structs.replace(policy, ring=ring)
 
 
 def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:

@@ -1,0 +1,130 @@
+"""Where the results of a round are reduced, and who has which parameters: the interface of the star and the ring."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import StrEnum
+from typing import Literal
+
+from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.protocol.events import Received
+from planetary.fabric.protocol.records import EndKind, Mark
+from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.fabric.protocol.state import OpenRound
+from planetary.wire import messages as m
+
+
+class Outcome(StrEnum):
+    """What became of the reduction under way."""
+
+    WAIT = "wait"
+    RETRY = "retry"  # nobody has a result
+    DONE = "done"  # the round's parameters exist, and are at the gateway where they have to be
+
+
+class Topology(ABC):
+    """One per controller of a run in rounds. The defaults are those of a topology without state on workers.
+
+    Attributes:
+        overlaps: whether a round is trained while the one before it is reduced.
+        result: how a worker's `TrainResult` says where its parameters are.
+        stall: why the reduction cannot go on, "" while it can.
+        failure: why the run cannot go on; None while it can.
+    """
+
+    overlaps = False
+    result: Literal["end_parameters", "held"]
+
+    def __init__(self, desk: RoundsDesk) -> None:
+        """Start from the newest version of the desk's state; nothing is reduced."""
+        self._desk = desk
+        self.stall = ""
+        self.failure: tuple[EndKind, str] | None = None
+
+    # --- parameters -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def able_workers(self) -> list[WorkerSession]:
+        """Return the ready workers that can be given a lease now, in order of their names."""
+
+    @abstractmethod
+    def send_parameters(self, worker: WorkerSession, version: int) -> None:
+        """Make `version` the parameters of the worker's next task, unless they already are."""
+
+    @abstractmethod
+    def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
+        """Whether a worker that is ready has `version`, or can be sent it now."""
+
+    def supply(self, now: float) -> Mark | None:
+        """Bring every ready worker to the newest version; return the mark to go back to when nobody has that."""
+        return None
+
+    def went_back(self, version: int) -> None:
+        """Take note that the run was rolled back to `version`."""
+
+    def newest(self) -> int:
+        """Return the newest version that anybody may be asked to evaluate; older ones are given up."""
+        return 0
+
+    # --- contributions ----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
+        """Keep where the result of an accepted task is."""
+
+    def lost(self, ended: OpenRound) -> list[int]:
+        """Forget the results of a round that no live worker has any more; return their tasks."""
+        return []
+
+    # --- the reduction ----------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether a round's reduction has begun and is not settled."""
+
+    @property
+    def may_close(self) -> bool:
+        """Whether a reduction may begin as far as parameters are concerned."""
+        return True
+
+    @abstractmethod
+    def begin(self, ended: OpenRound, why: str, now: float) -> None:
+        """Reduce what was contributed to a round that closes for the reason `why`."""
+
+    @abstractmethod
+    def begin_again(self, ended: OpenRound, now: float) -> None:
+        """Reduce what is left, after `Outcome.RETRY`."""
+
+    @abstractmethod
+    def settle(self, ended: OpenRound, now: float) -> Outcome:
+        """Say what became of the reduction; ask again after every event and at `next_deadline`."""
+
+    def give_up(self) -> Mark:
+        """Nothing is left to be reduced: the round is trained again. Return where it began."""
+        raise NotImplementedError
+
+    def made(self, round_: int, needed: tuple[int, ...]) -> None:
+        """Take note that the parameters of `round_` are the newest; `needed` are older ones that are evaluated."""
+
+    # --- what workers and the gateway say -----------------------------------------------------------------------
+
+    def ready(self, worker: WorkerSession, message: m.Ready) -> None:
+        """A worker connected that may still have parameters from before."""
+
+    def take(self, worker: WorkerSession, event: Received, now: float) -> bool:
+        """Take a message that belongs to the topology; return whether it did."""
+        return False
+
+    def stepped(self, round_: int) -> None:
+        """The gateway has taken the outer step of a round."""
+
+    # --- time -------------------------------------------------------------------------------------------------
+
+    def stuck_at(self, session: int) -> float | None:
+        """When a worker that takes part in a reduction counts as stuck; None while it does not."""
+        return None
+
+    def next_deadline(self) -> float | None:
+        """When `settle` or `supply` have something to do by themselves."""
+        return None

@@ -1,0 +1,123 @@
+"""The topologies at the gateway: what workers send it, and what it runs beside its own server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from planetary.collectives import Master
+from planetary.core.config import Config
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.outer import OuterState
+from planetary.diloco.ring import state_digest, state_specs
+from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.protocol.policy import ControllerPolicy, RingPolicy
+from planetary.net.authority import Authority
+from planetary.wire import messages as m
+
+
+class GatewayTopology(Protocol):
+    """One per gateway of a run in rounds."""
+
+    def start(self) -> None:
+        """Begin to listen, where something beside the gateway's server listens. Raises `UserError`."""
+        ...
+
+    def stop(self) -> None:
+        """End that, with all its connections."""
+        ...
+
+    def extend(self, policy: ControllerPolicy, state: OuterState) -> ControllerPolicy:
+        """Add the topology's constants to a controller's policy; `state` is what the gateway starts from."""
+        ...
+
+    def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+        """Return the tensors that a worker may send."""
+        ...
+
+    def brings_tensors(self, message: m.Message) -> bool:
+        """Whether a worker's message comes with tensors that the gateway keeps."""
+        ...
+
+    def check(self, message: m.Message, tensors: Tensors, parameters: Parameters) -> str:
+        """Return what makes such tensors unusable, or "". In a thread."""
+        ...
+
+
+class StarGateway:
+    """Workers send their end parameters."""
+
+    def start(self) -> None:
+        """See `GatewayTopology`."""
+
+    def stop(self) -> None:
+        """See `GatewayTopology`."""
+
+    def extend(self, policy: ControllerPolicy, state: OuterState) -> ControllerPolicy:
+        """See `GatewayTopology`."""
+        return policy
+
+    def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+        """See `GatewayTopology`."""
+        return params
+
+    def brings_tensors(self, message: m.Message) -> bool:
+        """See `GatewayTopology`."""
+        return isinstance(message, m.TrainResult)
+
+    def check(self, message: m.Message, tensors: Tensors, parameters: Parameters) -> str:
+        """See `GatewayTopology`."""
+        return parameters.check(tensors)
+
+
+class RingGateway:
+    """Workers reduce among themselves, led by a master in this process, and send the outer state when asked."""
+
+    def __init__(self, config: Config, host: str, authority: Authority | None) -> None:
+        """`host`: the address that workers connect to; `authority` None: plain connections, on loopback only."""
+        self._config = config
+        bracketed = f"[{host}]" if ":" in host else host
+        self._master = Master(f"{bracketed}:{config.sync.port}", authority=authority)
+
+    def start(self) -> None:
+        """See `GatewayTopology`."""
+        self._master.start()
+
+    def stop(self) -> None:
+        """See `GatewayTopology`."""
+        self._master.stop()
+
+    def extend(self, policy: ControllerPolicy, state: OuterState) -> ControllerPolicy:
+        """See `GatewayTopology`."""
+        config = self._config
+        job = m.RingJob(
+            port=int(self._master.address.rpartition(":")[2]),
+            connections=config.sync.connections,
+            precision=config.sync.precision,
+            learning_rate=config.outer.learning_rate,
+            momentum=config.outer.momentum,
+            gather_s=config.timings.ring_gather_s,
+            overlap=config.sync.overlap == "async",
+        )
+        ring = RingPolicy(job=job, start_digest=state_digest(policy.spec.params, state))
+        return msgspec.structs.replace(policy, ring=ring)
+
+    def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
+        """See `GatewayTopology`."""
+        return state_specs(params)
+
+    def brings_tensors(self, message: m.Message) -> bool:
+        """See `GatewayTopology`."""
+        return isinstance(message, m.OuterState)
+
+    def check(self, message: m.Message, tensors: Tensors, parameters: Parameters) -> str:
+        """See `GatewayTopology`."""
+        assert isinstance(message, m.OuterState)
+        return parameters.check_state(message, tensors)
+
+
+def topology_of(config: Config, host: str, authority: Authority | None) -> GatewayTopology:
+    """Return the gateway's part of a configuration's topology; arguments as of `RingGateway`."""
+    return RingGateway(config, host, authority) if config.sync.topology == "ring" else StarGateway()

@@ -15,19 +15,29 @@ from typing import TYPE_CHECKING, Any
 from planetary.version import __version__
 
 if TYPE_CHECKING:
+    from planetary.collectives import Communicator
     from planetary.core.config_schema import Config
+    from planetary.run.authoring import compile, export, vjp
     from planetary.run.handle import Run
     from planetary.run.train import train, train_async
 
 __all__ = [
+    "Communicator",
     "Config",
     "Run",
     "__version__",
+    "compile",
+    "export",
     "train",
     "train_async",
+    "vjp",
 ]
 
 _HOMES = {
+    "Communicator": "planetary.collectives",
+    "compile": "planetary.run.authoring",
+    "export": "planetary.run.authoring",
+    "vjp": "planetary.run.authoring",
     "Config": "planetary.core.config_schema",
     "Run": "planetary.run.handle",
     "train": "planetary.run.train",

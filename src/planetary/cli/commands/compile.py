@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,60 +69,28 @@ def run(args: argparse.Namespace) -> int:
     from planetary.runtime.host import host_features
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
-    target = parse_target(args.target, host_features())  # a wrong one is found before the model is built
+    parse_target(args.target, host_features())  # a wrong one is found before the model is built
     model = load_given_model(args)
     if args.explain:
         return _explain(model, args.json)
-    return _compile(args, model, target)
+    return _compile(args, model)
 
 
 def load_given_model(args: argparse.Namespace) -> Model:
     """Return the model that the arguments of `add_model_arguments` name."""
     from planetary.cli.option_values import key_values
-    from planetary.compiler.frontend.export import export_model, load_model
-    from planetary.core.errors import UserError
-    from planetary.models.zoo import ZOO
+    from planetary.run.authoring import load
 
     options, roles = key_values(args.set, "--set"), key_values(args.role, "--role")
-    if args.model in ZOO:
-        entry = ZOO[args.model]
-        return export_model(entry.source, entry.options(args.preset or "default") | options, roles=roles)
-    if args.preset is not None:
-        raise UserError(f"--preset is for models of the zoo ({', '.join(ZOO)}), found {args.model!r}; use --set")
-    if ":" in args.model and "://" not in args.model:
-        # `python my_program` finds modules beside the program; this finds them where it was started.
-        sys.path.insert(0, str(Path.cwd()))
-        return export_model(args.model, options, roles=roles)
-    if not Path(args.model).exists():
-        raise UserError(
-            f"there is no model {args.model!r}: expected one of the zoo ({', '.join(ZOO)}), module:function, or the "
-            "path of a .mlir file or an exported folder"
-        )
-    if options:
-        raise UserError(f"--set gives options to a model function; {args.model} is a file")
-    return load_model(args.model, roles=roles)
+    return load(args.model, options=options, roles=roles, preset=args.preset)
 
 
-def step_options(args: argparse.Namespace) -> StepOptions:
-    """Return what `--step` says, or raise `UserError`."""
-    import msgspec
-
+def given_step_options(args: argparse.Namespace) -> StepOptions:
+    """Return the options in `--step`, or raise `UserError`."""
     from planetary.cli.option_values import key_values
-    from planetary.compiler.step.step_options import StepOptions
-    from planetary.core.errors import UserError
-    from planetary.core.schedules import Schedule
+    from planetary.run.authoring import step_options
 
-    given = key_values(args.step, "--step")
-    rates = {"learning_rate", "schedule", *Schedule.__struct_fields__}
-    if of_schedule := [key for key in given if key in rates]:
-        raise UserError(
-            f"--step {of_schedule[0]}: the learning rate and its schedule are no part of a compiled step, which takes "
-            "the rate of every step as an argument: one artifact serves them all. Leave it out"
-        )
-    try:
-        return msgspec.convert(given, StepOptions)
-    except msgspec.ValidationError as error:
-        raise UserError(f"--step: {error}; the options are {', '.join(StepOptions.__struct_fields__)}") from None
+    return step_options(key_values(args.step, "--step"))
 
 
 def _explain(model: Model, as_json: bool) -> int:
@@ -146,49 +113,35 @@ def _explain(model: Model, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _compile(args: argparse.Namespace, model: Model, target: Any) -> int:
-    import asyncio
-    import time
-
+def _compile(args: argparse.Namespace, model: Model) -> int:
     import msgspec
 
-    from planetary.artifacts.store import BlobStore, write_atomically
-    from planetary.compiler.step.train_step import build_train_step
-    from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
     from planetary.monitor.human_numbers import count, duration, size
-    from planetary.run.places import cache_folder
+    from planetary.run.authoring import compile as compile_step
 
-    options = step_options(args)
-    began = time.monotonic()
-    step = build_train_step(model, options)
-    built = time.monotonic() - began
-    cache = cache_folder(args.cache)
-    what = ModelToCompile(step, model.initial("param"), model.initial("buffer"))
-    wanted = CompileTarget(target.backend, target.name, target.features)
-    published = asyncio.run(compile_apart(what, wanted, cache))
+    options = given_step_options(args)
+    compiled = compile_step(model, args.target, step=options, output=args.output, cache=args.cache)
+    step, published = compiled.step, compiled.published
     memory = _memory(model, step, options)
-    store = BlobStore(cache / "blobs")
-    if args.output is not None:
-        write_atomically(args.output, store.get(published.digest))
-    where = args.output if args.output is not None else store.path(published.digest)
     if args.json:
         answer = {
             "model": step.spec.model,
             "parameters": step.spec.param_count,
             "target": args.target,
-            "differentiate_s": built,
+            "differentiate_s": compiled.differentiate_s,
             "stablehlo_digest": step.spec.stablehlo_digest,
-            "file": str(where),
+            "file": str(compiled.path),
             **msgspec.to_builtins(published),
             "remat": memory,
         }
         print(msgspec.json.format(msgspec.json.encode(answer), indent=2).decode())
         return EXIT_OK
-    print(f"{step.spec.model}: {count(step.spec.param_count)} parameters, differentiated in {duration(built)}")
+    spent = duration(compiled.differentiate_s)
+    print(f"{step.spec.model}: {count(step.spec.param_count)} parameters, differentiated in {spent}")
     how = "compiled before" if published.cached else f"compiled in {duration(published.compile_s)}"
-    if target.is_pjrt:
+    if args.target.startswith("pjrt"):
         how = "portable StableHLO, which XLA compiles on the worker"
-    print(f"{args.target}: {size(published.nbytes)}, {how}, sha256 {published.digest[:12]}, {where}")
+    print(f"{args.target}: {size(published.nbytes)}, {how}, sha256 {published.digest[:12]}, {compiled.path}")
     print(f"verified in {duration(published.verify_s)}: {published.verified}")
     if memory is not None:
         print(

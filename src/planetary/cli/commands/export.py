@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,21 +44,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    from planetary.artifacts.store import write_atomically
     from planetary.cli.option_values import key_values
-    from planetary.core.errors import UserError
+    from planetary.monitor.human_numbers import count
+    from planetary.run.authoring import export
 
     options, roles = key_values(args.set, "--set"), key_values(args.role, "--role")
-    if (args.output / "manifest.json").exists() and not args.force:
-        raise UserError(f"cannot export to {args.output}: it already holds a model; use --force to replace it")
-
-    from planetary.artifacts.store import write_atomically
-    from planetary.compiler.frontend.export import export_model
-    from planetary.monitor.human_numbers import count
-
-    # `python my_program` finds modules beside the program; this finds them where it was started.
-    sys.path.insert(0, str(Path.cwd()))
-    model = export_model(args.source, options, roles=roles)
-    model.save(args.output)
+    model = export(args.source, args.output, options=options, roles=roles, force=args.force)
     if args.text:
         write_atomically(args.output / "model.stablehlo.txt", model.text.encode())
     size = f"{count(model.param_count)} parameters in {len(model.manifest.of_role('param'))} tensors"

@@ -91,7 +91,7 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
     import asyncio
 
     from planetary.artifacts.store import BlobStore
-    from planetary.cli.commands.compile import load_given_model, step_options
+    from planetary.cli.commands.compile import given_step_options, load_given_model
     from planetary.compiler.check.parity import compare_traces, random_batches, trace
     from planetary.compiler.step.train_step import build_train_step
     from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart
@@ -101,7 +101,7 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
     for target in targets.values():
         require_backend(target.backend)
     model = load_given_model(args)
-    step = build_train_step(model, step_options(args))
+    step = build_train_step(model, given_step_options(args))
     params, buffers = model.initial("param"), model.initial("buffer")
     batches = random_batches(step.spec, args.steps, args.seed)
     cache = cache_folder(args.cache)

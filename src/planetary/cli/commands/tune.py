@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared | ModelToCompile, int]:
     """Return the step to tune and the threads that it runs on."""
-    from planetary.cli.commands.compile import load_given_model, step_options
+    from planetary.cli.commands.compile import given_step_options, load_given_model
     from planetary.compiler.step.train_step import build_train_step
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
@@ -108,7 +108,7 @@ def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared 
         threads = args.threads or fabric.threads or max(1, usable_cores() // fabric.workers)
         return prepare_run(config, cache, stage), threads
     model = load_given_model(args)
-    step = build_train_step(model, step_options(args))
+    step = build_train_step(model, given_step_options(args))
     return ModelToCompile(step, model.initial("param"), model.initial("buffer")), args.threads or 0
 
 

@@ -49,6 +49,7 @@ def test_a_candidate_that_fails_is_shown_and_the_winner_is_compiled_from_then_on
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
+        ([*MODEL, "--target", "cuda", "--threads", "2"], "only CPU devices have threads"),
         ([*MODEL, "--target", "cuda"], "there are no flags to try for backend 'cuda'"),
         ([*MODEL, "--target", "cpu:moon"], "unknown cpu target 'moon'"),
         ([*MODEL, "--steps", "0"], "--steps expects at least 1, found 0"),

@@ -190,6 +190,13 @@ def test_wrong_overrides_are_named(override: str, words: str) -> None:
         apply_overrides(Config(), [override])
 
 
+def test_rocm_is_hip_in_a_file_and_in_an_override(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('model.source = "m:f"\n[fabric]\nbackend = "rocm"\n')
+    assert load_config(path).fabric.backend == "hip"
+    assert apply_overrides(Config(), ["fabric.backend=rocm"]).fabric.backend == "hip"
+
+
 def test_overlap_needs_deltas() -> None:
     ring = ["sync.topology=ring", "sync.overlap=async"]
     assert apply_overrides(Config(), ring).sync.overlap == "async"

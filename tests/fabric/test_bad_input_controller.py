@@ -70,7 +70,7 @@ def test_a_first_worker_whose_target_cannot_be_compiled_is_refused_and_the_other
     (refused,) = bench.records(WorkerRefused)
     assert refused.worker == "odd/0"
     assert "unknown cuda target 'sm_91'" in refused.reason
-    assert (first, m.Shutdown(reason=refused.reason, ok=False)) in bench.sent
+    assert (first, m.Shutdown(reason=refused.reason, ok=False, kind="compile")) in bench.sent
     bench.tell(e.Closed(first, "the connection ended"))
     assert bench.finish is None
     assert bench.controller.stalls.why == "waiting for a worker that can train: odd/0 cannot"
@@ -111,7 +111,7 @@ def test_a_worker_whose_device_is_wrong_takes_no_part_and_the_others_go_on() -> 
     assert not bench.records(RoundStarted), "the first round waits for both"
     bench.tell(e.Received(wrong, m.DeviceRefused(artifact="a" * 64, reason="'head' is off")))
     assert [(r.worker, r.reason) for r in bench.records(WorkerRefused)] == [("wrong/0", "'head' is off")]
-    assert (wrong, m.Shutdown(reason="'head' is off", ok=False)) in bench.sent
+    assert (wrong, m.Shutdown(reason="'head' is off", ok=False, kind="compile")) in bench.sent
     assert bench.finish is None
     assert len(bench.records(RoundStarted)) == 1
     again = bench.connect("wrong")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.core.errors import TrustError
+from planetary.core.errors import PeerError
 from planetary.fabric.protocol import events as e
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
@@ -91,9 +91,9 @@ def test_a_shutdown_ends_the_worker_first() -> None:
 
 def test_a_worker_that_is_not_wanted_any_more_is_no_success() -> None:
     supervisor = running(machine())
-    supervisor.handle(e.Received(1, m.Shutdown(reason="3 failed tasks in a row", ok=False)), 5.0)
+    supervisor.handle(e.Received(1, m.Shutdown(reason="3 failed tasks in a row", ok=False, kind="peer")), 5.0)
     out = supervisor.handle(e.ProcessExited(100, 4, "exited with status 4"), 5.5)
-    assert out[-1] == e.Exit(False, "3 failed tasks in a row", TrustError)
+    assert out[-1] == e.Exit(False, "3 failed tasks in a row", PeerError)
 
 
 def test_stopped_before_a_restart_it_starts_nothing_more() -> None:

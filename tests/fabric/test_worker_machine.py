@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
-from planetary.core.errors import CompileError, TrustError
+from planetary.core.errors import (
+    CompileError,
+    NumericsError,
+    PeerError,
+    PlanetaryError,
+    ResourceError,
+    TrustError,
+)
 from planetary.core.schedules import Schedule
 from planetary.fabric.protocol import events as e
 from planetary.fabric.worker import worker_events as w
@@ -159,6 +167,16 @@ def test_a_refusal_for_good_and_a_shutdown_end_it() -> None:
     assert other.handle(e.Received(1, m.Shutdown(reason="done")), 1.0) == [e.Exit(True, "done")]
     assert other.handle(e.Tick(), 2.0) == []
     assert other.next_deadline() is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [("compile", CompileError), ("numerics", NumericsError), ("resource", ResourceError), ("", PeerError)],
+)
+def test_a_worker_that_is_not_wanted_ends_as_what_it_failed_with(kind: str, error: type[PlanetaryError]) -> None:
+    worker = ready(machine())
+    told = m.Shutdown(reason="of no use", ok=False, kind=kind)
+    assert worker.handle(e.Received(1, told), 1.0) == [e.Exit(False, "of no use", error)]
 
 
 # --- ring -------------------------------------------------------------------------------------------------------

@@ -31,6 +31,10 @@ Memory = Annotated[
 ]
 # What executes the training step: drivers of IREE, or XLA through PJRT; "auto": what is fastest on each machine
 Backend = Literal["auto", "cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]
+BACKEND_ALIASES = {"rocm": "hip"}
+"""Other names of backends: IREE's compiler and PCP say rocm, IREE's runtime hip."""
+ALIASES: dict[tuple[str, str], dict[str, str]] = {("fabric", "backend"): BACKEND_ALIASES}
+"""By section and key: other names of its values, which a configuration may have instead."""
 
 
 class RunConfig(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from planetary.core.config_schema import Config
+from planetary.core.config_schema import ALIASES, Config
 from planetary.core.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -130,6 +130,8 @@ def check_value(section: str, key: str, value: object, origin: str) -> Any:
     """Return `value` as the type that the known key takes, or raise `UserError` saying what was expected."""
     kind = FIELDS[section][key].type
     wanted = next(field.type for field in msgspec.structs.fields(SECTIONS[section]) if field.name == key)
+    if isinstance(value, str):
+        value = ALIASES.get((section, key), {}).get(value, value)
     # Comparisons with a NaN are all false, so the ranges in the types do not catch it.
     if not isinstance(value, float) or math.isfinite(value):
         try:

@@ -24,21 +24,14 @@ def write_results(folder: Path) -> None:
 
 def failure_of(kind: EndKind, reason: str, folder: Path) -> PlanetaryError:
     """Return the error that a run which did not finish ends with; its class decides the exit code."""
-    from planetary.core import errors
+    from planetary.fabric.protocol.records import error_class
 
     again = f"planetary train --resume {folder}"
-    match kind:
-        case "stopped":
-            return errors.ClosedError(f"{reason}. The run can go on: {again}")
-        case "compile":
-            return errors.CompileError(f"{reason}. What was trained before is kept; when this is mended: {again}")
-        case "data":
-            return errors.UserError(f"{reason}. What was trained before is kept; when the data is mended: {again}")
-        case "resource":
-            return errors.ResourceError(f"{reason}. What was trained before is kept; when there is enough: {again}")
-        case "numerics":
-            # Every try from the same state would end the same way, and another learning rate is another run.
-            return errors.NumericsError(
-                f"{reason}. Finished rounds are kept in {folder}; start a new run with other values"
-            )
-    return errors.PeerError(f"{reason}. The run can go on: {again}")
+    what_next = {
+        "compile": f"What was trained before is kept; when this is mended: {again}",
+        "data": f"What was trained before is kept; when the data is mended: {again}",
+        "resource": f"What was trained before is kept; when there is enough: {again}",
+        # Every try from the same state would end the same way, and another learning rate is another run.
+        "numerics": f"Finished rounds are kept in {folder}; start a new run with other values",
+    }
+    return error_class(kind)(f"{reason}. {what_next.get(kind, f'The run can go on: {again}')}")

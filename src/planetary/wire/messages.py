@@ -119,6 +119,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
     reason: str
     ok: bool = True  # whether to exit with status 0
+    kind: str = ""  # where `ok` is false: what failed, as in the journal's last record, e.g. "compile"
 
 
 # --- worker and gateway ----------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--threads",
         type=int,
         metavar="N",
-        help="CPU threads of the step (default: what a worker of the configuration has, else all cores)",
+        help="threads of the step on a CPU (default: what a worker of the configuration has, else all cores)",
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="turns of the two finalists (default: 3)")
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps in each turn (default: 5)")
@@ -64,10 +64,12 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.errors import UserError
     from planetary.fabric.preparation.flag_search import search_flags
     from planetary.run.places import cache_folder
+    from planetary.runtime.backends import CPU_BACKENDS, check_device
     from planetary.runtime.host import host_features
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     target = parse_target(args.target, host_features())
+    check_device(target.backend, 0, args.threads)
     candidates_for(target.backend)  # a wrong target is found before the model is built
     for flag in ("rounds", "steps"):
         if getattr(args, flag) < 1:
@@ -79,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
     cache = cache_folder(args.cache)
     what, threads = _given(args, cache, stage)
+    threads = threads if target.backend in CPU_BACKENDS else 0  # a configuration's are of its workers
     choice = asyncio.run(
         search_flags(what, target, cache, rounds=args.rounds, steps=args.steps, threads=threads, stage=stage)
     )

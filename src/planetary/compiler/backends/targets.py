@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from planetary.core.config_schema import BACKEND_ALIASES
 from planetary.core.errors import UserError
 
 PJRT_BACKENDS = ("pjrt:cpu", "pjrt:cuda")
@@ -34,9 +35,6 @@ VULKAN_NAMES = (
     *("a100", "rtx3080", "rtx3090", "rtx4090", "rx7900xtx", "gfx1010", "gfx1030", *HIP_CHIPS),
 )
 _METAL_NAME = "macos"
-
-BACKEND_ALIASES = {"rocm": "hip"}
-"""Other names of backends: IREE's compiler and PCP say rocm, IREE's runtime hip."""
 
 
 class Target(msgspec.Struct, frozen=True):

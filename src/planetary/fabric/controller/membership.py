@@ -173,13 +173,13 @@ class Membership:
     def ban(self, worker: WorkerSession, reason: str, kind: EndKind) -> None:
         """Never use this worker again in this run, and tell it and its supervisor to end."""
         if worker.trial:  # of one backend among several: its machine goes on with another
-            self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False))
+            self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False, kind=kind))
             return
         self.last_failure = (kind, reason)
         self.banned[worker.worker] = reason
         supervisors = [s.session for s in self._desk.supervisors.values() if s.worker == worker.worker]
         for session in [worker.session, *supervisors]:
-            self._desk.send(session, m.Shutdown(reason=reason, ok=False))
+            self._desk.send(session, m.Shutdown(reason=reason, ok=False, kind=kind))
 
     def restart(self, worker: WorkerSession, reason: str) -> None:
         """Ask the worker's supervisor, if it has one, for a fresh process."""

@@ -13,6 +13,15 @@ from typing import Literal
 
 import msgspec
 
+from planetary.core.errors import (
+    ClosedError,
+    CompileError,
+    NumericsError,
+    PeerError,
+    PlanetaryError,
+    ResourceError,
+    UserError,
+)
 from planetary.data.slices import LeaseLedger
 
 
@@ -265,6 +274,20 @@ EndKind = Literal["", "done", "stopped", "deserted", "compile", "numerics", "dat
 """Why a run ended. stopped: somebody asked for it; deserted: no worker was there any more; compile, numerics, data,
 resource: every worker failed, the last one in this way; peer: they failed otherwise, or sent what is unusable; empty:
 the journal of an older version does not say."""
+
+
+_ERRORS: dict[str, type[PlanetaryError]] = {
+    "stopped": ClosedError,
+    "compile": CompileError,
+    "numerics": NumericsError,
+    "data": UserError,
+    "resource": ResourceError,
+}
+
+
+def error_class(kind: str) -> type[PlanetaryError]:
+    """Return the class of the error that a run, or a worker which is not wanted any more, ends with."""
+    return _ERRORS.get(kind, PeerError)
 
 
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planetary.core.errors import TrustError
+from planetary.core.errors import PlanetaryError, TrustError
 from planetary.fabric.protocol.backoff import pause_before
 from planetary.fabric.protocol.events import (
     Closed,
@@ -26,6 +26,7 @@ from planetary.fabric.protocol.events import (
     StopRequested,
     Tick,
 )
+from planetary.fabric.protocol.records import error_class
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.wire import messages as m
 
@@ -54,7 +55,7 @@ class SupervisorMachine:
         self._started_at = 0.0
         self._start_at: float | None = 0.0
         self._stop_reason: str | None = None
-        self._refused = False  # whether it is the gateway that does not want this worker
+        self._error: type[PlanetaryError] | None = None  # that it was refused with
         self._ended = False
         self._out: list[Instruction] = []
 
@@ -82,7 +83,7 @@ class SupervisorMachine:
             case Closed() if event.session == self._session:
                 self._connected = False
                 if event.refused:
-                    self._refused = True
+                    self._error = TrustError
                     self._stop(event.reason)
                 else:
                     self._dial_at = now + pause_before(self._dials + 1, *self._redial, self.name)
@@ -90,7 +91,7 @@ class SupervisorMachine:
                 if isinstance(event.message, m.RestartWorker) and self._pid:
                     self._out.append(KillProcess(event.message.reason, gracefully=False))
                 elif isinstance(event.message, m.Shutdown):
-                    self._refused = not event.message.ok
+                    self._error = None if event.message.ok else error_class(event.message.kind)
                     self._stop(event.message.reason)
             case ProcessStarted():
                 self._pid, self._started_at = event.pid, now
@@ -136,8 +137,7 @@ class SupervisorMachine:
     def _exit(self, reason: str, status: int = 0) -> None:
         self._ended = True
         self._send(m.Goodbye(reason=reason))
-        error = TrustError if self._refused else None
-        self._out.append(Exit(error is None and status == 0, reason, error, status))
+        self._out.append(Exit(self._error is None and status == 0, reason, self._error, status))
 
     def _send(self, message: m.Message) -> None:
         if self._connected:

@@ -31,6 +31,7 @@ from planetary.fabric.protocol.events import (
     StopRequested,
     Tick,
 )
+from planetary.fabric.protocol.records import error_class
 from planetary.fabric.worker.worker_events import (
     BlobMissing,
     DeviceIsWrong,
@@ -238,7 +239,7 @@ class WorkerMachine:
                     self._stopping = True
                     self._out.append(StopTask(message.task))
             case m.Shutdown():
-                self._exit(None if message.ok else TrustError, message.reason)
+                self._exit(None if message.ok else error_class(message.kind), message.reason)
 
     def _report_ready(self) -> None:
         if self._job is None or self._loaded != _to_load(self._job):

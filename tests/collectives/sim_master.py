@@ -10,7 +10,7 @@ from planetary.collectives.master import master_events as me
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
 from planetary.collectives.protocol import messages as m
-from planetary.testing.world import World
+from planetary.simulation.world import World
 
 if TYPE_CHECKING:
     from sim_peer import SimPeer

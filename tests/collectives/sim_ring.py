@@ -13,7 +13,7 @@ from sim_trainer import SimTrainer
 
 from planetary.collectives.master import master_events as me
 from planetary.collectives.peer import peer_events as pe
-from planetary.testing.world import World
+from planetary.simulation.world import World
 
 RESTART_S = 0.7
 

@@ -15,7 +15,7 @@ from real_ring import DEADLINE_S, together
 from planetary.collectives import Communicator, Master
 from planetary.collectives.transport.sockets import SocketOptions, parse_advertised
 from planetary.core.errors import UserError
-from planetary.testing.clock import FakeClock
+from planetary.simulation.clock import FakeClock
 from planetary.testing.shaped_relay import Route, ShapedRelay
 from planetary.testing.shaper import QUANTUM, Flow, TokenBucket, Way
 

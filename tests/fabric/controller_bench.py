@@ -8,7 +8,7 @@ from planetary.fabric.controller.controller import Controller
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.records import AnyRecord, RunStarted
 from planetary.fabric.protocol.state import replay
-from planetary.testing.cluster import policy
+from planetary.simulation.cluster import policy
 from planetary.wire import messages as m
 
 ROUNDS = 3

@@ -16,9 +16,9 @@ from planetary.fabric.protocol.records import (
     RunResumed,
 )
 from planetary.fabric.protocol.state import replay
-from planetary.testing.cluster import SimCluster, policy
-from planetary.testing.faults import draw_plan
-from planetary.testing.sim_training import replay_parameters
+from planetary.simulation.cluster import SimCluster, policy
+from planetary.simulation.faults import draw_plan
+from planetary.simulation.small_training import replay_parameters
 
 ROUNDS, WORKERS = 6, 3
 LIMIT_S = 600.0

@@ -16,7 +16,7 @@ from planetary.fabric.protocol.records import (
     WorkerLost,
     WorkerRefused,
 )
-from planetary.testing.cluster import SimCluster, policy
+from planetary.simulation.cluster import SimCluster, policy
 from planetary.wire import messages as m
 
 

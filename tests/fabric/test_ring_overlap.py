@@ -22,9 +22,9 @@ from planetary.fabric.protocol.records import (
     RunResumed,
     WorkerJoined,
 )
-from planetary.testing.cluster import SimCluster, policy
-from planetary.testing.faults import KINDS, Fault
-from planetary.testing.sim_training import encode_story
+from planetary.simulation.cluster import SimCluster, policy
+from planetary.simulation.faults import KINDS, Fault
+from planetary.simulation.small_training import encode_story
 
 SCHEDULES = 80
 

@@ -10,7 +10,7 @@ from planetary.core.errors import LocalProtocolError
 from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
 from planetary.fabric.protocol.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import apply, replay
-from planetary.testing.cluster import SimCluster, policy
+from planetary.simulation.cluster import SimCluster, policy
 
 
 def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[AnyRecord], RoundFinished]:

@@ -17,7 +17,7 @@ from planetary.core.schedules import Schedule
 from planetary.fabric.protocol import events as e
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.worker_machine import WorkerMachine
-from planetary.testing.cluster import SPEC
+from planetary.simulation.cluster import SPEC
 from planetary.wire import messages as m
 
 JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())

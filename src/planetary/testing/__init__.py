@@ -1,4 +1,4 @@
-"""Tools for tests, public on purpose: a simulated world in which a whole fabric runs in one process.
+"""Tools for tests, public on purpose: relays that shape and cut real connections on one machine.
 
-Nothing in the package itself imports this. Start with `cluster.SimCluster` and `faults.draw_plan`.
+Nothing in the package itself imports this. A fabric in one process is in `planetary.simulation`.
 """

@@ -21,7 +21,7 @@ from planetary.fabric.protocol.records import (
     RunFinished,
     RunResumed,
 )
-from planetary.testing.sim_ring import PARAMS
+from planetary.simulation.ring import PARAMS
 
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
 

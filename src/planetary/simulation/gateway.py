@@ -20,10 +20,10 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.state import replay
 from planetary.fabric.protocol.status import RoundMetrics
-from planetary.testing.network import Link
-from planetary.testing.sim_ring import OVERLAPPED_S, REDUCE_S, SimRing, digest_of
-from planetary.testing.sim_training import delayed_outer, outer, outer_of_held
-from planetary.testing.world import World
+from planetary.simulation.network import Link
+from planetary.simulation.ring import OVERLAPPED_S, REDUCE_S, SimRing, digest_of
+from planetary.simulation.small_training import delayed_outer, outer, outer_of_held
+from planetary.simulation.world import World
 from planetary.wire import messages as m
 
 CHECKPOINT_S = 0.15

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from planetary.testing.world import World
+from planetary.simulation.world import World
 
 
 class Endpoint(Protocol):

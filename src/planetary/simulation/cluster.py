@@ -13,13 +13,13 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, RingPolicy
-from planetary.testing.faults import Fault
-from planetary.testing.network import Network
-from planetary.testing.sim_gateway import SimDisk, SimGateway
-from planetary.testing.sim_ring import PARAMS
-from planetary.testing.sim_training import OUTER_MOMENTUM, OUTER_RATE
-from planetary.testing.sim_worker import SimHost
-from planetary.testing.world import World
+from planetary.simulation.faults import Fault
+from planetary.simulation.gateway import SimDisk, SimGateway
+from planetary.simulation.network import Network
+from planetary.simulation.ring import PARAMS
+from planetary.simulation.small_training import OUTER_MOMENTUM, OUTER_RATE
+from planetary.simulation.worker import SimHost
+from planetary.simulation.world import World
 from planetary.wire import messages as m
 
 SPEC = StepSpec("simulated", PARAMS, (), (), (), "0" * 64)

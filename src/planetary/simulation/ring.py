@@ -11,7 +11,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer import OuterState
 from planetary.diloco.ring import Held, state_digest
 from planetary.fabric.worker import worker_events as w
-from planetary.testing.world import World
+from planetary.simulation.world import World
 from planetary.wire import messages as m
 
 PARAMS = (TensorSpec("w", "f32", (8,)),)

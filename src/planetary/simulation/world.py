@@ -7,7 +7,7 @@ import itertools
 import random
 from collections.abc import Callable
 
-from planetary.testing.clock import FakeClock
+from planetary.simulation.clock import FakeClock
 
 
 class World:

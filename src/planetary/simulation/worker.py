@@ -14,13 +14,13 @@ from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.worker_machine import WorkerMachine
-from planetary.testing.network import Link
-from planetary.testing.sim_ring import Outer, digest_of
-from planetary.testing.sim_training import train
+from planetary.simulation.network import Link
+from planetary.simulation.ring import Outer, digest_of
+from planetary.simulation.small_training import train
 from planetary.wire import messages as m
 
 if TYPE_CHECKING:
-    from planetary.testing.cluster import SimCluster
+    from planetary.simulation.cluster import SimCluster
 
 STEP_S = 0.2  # of a healthy worker
 START_S = 0.6  # from the start of a process to its first connection

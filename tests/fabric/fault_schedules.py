@@ -80,9 +80,9 @@ def check(cluster: SimCluster, seed: int) -> None:
 
     # The parameters are exactly what the final history says they are.
     assert cluster.gateway.controller.policy.inner_steps == 4
-    theta = cluster.gateway._theta[ROUNDS]
+    found = cluster.gateway.parameters.state.params
     again = replay_parameters(cluster.disk.journal, 4, overlap=cluster.policy.overlap)
-    np.testing.assert_array_equal(theta, again, err_msg=where)
+    np.testing.assert_array_equal(found["w"], again["w"], err_msg=where)
 
     # One metrics line per round, evaluated unless newer rounds overtook it twice.
     assert sorted(cluster.disk.metrics) == list(range(1, ROUNDS + 1)), where

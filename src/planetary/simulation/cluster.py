@@ -1,8 +1,8 @@
 """A whole fabric in one process: the real machines and the real outer mathematics, in a simulated world.
 
-What is simulated is only what the shells do: connections, processes, the disk, and an executor whose "training" is a
-small known function of parameters and lease. So the parameters at the end can be computed again from the journal
-alone (`sim_training.replay_parameters`) and must be equal bit for bit, whatever went wrong on the way.
+Only what the shells do is simulated: connections, processes and the disk. What is computed is behind
+`simulation.numerics`: a real training step, or `small_training`, whose parameters at the end can be computed again from
+the journal alone and must be equal bit for bit, whatever went wrong on the way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, RingPo
 from planetary.simulation.faults import Fault
 from planetary.simulation.gateway import SimDisk, SimGateway
 from planetary.simulation.network import Network
-from planetary.simulation.ring import PARAMS
-from planetary.simulation.small_training import OUTER_MOMENTUM, OUTER_RATE
+from planetary.simulation.numerics import Numerics
+from planetary.simulation.small_training import OUTER_MOMENTUM, OUTER_RATE, PARAMS, TOKENS_PER_STEP, SmallTraining
 from planetary.simulation.worker import SimHost
 from planetary.simulation.world import World
 from planetary.wire import messages as m
@@ -51,7 +51,7 @@ def policy(
         inner_steps=inner_steps,
         inner_state="persist",
         schedule=Schedule(),
-        tokens_per_lease=inner_steps * 10,
+        tokens_per_lease=inner_steps * TOKENS_PER_STEP,
         locate=lambda lease: m.Slice("data", "ui8", lease * 44, 44),
         held_out=tuple(EvalChunk(m.Slice("held-out", "ui8", 11 * i, 11), 1) for i in range(workers)),
         eval_every=1,
@@ -69,17 +69,28 @@ def policy(
 class SimCluster:
     """A gateway and some hosts, with faults."""
 
-    def __init__(self, seed: int, limits: ControllerPolicy, hosts: int, plan: Sequence[Fault] = ()) -> None:
-        """Start everything at time 0; `plan` names hosts by number."""
+    def __init__(
+        self,
+        seed: int,
+        limits: ControllerPolicy,
+        hosts: int,
+        plan: Sequence[Fault] = (),
+        numerics: Numerics | None = None,
+    ) -> None:
+        """Start everything at time 0; `plan` names hosts by number. `numerics` None: `SmallTraining`."""
+        self.numerics: Numerics = SmallTraining() if numerics is None else numerics
         self.world = World(seed)
         self.network = Network(self.world, (0.001, 0.05), limits.silent_after_s)
         self.disk = SimDisk()
         self.policy = limits
         self.struck: list[str] = []  # faults that really hit something
-        self.gateway: SimGateway | None = SimGateway(self.world, self.disk, limits, self.network.partitioned)
+        self.gateway: SimGateway | None = self._gateway(limits)
         self.hosts = [SimHost(self, f"node-{i}/0") for i in range(hosts)]
         for fault in plan:
             self.world.at(fault.at_s, lambda fault=fault: self._strike(fault))
+
+    def _gateway(self, limits: ControllerPolicy) -> SimGateway:
+        return SimGateway(self.world, self.disk, limits, self.numerics, self.network.partitioned)
 
     def gateway_endpoint(self) -> SimGateway | None:
         """The gateway that listens now, or None while it is down."""
@@ -130,7 +141,7 @@ class SimCluster:
         self.gateway = None
 
         def restart() -> None:
-            self.gateway = SimGateway(self.world, self.disk, self.policy, self.network.partitioned)
+            self.gateway = self._gateway(self.policy)
 
         self.world.after(RESTART_GATEWAY_S, restart)
         return True

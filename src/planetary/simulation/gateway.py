@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from planetary.diloco.mean import Contribution
+from planetary.data.slices import LeaseLedger
+from planetary.diloco.outer import OuterState
+from planetary.diloco.ring import state_digest
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
+from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import (
@@ -21,8 +23,9 @@ from planetary.fabric.protocol.records import (
 from planetary.fabric.protocol.state import replay
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.simulation.network import Link
-from planetary.simulation.ring import OVERLAPPED_S, REDUCE_S, SimRing, digest_of
-from planetary.simulation.small_training import delayed_outer, outer, outer_of_held
+from planetary.simulation.numerics import Numerics
+from planetary.simulation.outer_steps import delayed_outer, outer_of_held
+from planetary.simulation.ring import OVERLAPPED_S, REDUCE_S, SimRing
 from planetary.simulation.world import World
 from planetary.wire import messages as m
 
@@ -38,55 +41,63 @@ class SimDisk:
     def __init__(self) -> None:
         """Empty."""
         self.journal: list[Record] = []
-        self.checkpoints: dict[int, tuple[Mark, np.ndarray, np.ndarray]] = {}
+        self.times: list[float] = []  # of the records, in simulated seconds
+        self.checkpoints: dict[int, tuple[Mark, OuterState]] = {}
         self.metrics: dict[int, RoundMetrics] = {}
         self.full = 0  # how many of the next checkpoints find no space
+
+    def append(self, record: Record, now: float) -> None:
+        """Write a record of the journal."""
+        self.journal.append(record)
+        self.times.append(now)
 
 
 class SimGateway:
     """The gateway's shell: the controller machine, parameters, and the disk."""
 
-    def __init__(self, world: World, disk: SimDisk, limits: ControllerPolicy, partitioned: set[str]) -> None:
+    def __init__(
+        self, world: World, disk: SimDisk, limits: ControllerPolicy, numerics: Numerics, partitioned: set[str]
+    ) -> None:
         """Start a run, or go on with the one on the disk. `partitioned` are the nodes that are cut off now."""
-        self.world, self.disk, self.policy = world, disk, limits
+        self.world, self.disk, self.policy, self.numerics = world, disk, limits, numerics
         self.dead = False
         self.finished: e.Finish | None = None
         self._links: dict[int, Link] = {}
         self._sessions = 0
-        self._attachments = 0
-        self._contributions: dict[int, Any] = {}
         self._wakes: float | None = None
-        self._theta: dict[int, np.ndarray] = {}
-        self._velocity = np.zeros(8, np.float32)
         step, seconds = (delayed_outer, OVERLAPPED_S) if limits.overlap else (outer_of_held, REDUCE_S)
-        self.ring = SimRing(world, partitioned, step, seconds)
-        untold = self._begin()
+        self.ring = SimRing(world, partitioned, numerics, step, seconds)
+        self.parameters, untold = self._begin()
         if limits.ring is not None:
-            start = (next(iter(self._theta.values())), self._velocity)
-            ring = msgspec.structs.replace(limits.ring, start_digest=digest_of(start))
+            start = state_digest(numerics.specs, self.parameters.state)
+            ring = msgspec.structs.replace(limits.ring, start_digest=start)
             self.policy = limits = msgspec.structs.replace(limits, ring=ring)
         self.controller = Controller(limits, replay(disk.journal), world.now, untold)
         self._handle(e.Tick())
 
-    def _begin(self) -> list[RoundMetrics]:
-        disk = self.disk
+    def _begin(self) -> tuple[Parameters, list[RoundMetrics]]:
+        disk, policy, specs = self.disk, self.policy, self.numerics.specs
         if not disk.journal:
-            self._theta[0] = np.linspace(-1, 1, 8, dtype=np.float32)
-            disk.journal.append(RunStarted(run="sim", rounds=self.policy.rounds, config_hash="c", model="m", params=8))
-            return []
+            started = RunStarted(
+                run=policy.run,
+                rounds=policy.rounds,
+                config_hash=policy.config_hash,
+                model=policy.spec.stablehlo_digest,
+                params=sum(spec.size for spec in specs),
+            )
+            disk.append(started, self.world.now)
+            return Parameters(specs, self.numerics.initial(), 0), []
         last = max(disk.checkpoints, default=0)
-        if last:
-            mark, theta, self._velocity = disk.checkpoints[last]
-        else:
-            mark, theta = Mark(0, 0, 1, type(replay([]).ledger)()), np.linspace(-1, 1, 8, dtype=np.float32)
-        self._theta[last] = theta
+        mark, state = disk.checkpoints[last] if last else (Mark(0, 0, 1, LeaseLedger()), self.numerics.initial())
         disk.metrics = {r: line for r, line in disk.metrics.items() if r <= last}
-        state = replay(disk.journal)
-        late = finished_by_checkpoint(disk.journal, state.closing or state.open, state.tokens_total, last)
+        before = replay(disk.journal)
+        late = finished_by_checkpoint(disk.journal, before.closing or before.open, before.tokens_total, last)
         if late is not None:
-            disk.journal.append(late)
-        disk.journal.append(RunResumed(run="sim", rounds=self.policy.rounds, mark=mark, config_hash="c"))
-        return unreported(disk.journal, disk.metrics, last, self.policy.inner_steps)
+            disk.append(late, self.world.now)
+        resumed = RunResumed(run=policy.run, rounds=policy.rounds, mark=mark, config_hash=policy.config_hash)
+        disk.append(resumed, self.world.now)
+        untold = unreported(disk.journal, disk.metrics, last, policy.inner_steps)
+        return Parameters(specs, state, last), untold
 
     # --- the network's side -----------------------------------------------------------------------------------
 
@@ -102,16 +113,11 @@ class SimGateway:
             self._links[session] = link
         defect, attachment = "", 0
         if isinstance(message, m.OuterState):
-            self._attachments += 1
-            attachment = self._attachments
-            self._contributions[attachment] = tensors
-            defect = "" if digest_of(tensors) == message.digest else "another digest"
+            attachment = self.parameters.attach(tensors)
+            defect = self.parameters.check_state(message, tensors)
         elif isinstance(message, m.TrainResult) and self.policy.ring is None:
-            self._attachments += 1
-            attachment = self._attachments
-            self._contributions[attachment] = tensors
-            if not np.isfinite(tensors).all():
-                defect = "tensor w contains NaN"
+            attachment = self.parameters.attach(tensors)
+            defect = self.parameters.check(tensors)
         self._handle(e.Received(session, message, defect, attachment))
 
     def broken(self, link: Link, reason: str) -> None:
@@ -150,13 +156,13 @@ class SimGateway:
         world, disk = self.world, self.disk
         match instruction:
             case e.Append():
-                disk.journal.append(instruction.record)
+                disk.append(instruction.record, world.now)
             case e.Send():
                 payload = None
                 if isinstance(instruction.payload, e.ParametersOf):
-                    payload = self._theta[instruction.payload.version]
+                    payload = self.parameters.of_version(instruction.payload.version)
                 elif isinstance(instruction.payload, e.OuterStateOf):
-                    payload = (self._theta[instruction.payload.version], self._velocity)
+                    payload = self.parameters.outer_state(instruction.payload.version)
                 link = self._links.get(instruction.session)
                 if link is not None:
                     link.send_to_client((instruction.message, payload))
@@ -181,14 +187,13 @@ class SimGateway:
             case e.TakeOuterStep():
                 self._outer_step(instruction)
             case e.KeepParameters():
-                self._theta = {v: t for v, t in self._theta.items() if v in instruction.versions}
+                self.parameters.keep(instruction.versions)
             case e.KeepOuterState():
-                theta, self._velocity = self._contributions.pop(instruction.attachment)
-                self._theta = {instruction.version: theta}
+                self.parameters.adopt(instruction.version, instruction.attachment)
             case e.ForgetRounds():
                 disk.metrics = {r: line for r, line in disk.metrics.items() if r <= instruction.after}
             case e.DropAttachment():
-                del self._contributions[instruction.attachment]
+                self.parameters.drop(instruction.attachment)
             case e.WriteCheckpoint():
                 self._write_checkpoint(instruction)
             case e.WriteMetrics():
@@ -198,17 +203,13 @@ class SimGateway:
                 self.finished = instruction
 
     def _outer_step(self, instruction: e.TakeOuterStep) -> None:
-        parts = [
-            Contribution(task, tokens, {"w": self._contributions.pop(attachment)})
-            for task, tokens, attachment in instruction.contributions
-        ]
-        theta, self._velocity = outer(self._theta[instruction.round - 1], self._velocity, parts)
-        self._theta[instruction.round] = theta
+        rate, momentum = self.numerics.learning_rate, self.numerics.momentum
+        self.parameters.take_outer_step(instruction.round, instruction.contributions, rate, momentum)
         self.world.after(OUTER_S, lambda: self._handle(e.OuterStepDone(instruction.round)))
 
     def _write_checkpoint(self, instruction: e.WriteCheckpoint) -> None:
         number = instruction.mark.round
-        content = (instruction.mark, self._theta[number], self._velocity)
+        content = (instruction.mark, self.parameters.state)
 
         def commit() -> None:
             if self.dead:

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-
-from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer import OuterState
 from planetary.diloco.ring import Held, state_digest
 from planetary.fabric.worker import worker_events as w
+from planetary.simulation.numerics import Numerics
+from planetary.simulation.outer_steps import OuterStepOf
 from planetary.simulation.world import World
 from planetary.wire import messages as m
 
-PARAMS = (TensorSpec("w", "f32", (8,)),)
 GATHER_S = 5.0
 REDUCE_S = (0.05, 0.6)
 OVERLAPPED_S = (0.05, 2.0)  # with overlap: sometimes longer than a lease takes
-
-Outer = tuple[np.ndarray, np.ndarray]  # parameters and velocity, float32 [8] each
-OuterStepOf = Callable[[np.ndarray, np.ndarray, list[Held]], Outer]
-
-
-def digest_of(outer: Outer) -> str:
-    """The real digest of the simulation's outer state."""
-    return state_digest(PARAMS, OuterState({"w": outer[0]}, {"w": outer[1]}))
 
 
 class Member(Protocol):
@@ -36,7 +25,7 @@ class Member(Protocol):
         """Where it runs."""
         ...
 
-    def reduced(self, event: w.ReduceBroke | w.ReduceSucceeded, outer: Outer | None) -> None:
+    def reduced(self, event: w.ReduceBroke | w.ReduceSucceeded, outer: OuterState | None) -> None:
         """Hear what became of it."""
         ...
 
@@ -44,21 +33,29 @@ class Member(Protocol):
 class _Attempt:
     def __init__(self, message: m.Reduce) -> None:
         self.message = message
-        self.shares: dict[Member, tuple[list[Held], Outer]] = {}
+        self.shares: dict[Member, tuple[list[Held], OuterState]] = {}
         self.over = False
 
 
 class SimRing:
     """The ring's master and the transfers that it lets begin. Lives and dies with the gateway."""
 
-    def __init__(self, world: World, partitioned: set[str], step: OuterStepOf, seconds: tuple[float, float]) -> None:
+    def __init__(
+        self,
+        world: World,
+        partitioned: set[str],
+        numerics: Numerics,
+        step: OuterStepOf,
+        seconds: tuple[float, float],
+    ) -> None:
         """`step` is the outer step; `partitioned` are the nodes that are cut off now; `seconds` a reduction takes."""
-        self._world, self._partitioned, self._step, self._seconds = world, partitioned, step, seconds
+        self._world, self._partitioned, self._seconds = world, partitioned, seconds
+        self._numerics, self._step = numerics, step
         self._attempts: dict[int, _Attempt] = {}
         self._groups: dict[int, frozenset[Member]] = {}  # that were formed, and whole ever since
         self._broken: set[int] = set()
 
-    def reduce(self, member: Member, message: m.Reduce, own: list[Held], outer: Outer) -> None:
+    def reduce(self, member: Member, message: m.Reduce, own: list[Held], outer: OuterState) -> None:
         """A worker begins its part."""
         attempt = self._attempts.get(message.attempt)
         if attempt is None:
@@ -98,22 +95,22 @@ class SimRing:
         attempt.over = True
         message = attempt.message
         shares = list(attempt.shares.values())
-        theta, velocity = shares[0][1]
-        for _, outer in shares:
-            np.testing.assert_array_equal(outer[0], theta, "workers reduce from different parameters")
-            np.testing.assert_array_equal(outer[1], velocity, "workers reduce from different velocities")
+        state = shares[0][1]
+        digest = state_digest(self._numerics.specs, state)
+        for _, other in shares:
+            assert state_digest(self._numerics.specs, other) == digest, "workers reduce from different states"
         parts = sorted((part for own, _ in shares for part in own), key=lambda part: part.contribution.task)
         tasks = tuple(part.contribution.task for part in parts)
         assert tasks == message.tasks, "a contribution that counts is with nobody"
         assert sum(part.contribution.tokens for part in parts) == message.tokens
-        after = self._step(theta, velocity, parts)
-        event = w.ReduceSucceeded(message.round, message.attempt, digest_of(after), 32, 32)
+        after = self._step(self._numerics, state, parts)
+        event = w.ReduceSucceeded(message.round, message.attempt, state_digest(self._numerics.specs, after), 32, 32)
         for member in list(attempt.shares):
             self._world.after(
                 self._world.random.uniform(0.0, 0.3), lambda member=member: self._notify(member, event, after)
             )
 
-    def _notify(self, member: Member, event: w.ReduceSucceeded, after: Outer) -> None:
+    def _notify(self, member: Member, event: w.ReduceSucceeded, after: OuterState) -> None:
         """Tell a member that it is done; who is cut off just then believes that it failed."""
         if member.node in self._partitioned:
             member.reduced(w.ReduceBroke(event.round, event.attempt, "peer", "the master was silent"), None)
@@ -129,5 +126,5 @@ class SimRing:
         for member in list(attempt.shares):
             self._tell(member, w.ReduceBroke(message.round, message.attempt, "peer", reason), None)
 
-    def _tell(self, member: Member, event: w.ReduceBroke | w.ReduceSucceeded, outer: Outer | None) -> None:
+    def _tell(self, member: Member, event: w.ReduceBroke | w.ReduceSucceeded, outer: OuterState | None) -> None:
         self._world.after(self._world.random.uniform(0.0, 0.3), lambda: member.reduced(event, outer))

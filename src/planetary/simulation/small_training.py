@@ -1,4 +1,4 @@
-"""The simulation's training and outer steps; the parameters at the end of a run, from its journal alone."""
+"""Training that is a small known function; the parameters at the end of such a run, from its journal alone."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable
 import msgspec
 import numpy as np
 
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.mean import Contribution
-from planetary.diloco.outer import OuterState, outer_step
-from planetary.diloco.ring import Held, outer_step_of_sum, share
+from planetary.diloco.outer import OuterState, initial_state
+from planetary.diloco.ring import Held
 from planetary.fabric.protocol.records import (
     DeltaAccepted,
     DeltaWithdrawn,
@@ -21,45 +22,48 @@ from planetary.fabric.protocol.records import (
     RunFinished,
     RunResumed,
 )
-from planetary.simulation.ring import PARAMS
+from planetary.simulation.numerics import Trained
+from planetary.simulation.outer_steps import delayed_outer, outer_of_held
+from planetary.wire import messages as m
 
+PARAMS = (TensorSpec("w", "f32", (8,)),)
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
+TOKENS_PER_STEP = 10
 
 
-def train(params: np.ndarray, lease: int, steps: int) -> np.ndarray:
-    """Return the end parameters of the simulated training of a lease: float32 [8] -> float32 [8]."""
+class SmallTraining:
+    """Eight parameters that every lease draws towards a goal of its own; a `planetary.simulation.numerics.Numerics`."""
+
+    specs = PARAMS
+    learning_rate, momentum = OUTER_RATE, OUTER_MOMENTUM
+
+    def initial(self) -> OuterState:
+        """See `Numerics`."""
+        return initial_state(PARAMS, {"w": np.linspace(-1, 1, 8, dtype=np.float32)})
+
+    def train(self, params: Tensors, inner: Tensors | None, task: m.TrainTask) -> Trained:
+        """See `Numerics`; there is no optimizer state."""
+        ends = trained(params, task.lease, task.steps)
+        return Trained(ends, {}, task.steps * TOKENS_PER_STEP, 1.0 / task.round, 1.0)
+
+    def evaluate(self, params: Tensors, task: m.EvalTask) -> float:
+        """See `Numerics`."""
+        return float(np.square(params["w"], dtype=np.float64).sum())
+
+
+def trained(params: Tensors, lease: int, steps: int) -> dict[str, np.ndarray]:
+    """Return the end parameters of the training of a lease."""
     goal = np.sin(np.arange(8, dtype=np.float32) * (lease + 1))
+    values = params["w"]
     for _ in range(steps):
-        params = (params - np.float32(0.1) * (params - goal)).astype(np.float32)
-    return params
+        values = (values - np.float32(0.1) * (values - goal)).astype(np.float32)
+    return {"w": values}
 
 
-def outer(theta: np.ndarray, velocity: np.ndarray, parts: list[Contribution]) -> tuple[np.ndarray, np.ndarray]:
-    """The real outer step, on the simulation's one tensor."""
-    before = OuterState({"w": theta}, {"w": velocity})
-    after = outer_step(PARAMS, before, parts, OUTER_RATE, OUTER_MOMENTUM).state
-    return after.params["w"], after.velocity["w"]
-
-
-def outer_of_held(theta: np.ndarray, velocity: np.ndarray, parts: list[Held]) -> tuple[np.ndarray, np.ndarray]:
-    """`outer`, for results that were trained from `theta`."""
-    for part in parts:
-        np.testing.assert_array_equal(part.start["w"], theta, "a result was trained from other parameters")
-    return outer(theta, velocity, [part.contribution for part in parts])
-
-
-def delayed_outer(theta: np.ndarray, velocity: np.ndarray, parts: list[Held]) -> tuple[np.ndarray, np.ndarray]:
-    """The real outer step with overlap: from `theta`, with deltas from wherever they began."""
-    summed = share(PARAMS, parts, sum(part.contribution.tokens for part in parts), "delta")
-    before = OuterState({"w": theta}, {"w": velocity})
-    after = outer_step_of_sum(PARAMS, before, (summed, "delta"), OUTER_RATE, OUTER_MOMENTUM).state
-    return after.params["w"], after.velocity["w"]
-
-
-def replay_parameters(journal: Iterable[Record], steps: int, *, overlap: bool = False) -> np.ndarray:
+def replay_parameters(journal: Iterable[Record], steps: int, *, overlap: bool = False) -> dict[str, np.ndarray]:
     """Compute the final parameters from the journal alone, following resumes back to their checkpoints."""
-    theta = {0: np.linspace(-1, 1, 8, dtype=np.float32)}
-    velocity = {0: np.zeros(8, np.float32)}
+    numerics = SmallTraining()
+    states = {0: numerics.initial()}
     accepted: list[DeltaAccepted] = []
     versions: dict[int, int] = {}  # task -> the version that it was trained from
     round_ = 0
@@ -78,10 +82,9 @@ def replay_parameters(journal: Iterable[Record], steps: int, *, overlap: bool = 
             case RoundClosed():
                 parts = []
                 for a in (a for a in accepted if a.round == record.round):
-                    start = theta[versions[a.task]]
-                    end = Contribution(a.task, a.tokens, {"w": train(start, a.lease, steps)})
-                    parts.append(Held(end, {"w": start}))
-                theta[record.round], velocity[record.round] = step(theta[round_], velocity[round_], parts)
+                    start = states[versions[a.task]].params
+                    parts.append(Held(Contribution(a.task, a.tokens, trained(start, a.lease, steps)), start))
+                states[record.round] = step(numerics, states[round_], parts)
                 accepted = [a for a in accepted if a.round != record.round]
             case RoundFinished():
                 round_ = record.round
@@ -89,9 +92,9 @@ def replay_parameters(journal: Iterable[Record], steps: int, *, overlap: bool = 
                 break
             case _:
                 pass
-    return theta[round_]
+    return states[round_].params
 
 
 def encode_story(journal: Iterable[Record]) -> bytes:
-    """The journal as bytes, for comparing two runs."""
+    """Return the journal as bytes, for comparing two runs."""
     return b"\n".join(msgspec.json.encode(record) for record in journal)

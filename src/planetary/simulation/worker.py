@@ -1,4 +1,4 @@
-"""A simulated machine: the real worker and supervisor machines, with an executor whose training is a small function."""
+"""A simulated machine: the real worker and supervisor machines around the run's `Numerics`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from planetary.core.errors import NumericsError
+from planetary.core.tensors import Tensors
 from planetary.diloco.mean import Contribution
-from planetary.diloco.ring import Held
+from planetary.diloco.outer import OuterState, published_params
+from planetary.diloco.ring import Held, state_digest, state_of, state_tensors
 from planetary.fabric.protocol import events as e
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.simulation.network import Link
-from planetary.simulation.ring import Outer, digest_of
-from planetary.simulation.small_training import train
+from planetary.simulation.numerics import Trained
 from planetary.wire import messages as m
 
 if TYPE_CHECKING:
@@ -25,10 +27,11 @@ if TYPE_CHECKING:
 STEP_S = 0.2  # of a healthy worker
 START_S = 0.6  # from the start of a process to its first connection
 LOAD_S = 0.3
+INNER_STATES = 2  # that a worker's disk keeps, as the real one does
 
 
 class SimWorker:
-    """A worker process: the worker machine and a simulated executor."""
+    """A worker process: the worker machine, and the numbers that it holds."""
 
     def __init__(self, host: SimHost, pid: int, attempt_delay: float) -> None:
         """Started by `SimHost`."""
@@ -44,13 +47,14 @@ class SimWorker:
         self._session = 0
         self._wakes: float | None = None
         self.flips = False
-        self._outer: tuple[int, Outer] = (-1, (np.zeros(8, np.float32), np.zeros(8, np.float32)))
-        self._coming: dict[int, Outer] = {}
-        self._params_of: dict[int, np.ndarray] = {}  # ring: versions that tasks may start from
-        self._held: dict[int, tuple[int, Held]] = {}  # task -> its round, and what it gave
-        self._received_params: dict[int, np.ndarray] = {}
-        self._params = np.zeros(8, np.float32)
-        self._end: dict[int, np.ndarray] = {}
+        self._outer: tuple[int, OuterState] | None = None  # ring: the newest version
+        self._coming: dict[int, OuterState] = {}
+        self._masters_of: dict[int, Tensors] = {}  # ring: versions that tasks may start from, float32
+        self._start: Tensors = {}  # ring: the one that `_params` are of
+        self._held: dict[int, tuple[int, Held]] = {}  # ring: of each task its round and contribution
+        self._received_params: dict[int, Tensors] = {}
+        self._params: Tensors = {}
+        self._end: dict[int, Tensors] = {}
         self._stopped: set[int] = set()
         self._cached = False
         self._last_result: Any = None
@@ -71,7 +75,7 @@ class SimWorker:
             case m.Parameters():
                 self._received_params[message.version] = tensors
             case m.OuterState():
-                self._coming[message.version] = tensors
+                self._coming[message.version] = state_of(self.host.numerics.specs, tensors)
             case m.BlobData():
                 self._cached = True
         self.handle(e.Received(self._session, message))
@@ -129,10 +133,11 @@ class SimWorker:
                         tensors = self._end.pop(instruction.payload.task)
                         if self.poisoned:
                             self.poisoned = False
-                            tensors = tensors * np.float32("nan")
+                            tensors = _poisoned(tensors)
                     elif isinstance(instruction.payload, e.OuterStateOf):
-                        version, tensors = self._outer
+                        version, state = self._newest_outer()
                         assert version == instruction.payload.version
+                        tensors = state_tensors(state)
                     if isinstance(instruction.message, m.TrainResult):
                         self._last_result = (instruction.message, tensors)
                     self._link.send_to_server((instruction.message, tensors))
@@ -142,18 +147,21 @@ class SimWorker:
                 else:
                     world.after(LOAD_S, lambda: self.handle(w.JobLoaded(instruction.job.artifact, 0)))
             case w.UseParameters():
-                source = self._params_of if self.machine.in_ring else self._received_params
-                self._params = source[instruction.version]
+                if self.machine.in_ring:
+                    self._start = self._masters_of[instruction.version]
+                    self._params = published_params(self.host.numerics.specs, self._start)
+                else:
+                    self._params = self._received_params[instruction.version]
             case w.UseOuterState():
-                version = instruction.version
-                self._outer = (version, self._coming[version])
-                self._params_of = {v: params for v, params in self._params_of.items() if v in instruction.versions}
-                self._params_of[version] = self._outer[1][0]
+                version, state = instruction.version, self._coming[instruction.version]
+                self._outer = (version, state)
+                kept = {v: masters for v, masters in self._masters_of.items() if v in instruction.versions}
+                self._masters_of = {**kept, version: state.params}
                 self._coming = {v: outer for v, outer in self._coming.items() if v > version}
                 self._held = {task: held for task, held in self._held.items() if held[0] > version}
             case w.HoldEndParameters():
-                end = Contribution(instruction.task, instruction.tokens, {"w": self._end.pop(instruction.task)})
-                self._held[instruction.task] = (instruction.round, Held(end, {"w": self._params}))
+                end = Contribution(instruction.task, instruction.tokens, self._end.pop(instruction.task))
+                self._held[instruction.task] = (instruction.round, Held(end, self._start))
             case w.StartReduce():
                 self._reduce(instruction.message)
             case w.LeaveRing():
@@ -162,8 +170,7 @@ class SimWorker:
                 self._train(instruction.task, self._params, 0)
             case w.StartEvaluating():
                 task = instruction.task
-                loss = float(np.square(self._params, dtype=np.float64).sum())
-                done = w.EvaluationDone(task.task, task.version, loss, task.batches)
+                done = self._evaluated(task)
                 world.after(self.step_s, lambda: self.handle(done))
             case w.StopTask():
                 self._stopped.add(instruction.task)
@@ -176,15 +183,15 @@ class SimWorker:
         """The node that it runs on."""
         return self.host.name
 
-    def reduced(self, event: w.ReduceBroke | w.ReduceSucceeded, outer: Outer | None) -> None:
+    def reduced(self, event: w.ReduceBroke | w.ReduceSucceeded, outer: OuterState | None) -> None:
         """Hear what became of a reduction."""
         if self.dead:
             return
         if isinstance(event, w.ReduceSucceeded) and outer is not None:
             if self.flips:
                 self.flips = False
-                outer = (outer[0] + np.float32(1), outer[1])
-                event = msgspec.structs.replace(event, digest=digest_of(outer))
+                outer = _flipped(outer)
+                event = msgspec.structs.replace(event, digest=state_digest(self.host.numerics.specs, outer))
             self._coming[event.round] = outer
         self.handle(event)
 
@@ -195,8 +202,13 @@ class SimWorker:
             self.host.world.after(0.1, lambda: self.reduced(lost, None))
             return
         own = [self._held[task][1] for task in message.tasks if task in self._held]
-        assert self._outer[0] == message.round - 1
-        gateway.ring.reduce(self, message, own, self._outer[1])
+        version, state = self._newest_outer()
+        assert version == message.round - 1
+        gateway.ring.reduce(self, message, own, state)
+
+    def _newest_outer(self) -> tuple[int, OuterState]:
+        assert self._outer is not None, "the gateway asks for an outer state that it never sent"
+        return self._outer
 
     def _leave_ring(self) -> None:
         self._held.clear()
@@ -213,7 +225,7 @@ class SimWorker:
         else:
             self._link = link
 
-    def _train(self, task: m.TrainTask, params: np.ndarray, step: int) -> None:
+    def _train(self, task: m.TrainTask, params: Tensors, step: int) -> None:
         if self.dead or self.hung:
             return
         if task.task in self._stopped:
@@ -225,20 +237,37 @@ class SimWorker:
             return
         if self.poisoned and self.machine.in_ring:  # the star's gateway finds that out by itself
             self.poisoned = False
-            self.handle(w.TaskBroke(task.task, "numerics", "tensor w contains NaN", step))
+            self.handle(w.TaskBroke(task.task, "numerics", "a tensor contains NaN", step))
             return
-        self._end[task.task] = train(params, task.lease, task.steps)
+        try:
+            trained = self.host.train(params, task)
+        except NumericsError as error:
+            self.handle(w.TaskBroke(task.task, "numerics", str(error), getattr(error, "step", 0)))
+            return
+        self._end[task.task] = trained.ends
+        seconds = task.steps * self.step_s
         self.handle(
-            w.TrainingDone(
-                task.task,
-                task.round,
-                task.steps,
-                task.steps * 10,
-                1.0 / task.round,
-                1.0,
-                task.steps * self.step_s,
-            )
+            w.TrainingDone(task.task, task.round, task.steps, trained.tokens, trained.loss, trained.grad_norm, seconds)
         )
+
+    def _evaluated(self, task: m.EvalTask) -> e.Event:
+        try:
+            loss = self.host.numerics.evaluate(self._params, task)
+        except NumericsError as error:
+            return w.TaskBroke(task.task, "numerics", str(error), 0)
+        return w.EvaluationDone(task.task, task.version, loss, task.batches)
+
+
+def _poisoned(tensors: Tensors) -> Tensors:
+    """Return the tensors with NaN in the first of them."""
+    name = next(iter(tensors))
+    return {**tensors, name: np.full_like(tensors[name], np.nan)}
+
+
+def _flipped(state: OuterState) -> OuterState:
+    """Return the state with other values in its first tensor."""
+    name = next(iter(state.params))
+    return OuterState({**state.params, name: state.params[name] + np.float32(1)}, state.velocity)
 
 
 class SimHost:
@@ -247,6 +276,8 @@ class SimHost:
     def __init__(self, cluster: SimCluster, name: str) -> None:
         """Start the supervisor."""
         self.cluster, self.world, self.name = cluster, cluster.world, name
+        self.numerics = cluster.numerics
+        self._inner: dict[int, Tensors] = {}  # optimizer states on its disk, by the round after which they were current
         self.machine = SupervisorMachine(
             name,
             restarts=Restarts(name, first_s=0.1, limit_s=5.0, healthy_after_s=10.0, final_codes=frozenset({4})),
@@ -286,6 +317,16 @@ class SimHost:
     def process_ended(self, worker: SimWorker, code: int, reason: str) -> None:
         """The worker's process is gone; the supervisor notices a moment later."""
         self.world.after(0.01, lambda: self.handle(e.ProcessExited(worker.pid, code, reason)))
+
+    def train(self, params: Tensors, task: m.TrainTask) -> Trained:
+        """Train a task, with the newest optimizer state from before its round. Raises `NumericsError`."""
+        earlier = [round_ for round_ in self._inner if round_ < task.round]
+        persists = self.cluster.policy.inner_state == "persist"
+        inner = self._inner[max(earlier)] if earlier and persists else None
+        trained = self.numerics.train(params, inner, task)
+        self._inner[task.round] = trained.inner
+        self._inner = {round_: self._inner[round_] for round_ in sorted(self._inner)[-INNER_STATES:]}
+        return trained
 
     def kill_worker(self) -> bool:
         """SIGKILL the worker process; false when there is none."""

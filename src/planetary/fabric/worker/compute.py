@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -19,10 +19,50 @@ from planetary.diloco.mean import check_contribution
 from planetary.fabric.protocol.events import Event
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
-from planetary.runtime.executor import Executor
+from planetary.runtime.executor import Executor, StepResult
 from planetary.wire.messages import EvalTask, TrainTask
 
 log = logging.getLogger(__name__)
+
+
+Batch = tuple[np.ndarray, np.ndarray]  # inputs and targets
+
+
+def tokens_of_batch(spec: StepSpec) -> int:
+    """Return how many target tokens a batch of the training step has."""
+    batch, length = spec.batch[0].shape[:2]
+    return batch * length
+
+
+def batches_of(spec: StepSpec, tokens: np.ndarray) -> Iterator[Batch]:
+    """Cut a slice's tokens into the batches that the training step takes."""
+    inputs, targets = spec.batch
+    batch, length = inputs.shape[:2]
+    return batches(tokens, batch, length, (inputs.dtype, targets.dtype))
+
+
+def inner_steps(
+    executor: Executor, task: TrainTask, schedule: Schedule, given: Iterable[Batch]
+) -> Iterator[StepResult]:
+    """Train on each batch with the executor's parameters and optimizer state, and yield what each step reports.
+
+    Raises:
+        NumericsError: a loss or gradient norm is not finite; the error's `step` counts the steps of the task.
+    """
+    for steps, batch in enumerate(given, start=1):
+        index = task.first_step + steps - 1
+        result = executor.train_step(index, schedule.rate(index), batch)
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+            what = "loss" if not math.isfinite(result.loss) else "gradient norm"
+            value = result.loss if what == "loss" else result.grad_norm
+            error = NumericsError(
+                f"the {what} became {value} at inner step {steps} of {task.steps} (step "
+                f"{task.first_step + steps} of the run); the worker stopped there. A lower "
+                "optimizer.learning_rate or optimizer.clip_norm may help"
+            )
+            error.step = steps  # type: ignore[attr-defined]
+            raise error
+        yield result
 
 
 class _Stopped(Exception):
@@ -119,26 +159,13 @@ class Compute:
     def _train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> Event:
         if tokens is None:
             tokens = read_slice(task.slice)
-        batch, length = self._batch_shape
         self._prepare_inner_state(task.round)
         self._put_parameters()
         self._report(StepDone(task.task, 0, None))
         began = time.monotonic()
         total, last, steps = 0.0, None, 0
         self._on_device, self._state_round = False, None  # from here on the device holds neither
-        for steps, (inputs, targets) in enumerate(self._batches(tokens), start=1):
-            index = task.first_step + steps - 1
-            last = self._executor.train_step(index, schedule.rate(index), (inputs, targets))
-            if not (math.isfinite(last.loss) and math.isfinite(last.grad_norm)):
-                what = "loss" if not math.isfinite(last.loss) else "gradient norm"
-                value = last.loss if what == "loss" else last.grad_norm
-                error = NumericsError(
-                    f"the {what} became {value} at inner step {steps} of {task.steps} (step "
-                    f"{task.first_step + steps} of the run); the worker stopped there. A lower "
-                    "optimizer.learning_rate or optimizer.clip_norm may help"
-                )
-                error.step = steps  # type: ignore[attr-defined]
-                raise error
+        for steps, last in enumerate(inner_steps(self._executor, task, schedule, self._batches(tokens)), start=1):
             total += last.loss
             self._check_wanted(task.task)
             self._report(StepDone(task.task, steps, last.loss))
@@ -151,7 +178,7 @@ class Compute:
         if defect:
             raise NumericsError(f"after inner step {steps} of {task.steps}: {defect}")
         self._ends = {task.task: ends}
-        tokens_trained = steps * batch * length
+        tokens_trained = steps * tokens_of_batch(self._spec)
         return TrainingDone(task.task, task.round, steps, tokens_trained, total / steps, last.grad_norm, seconds)
 
     def _evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> Event:
@@ -167,14 +194,8 @@ class Compute:
             raise NumericsError(f"the held-out loss of the parameters after round {task.version} is {total}")
         return EvaluationDone(task.task, task.version, total / task.batches, task.batches)
 
-    @property
-    def _batch_shape(self) -> tuple[int, int]:
-        batch, length = self._spec.batch[0].shape[:2]
-        return batch, length
-
-    def _batches(self, tokens: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        inputs, targets = self._spec.batch
-        return batches(tokens, *self._batch_shape, (inputs.dtype, targets.dtype))
+    def _batches(self, tokens: np.ndarray) -> Iterator[Batch]:
+        return batches_of(self._spec, tokens)
 
     def _check_wanted(self, task: int) -> None:
         if task in self._stop:

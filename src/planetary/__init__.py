@@ -19,15 +19,20 @@ if TYPE_CHECKING:
     from planetary.core.config_schema import Config
     from planetary.run.authoring import compile, export, vjp
     from planetary.run.handle import Run
+    from planetary.run.simulate import Simulated, simulate
     from planetary.run.train import train, train_async
+    from planetary.simulation.faults import Fault
 
 __all__ = [
     "Communicator",
     "Config",
+    "Fault",
     "Run",
+    "Simulated",
     "__version__",
     "compile",
     "export",
+    "simulate",
     "train",
     "train_async",
     "vjp",
@@ -39,7 +44,10 @@ _HOMES = {
     "export": "planetary.run.authoring",
     "vjp": "planetary.run.authoring",
     "Config": "planetary.core.config_schema",
+    "Fault": "planetary.simulation.faults",
     "Run": "planetary.run.handle",
+    "Simulated": "planetary.run.simulate",
+    "simulate": "planetary.run.simulate",
     "train": "planetary.run.train",
     "train_async": "planetary.run.train",
 }

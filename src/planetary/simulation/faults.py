@@ -35,12 +35,22 @@ KINDS: tuple[FaultKind, ...] = (
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that goes wrong."""
+    """One thing that goes wrong in a simulated run.
+
+    Attributes:
+        at_s: when, in simulated seconds.
+        kind: "kill_worker" (as by SIGKILL), "hang_worker", "slow_worker" (steps take five times as long),
+            "poison_worker" (its next result contains NaN), "drop_link", "partition" (its node is cut off for
+            `seconds`), "repeat_result", "kill_gateway" (it is resumed), "full_disk" (the next checkpoint is not
+            written), or "flip_bit" (ring: its next outer state differs).
+        worker: which one, where it applies; the first is 0.
+        seconds: how long, where it applies.
+    """
 
     at_s: float
     kind: FaultKind
-    worker: int  # which worker, where it applies
-    seconds: float  # how long, where it applies
+    worker: int = 0
+    seconds: float = 2.0
 
 
 def draw_plan(seed: int, *, workers: int, horizon_s: float, most: int) -> list[Fault]:

@@ -308,7 +308,7 @@ class SimHost:
                     pid=pid,
                     backend="cpu",
                     target="host",
-                    iree_version="3.13.0",
+                    iree_version=self.cluster.policy.iree_version,
                 )
                 link.send_to_server((hello, None))
 

@@ -91,18 +91,8 @@ class RingGateway:
 
     def extend(self, policy: ControllerPolicy, state: OuterState) -> ControllerPolicy:
         """See `GatewayTopology`."""
-        config = self._config
-        job = m.RingJob(
-            port=int(self._master.address.rpartition(":")[2]),
-            connections=config.sync.connections,
-            precision=config.sync.precision,
-            learning_rate=config.outer.learning_rate,
-            momentum=config.outer.momentum,
-            gather_s=config.timings.ring_gather_s,
-            overlap=config.sync.overlap == "async",
-        )
-        ring = RingPolicy(job=job, start_digest=state_digest(policy.spec.params, state))
-        return msgspec.structs.replace(policy, ring=ring)
+        port = int(self._master.address.rpartition(":")[2])
+        return msgspec.structs.replace(policy, ring=ring_policy(self._config, policy.spec.params, state, port))
 
     def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
         """See `GatewayTopology`."""
@@ -116,6 +106,20 @@ class RingGateway:
         """See `GatewayTopology`."""
         assert isinstance(message, m.OuterState)
         return parameters.check_state(message, tensors)
+
+
+def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState, port: int) -> RingPolicy:
+    """Return the ring's constants of a configuration: a start from `state`, and a master at `port`."""
+    job = m.RingJob(
+        port=port,
+        connections=config.sync.connections,
+        precision=config.sync.precision,
+        learning_rate=config.outer.learning_rate,
+        momentum=config.outer.momentum,
+        gather_s=config.timings.ring_gather_s,
+        overlap=config.sync.overlap == "async",
+    )
+    return RingPolicy(job=job, start_digest=state_digest(params, state))
 
 
 def topology_of(config: Config, host: str, authority: Authority | None) -> GatewayTopology:

@@ -1,0 +1,106 @@
+"""`planetary.simulate`: whole runs of a real training step in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import planetary
+from planetary.artifacts.store import BlobStore
+from planetary.core.errors import UserError
+from planetary.data.reader import read_slice
+from planetary.fabric.preparation.preparation import prepare_run, schedule_of
+from planetary.fabric.worker.compute import batches_of, inner_steps
+from planetary.runtime.pjrt_executor import PjrtExecutor
+from planetary.wire import messages as m
+
+pytestmark = pytest.mark.slow  # XLA compiles the training step once
+
+KILLS = [
+    planetary.Fault(6.0, "kill_worker", worker=1),
+    planetary.Fault(6.1, "poison_worker", worker=0),
+    planetary.Fault(6.5, "kill_gateway"),
+    planetary.Fault(6.6, "partition", worker=2, seconds=8.0),
+]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    corpus = tmp_path_factory.mktemp("simulate") / "corpus.txt"
+    words = ["def", "return", "for", "in", "import", "class", "self"]
+    source = random.Random(0)
+    corpus.write_text("\n".join(" ".join(source.choices(words, k=8)) for _ in range(2000)))
+    return {
+        "model": {"options": {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256}},
+        "data": {"source": str(corpus)},
+        "train": {"rounds": 3, "inner_steps": 3, "batch_size": 2, "sequence_length": 16},
+        "optimizer": {"learning_rate": 0.01, "warmup_steps": 1},
+        "fabric": {"workers": 3},
+        "eval": {"every": 1, "batches": 2},
+    }
+
+
+def test_one_worker_and_plain_outer_steps_are_plain_training_bit_for_bit(
+    tables: dict[str, Any], shared_cache: Path
+) -> None:
+    outer = {"outer.learning_rate": 1.0, "outer.momentum": 0.0}
+    done = planetary.simulate(tables, workers=1, overrides=outer, cache=shared_cache)
+    prepared = prepare_run(done.config, shared_cache, lambda stage: None)
+    spec, config = prepared.step.spec, done.config
+    executor = PjrtExecutor(BlobStore(shared_cache / "blobs").path(spec.stablehlo_digest), spec)
+    executor.load(prepared.params, prepared.buffer_values, None)
+    losses = []
+    for round_ in range(3):
+        piece = prepared.data.order(config).locate(round_)
+        task = m.TrainTask(
+            task=1, round=round_ + 1, version=round_, lease=round_, slice=piece, steps=3, first_step=3 * round_
+        )
+        steps = inner_steps(executor, task, schedule_of(config), batches_of(spec, read_slice(piece)))
+        losses.append(sum(step.loss for step in steps) / 3)
+    assert done.losses == losses
+    for name, found in executor.read_params().items():
+        np.testing.assert_array_equal(done.params[name], found, err_msg=name)
+
+
+@pytest.mark.parametrize("topology", ["star", "ring"])
+def test_faults_cost_time_and_no_round(tables: dict[str, Any], shared_cache: Path, topology: str) -> None:
+    overrides = {"sync.topology": topology}
+
+    async def notebook() -> planetary.Simulated:
+        return planetary.simulate(tables, overrides=overrides, faults=KILLS, cache=shared_cache)
+
+    calm = planetary.simulate(tables, overrides=overrides, cache=shared_cache)
+    done = asyncio.run(notebook())
+    assert (done.outcome, calm.outcome) == ("finished", "finished")
+    assert set(done.faults) == {"kill_worker", "kill_gateway", "partition", "poison_worker"}
+    assert done.seconds > calm.seconds
+    assert [line.round for line in done.metrics] == [1, 2, 3]
+    assert done.metrics[-1].tokens_total == sum(line.tokens for line in done.metrics)
+    assert np.isfinite(done.losses).all()
+    assert done.eval_losses[-1][1] < done.losses[0]
+    count = collections.Counter(event["event"] for event in done.events)
+    assert count["run_resumed"] == 1
+    assert count["worker_lost"] >= 1
+    assert done.report().faults.resumes == 1
+
+
+def test_equal_seeds_give_equal_bits_and_stories(tables: dict[str, Any], shared_cache: Path) -> None:
+    first, second, other = (planetary.simulate(tables, faults=9, seed=seed, cache=shared_cache) for seed in (4, 4, 5))
+    assert first.events == second.events
+    assert first.metrics == second.metrics
+    for name, values in first.params.items():
+        np.testing.assert_array_equal(values, second.params[name])
+    assert first.events != other.events
+
+
+def test_what_cannot_be_simulated_is_an_error(tables: dict[str, Any], shared_cache: Path) -> None:
+    with pytest.raises(UserError, match="expected 0 to 2"):
+        planetary.simulate(tables, faults=[planetary.Fault(1.0, "kill_worker", worker=3)], cache=shared_cache)
+    with pytest.raises(UserError, match="mixture over composers"):
+        planetary.simulate({**tables, "moe": {"composers": 2}}, cache=shared_cache)

@@ -1,6 +1,6 @@
 """Seconds until a run trains: cold, begun again, lengthened and resumed; of this tree and of another one, by turns.
 
-    python bench/start.py [--against CHECKOUT] [--turns 1]
+    python bench/start.py [--against CHECKOUT] [--turns 1] [--mixture]
 
 Every case is a process of its own, as a user starts it; what counts is the time from its start to the end of the first
 round that it trains. `--against`: a checkout of another version, measured in turn with this one, because times on
@@ -31,6 +31,13 @@ SMALL = {
     "optimizer.warmup_steps": 5,
     "eval.batches": 2,
 }
+MIXTURE = {
+    "train.inner_steps": 5,
+    "train.rounds": 3,
+    "optimizer.warmup_steps": 2,
+    "eval.batches": 2,
+    "fabric.workers": 4,
+}
 CASES = ("cold start", "another run, twice as long", "--resume --rounds 9")
 
 
@@ -54,10 +61,10 @@ def seconds_to_round(tree: Path, arguments: list[str], first: int) -> float:
     return found
 
 
-def measure(tree: Path, folder: Path) -> list[float]:
+def measure(tree: Path, folder: Path, *, mixture: bool) -> list[float]:
     """Return the seconds of `CASES` in an empty folder."""
-    config = str(tree / "examples" / "stdlib.toml")
-    sets = [f"--set={key}={value}" for key, value in SMALL.items()]
+    config = str(tree / "examples" / ("parallax-tiny.toml" if mixture else "stdlib.toml"))
+    sets = [f"--set={key}={value}" for key, value in (MIXTURE if mixture else SMALL).items()]
     cache = f"--cache={folder / 'cache'}"
     first, second = folder / "first", folder / "second"
     return [
@@ -71,6 +78,7 @@ def main() -> None:
     """Measure and print a table in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", type=Path, help="a checkout of another version")
+    parser.add_argument("--mixture", action="store_true", help="a mixture over four composers instead of rounds")
     parser.add_argument("--turns", type=int, default=1)
     args = parser.parse_args()
     trees = {"now": HERE} | ({"before": args.against.resolve()} if args.against else {})
@@ -78,7 +86,7 @@ def main() -> None:
     for _ in range(args.turns):
         for name, tree in trees.items():
             with tempfile.TemporaryDirectory(prefix="planetary-start-") as folder:
-                found[name].append(measure(tree, Path(folder)))
+                found[name].append(measure(tree, Path(folder), mixture=args.mixture))
     print(f"| until the first round has ended | {' s | '.join(trees)} s | ratio |\n|---|{'---:|' * (len(trees) + 1)}")
     for row, case in enumerate(CASES):
         times = [statistics.median(turn[row] for turn in found[name]) for name in trees]

@@ -11,7 +11,7 @@ import pytest
 import planetary
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, apply_overrides
-from planetary.fabric.gateway.rounds_start import step_news
+from planetary.fabric.gateway.run_step import step_news
 from planetary.fabric.preparation.preparation import Prepared, prepare_run, step_options
 from planetary.fabric.preparation.prepared_steps import find_record
 
@@ -86,11 +86,13 @@ def test_a_changed_model_is_exported_again_and_a_run_keeps_its_own_step(folder: 
     resumed, exported = folder.prepare(own=first)
     assert not exported
     assert resumed.step.portable == first.step.portable
-    assert step_news(first.record, resumed).startswith("model.py changed since the run began; it goes on with its own")
+    assert step_news(first.record, resumed.record).startswith(
+        "model.py changed since the run began; it goes on with its own"
+    )
     fresh, exported = folder.prepare()
     assert exported
     assert fresh.step.portable != first.step.portable
-    assert "differs from the one that this run began with" in step_news(first.record, fresh)
+    assert "differs from the one that this run began with" in step_news(first.record, fresh.record)
 
 
 def test_a_file_that_the_model_reads_counts(folder: Folder) -> None:
@@ -115,7 +117,7 @@ def test_damaged_blobs_are_made_again(folder: Folder) -> None:
         again, exported = folder.prepare(own=first)
         assert exported
         assert again.record == first.record
-        assert step_news(first.record, again) == ""
+        assert step_news(first.record, again.record) == ""
 
 
 def test_a_death_at_any_write_leaves_no_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:

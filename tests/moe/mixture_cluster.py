@@ -171,7 +171,7 @@ class MixtureCluster:
         self.run = SharedProgram(plan)
         self.store = PayloadStore(f"memory://{folder}", dict.fromkeys(KEPT_KINDS, math.inf))
         self._put_at: dict[str, float] = {}  # payloads, by this cluster's clock
-        self.prepared = PreparedMixture(None, None, plan, self.run.program)  # type: ignore[arg-type]
+        self.prepared = PreparedMixture(None, None, plan, self.run.program, None)  # type: ignore[arg-type]
         counts: dict[Tier, int] = {}
         for tier, _ in plan.fragments(self.prepared.dense, self.prepared.experts):
             counts[tier] = counts.get(tier, 0) + 1

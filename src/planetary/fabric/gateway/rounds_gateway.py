@@ -21,15 +21,17 @@ from planetary.data.fitting import fit_to_data
 from planetary.data.reader import read_slice
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
-from planetary.fabric.gateway.rounds_start import Start, begin, own_record, step_news, trim_metrics
+from planetary.fabric.gateway.rounds_start import Start, begin, trim_metrics
 from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import status_of
+from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.gateway.topology import topology_of
 from planetary.fabric.preparation.budget import fit
 from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
 from planetary.fabric.preparation.fitting import local_target, measure_speed
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, prepare_run
+from planetary.fabric.preparation.prepared_steps import StepRecord
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.status import RunStatus
 from planetary.wire import messages as m
@@ -78,9 +80,9 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         return True
 
     def _prepare(self) -> Prepared:
-        own = own_record(self.options)
+        own = own_record(self.options, StepRecord)
         prepared = prepare_run(self.config, self.options.cache, self._set_stage, own)
-        self.notes += filter(None, (step_news(own, prepared),))
+        self.notes += filter(None, (step_news(own, prepared.record),))
         return prepared
 
     def _begin(self, prepared: Prepared) -> Start:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +17,10 @@ from planetary.data.slices import LeaseLedger
 from planetary.diloco.outer import OuterState, initial_state
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
-from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS, STEP
+from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
+from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
-from planetary.fabric.preparation.prepared_steps import StepRecord
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk
 from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.state import ControllerState, apply, replay
@@ -63,7 +62,7 @@ def begin(config: Config, options: GatewayOptions, prepared: Prepared, topology:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_atomically(folder / CONFIG, to_toml(config).encode())
-        write_atomically(folder / STEP, msgspec.json.encode(prepared.record))
+        write_record(folder, prepared.record)
         started = RunStarted(
             run=config.run.name,
             rounds=config.train.rounds,
@@ -111,32 +110,9 @@ def _resume(
     metrics = trim_metrics(folder / METRICS, mark.round)
     untold = unreported(earlier, {line.round for line in metrics}, mark.round, config.train.inner_steps)
     write_atomically(folder / CONFIG, to_toml(config).encode())
-    write_atomically(folder / STEP, msgspec.json.encode(prepared.record))
+    write_record(folder, prepared.record)
     records: list[AnyRecord] = [resumed] if late is None else [late, resumed]
     return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
-
-
-def own_record(options: GatewayOptions) -> StepRecord | None:
-    """Return the record of the training step of the run that goes on; None for a new run, or one without a record."""
-    if not options.resume:
-        return None
-    with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
-        return msgspec.json.decode((options.folder / STEP).read_bytes(), type=StepRecord)
-    return None
-
-
-def step_news(own: StepRecord | None, prepared: Prepared) -> str:
-    """Return what a user should know about the training step of a resumed run, or ""."""
-    if own is None:
-        return ""
-    changed = own.changed_sources()
-    files = ", ".join(Path(path).name for path in changed[:3]) + (f" and {len(changed) - 3} more" * (len(changed) > 3))
-    if prepared.step.spec.stablehlo_digest != own.spec.stablehlo_digest:
-        because = f"; {files} changed" if changed else ""
-        return f"the training step was made again and differs from the one that this run began with{because}"
-    if changed:
-        return f"{files} changed since the run began; it goes on with its own training step. A new run takes the change"
-    return ""
 
 
 def _checkpoint(options: GatewayOptions) -> Checkpoint | None:

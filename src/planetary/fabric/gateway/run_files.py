@@ -9,7 +9,7 @@ from pathlib import Path
 from planetary.core.errors import ResourceError
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
-STEP = "step.json"  # what the training step was made from: a `StepRecord`
+STEP = "step.json"  # what the training step or program was made from: a `PreparedRecord`
 PAYLOADS = "payloads"  # of a mixture, unless moe.store says otherwise
 LOCK = "gateway.lock"
 

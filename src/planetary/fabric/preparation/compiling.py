@@ -102,29 +102,51 @@ async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarg
         CompileError: it cannot be compiled, computes something else than the reference, crashes, takes longer than
             `TIME_LIMIT_S`, or the worker's "host" is another CPU than this machine's.
     """
+
+    def write(folder: Path) -> None:
+        _write_request(folder, prepared, target, cache)
+
+    digest = prepared.step.spec.stablehlo_digest
+    return await published_once("planetary.fabric.preparation.compiling", write, digest, target, cache)
+
+
+async def published_once(
+    module: str, write: Callable[[Path], None], stablehlo: str, target: CompileTarget, cache: Path
+) -> Published:
+    """Return what was published for a module of StableHLO and a target, or have a child process make it.
+
+    Args:
+        module: of this package, which `answer_of_child` runs.
+        write: puts the request into the child's folder.
+        stablehlo: digest of the portable module.
+        target: of the worker.
+        cache: where artifacts are kept.
+
+    Raises:
+        CompileError: as `compile_apart`.
+    """
     check_target(target)
     store = BlobStore(cache / "blobs")
-    key = _published_key(store, prepared.step.spec, target)
+    key = _published_key(store, stablehlo, target)
     known = await asyncio.to_thread(_known, store, key)
     if known is not None:
         return known
     with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
-        folder = Path(name)
-        await asyncio.to_thread(_write_request, folder, prepared, target, cache)
-        published = await answer_of_child("planetary.fabric.preparation.compiling", folder)
+        await asyncio.to_thread(write, Path(name))
+        published = await answer_of_child(module, Path(name))
     if store.has(published.digest):
         store.link(key, store.put(msgspec.json.encode(published)))
     return published
 
 
-def _published_key(store: BlobStore, spec: StepSpec, target: CompileTarget) -> str:
-    """Return the key of what was published for a step and target.
+def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget) -> str:
+    """Return the key of what was published for a module and target.
 
-    Nothing that decides an artifact may be missing: beside the step and the target the compilers, and the flags that
+    Nothing that decides an artifact may be missing: beside the module and the target the compilers, and the flags that
     `planetary tune` chose, of which the newest choice stands for all.
     """
     parts = {
-        "stablehlo": spec.stablehlo_digest,
+        "stablehlo": stablehlo,
         "target": msgspec.to_builtins(target),
         "iree": compiler_version(),
         "pipeline": PIPELINE_VERSION,

@@ -26,7 +26,6 @@ from planetary.fabric.preparation.prepared_steps import (
     files_read,
     find_record,
     keep_record,
-    made_from,
 )
 
 if TYPE_CHECKING:
@@ -77,10 +76,7 @@ def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: 
     data = prepare(config, cache / "data")
     config = fit_to_data(config, data)
     store, options = BlobStore(cache / "blobs"), step_options(config)
-    if own is not None and own.made_from == made_from(config, options) and own.is_complete(store):
-        record: StepRecord | None = own
-    else:
-        record = find_record(store, config, options)
+    record = find_record(store, config, options, own)
     if record is None:
         record = _make_step(config, options, store, stage)
     else:

@@ -1,4 +1,4 @@
-"""Training steps that were prepared before, so that a model is exported and differentiated once.
+"""Training steps and other modules that were prepared before, so that a model is exported and differentiated once.
 
 A record names, by digest, everything that preparing made: the portable StableHLO, the initial parameters and the
 buffers. It counts for a new run while nothing that decided it has changed: the configuration's part, the installed
@@ -18,7 +18,7 @@ import sysconfig
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,39 +50,70 @@ class SourceFile(msgspec.Struct, frozen=True):
     modified_ns: int
 
 
-class StepRecord(msgspec.Struct, frozen=True):
-    """What a training step was made from, and what was made.
+class PreparedRecord(msgspec.Struct, frozen=True):
+    """What a module was made from; each kind of run adds what was made.
 
     Attributes:
-        made_from: the configuration's part, as JSON: `made_from`.
+        made_from: what in the configuration decides it, as JSON.
         environment: digest of the versions of Python and of the installed packages.
         sources: files of the model by absolute path.
-        spec: signature of the step; the store has the module under `spec.stablehlo_digest`.
-        params: digest of the packed initial parameters.
-        buffers: digest of the packed buffers; "" without any.
-        notes: of the step.
     """
 
     made_from: str
     environment: str
     sources: dict[str, SourceFile]
-    spec: StepSpec
-    params: str
-    buffers: str
-    notes: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """Digest of the portable StableHLO."""
+        raise NotImplementedError
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """Digests of all that was made."""
+        return (self.module,)
 
     def is_complete(self, store: BlobStore) -> bool:
         """Whether the store has all blobs of the record, undamaged; a damaged one is removed."""
         try:
-            for digest in filter(None, (self.spec.stablehlo_digest, self.params, self.buffers)):
+            for digest in self.blobs:
                 store.verified_path(digest)
         except (TrustError, UserError):
             return False
         return True
 
     def changed_sources(self) -> list[str]:
-        """Return the files that are gone, or have other bytes than when the step was made."""
+        """Return the files that are gone, or have other bytes than when the module was made."""
         return [path for path, known in self.sources.items() if not _is_same(Path(path), known)]
+
+
+RecordT = TypeVar("RecordT", bound=PreparedRecord)
+
+
+class StepRecord(PreparedRecord, frozen=True):
+    """What a training step was made from, and what was made.
+
+    Attributes:
+        spec: signature of the step; the store has the module under `spec.stablehlo_digest`.
+        params: digest of the packed initial parameters.
+        buffers: digest of the packed buffers; "" without any.
+        notes: of the step.
+    """
+
+    spec: StepSpec
+    params: str
+    buffers: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        """See `PreparedRecord`."""
+        return self.spec.stablehlo_digest
+
+    @property
+    def blobs(self) -> tuple[str, ...]:
+        """See `PreparedRecord`."""
+        return tuple(filter(None, (self.module, self.params, self.buffers)))
 
 
 class StoredArrays(Mapping[str, np.ndarray]):
@@ -130,17 +161,45 @@ def made_from(config: Config, options: StepOptions) -> str:
     return json.dumps(parts, sort_keys=True, default=str)
 
 
-def find_record(store: BlobStore, config: Config, options: StepOptions) -> StepRecord | None:
-    """Return the record of a step that would be made the same way now; None if it has to be made."""
-    digest = store.resolve(_key(made_from(config, options)))
+def usable_record(store: BlobStore, parts: str, kind: type[RecordT], own: RecordT | None = None) -> RecordT | None:
+    """Return the record of a module that would be made the same way now; None if it has to be made.
+
+    Args:
+        store: that has what was made.
+        parts: what in the configuration decides it, as JSON.
+        kind: of the record.
+        own: of the run that goes on, which counts whatever became of files and packages.
+    """
+    if own is not None and own.made_from == parts and own.is_complete(store):
+        return own
+    digest = store.resolve(_key(parts))
     if digest is None:
         return None
     try:
-        record = msgspec.json.decode(store.get(digest), type=StepRecord)
+        record = msgspec.json.decode(store.get(digest), type=kind)
     except (TrustError, UserError, msgspec.MsgspecError):
         return None  # damaged is as good as absent
     same = record.environment == environment() and not record.changed_sources()
     return record if same and record.is_complete(store) else None
+
+
+def find_record(
+    store: BlobStore, config: Config, options: StepOptions, own: StepRecord | None = None
+) -> StepRecord | None:
+    """Return the record of a configuration's step, as `usable_record` does."""
+    return usable_record(store, made_from(config, options), StepRecord, own)
+
+
+def keep(store: BlobStore, record: PreparedRecord) -> None:
+    """Keep a record whose blobs are in the store: a process that dies in between leaves no record."""
+    store.link(_key(record.made_from), put_whole(store, msgspec.json.encode(record)))
+
+
+def sources_of(config: Config, read: Iterable[Path]) -> dict[str, SourceFile]:
+    """Return the files that decide what this process has just made; `read`: files that were read for it."""
+    files = {path for path in read if not path.is_relative_to(_PACKAGE)}
+    files |= {*_loaded_files(), *_named_files(config), *_own_files()}
+    return {str(path): _stamp(path) for path in sorted(files) if path.is_file()}
 
 
 def keep_record(
@@ -155,24 +214,19 @@ def keep_record(
     notes: tuple[str, ...],
     read: Iterable[Path],
 ) -> StepRecord:
-    """Keep a step that was just made; `read`: files that were read for it.
-
-    Blobs are written first and the key last: a process that dies in between leaves no record.
-    """
-    files = {path for path in read if not path.is_relative_to(_PACKAGE)}
-    files |= {*_loaded_files(), *_named_files(config), *_own_files()}
+    """Keep a step that was just made; `read`: files that were read for it."""
     blob = packed(spec.buffers, buffers)
-    _put_whole(store, portable)
+    put_whole(store, portable)
     record = StepRecord(
         made_from=made_from(config, options),
         environment=environment(),
-        sources={str(path): _stamp(path) for path in sorted(files) if path.is_file()},
+        sources=sources_of(config, read),
         spec=spec,
-        params=_put_whole(store, packed(spec.params, params)),
-        buffers=_put_whole(store, blob) if blob else "",
+        params=put_whole(store, packed(spec.params, params)),
+        buffers=put_whole(store, blob) if blob else "",
         notes=notes,
     )
-    store.link(_key(record.made_from), _put_whole(store, msgspec.json.encode(record)))
+    keep(store, record)
     return record
 
 
@@ -280,7 +334,7 @@ def _absolute(path: str) -> str:
     return str(Path(path).absolute()) if path and "://" not in path else path
 
 
-def _put_whole(store: BlobStore, data: bytes) -> str:
+def put_whole(store: BlobStore, data: bytes) -> str:
     """Store a blob and return its digest; one of the same name that was damaged is replaced."""
     digest = store.put(data)
     try:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,9 +20,8 @@ from planetary.fabric.preparation.compiling import (
     Answer,
     CompileTarget,
     Published,
-    answer_of_child,
-    check_target,
     give_answer,
+    published_once,
 )
 from planetary.fabric.shell.child import end_with_parent
 from planetary.moe.program.signature import GRADIENT, Program
@@ -53,14 +50,13 @@ async def compile_mixture_apart(program: Program, vocab_size: int, target: Compi
     Raises:
         CompileError: as `fabric.preparation.compiling.compile_apart`.
     """
-    check_target(target)
-    with tempfile.TemporaryDirectory(prefix="planetary-compile-") as name:
-        folder = Path(name)
+
+    def write(folder: Path) -> None:
         spec = ProgramSpec("latent_moe", dict(program.functions), vocab_size, program.digest)
-        request = _Request(target, spec, str(cache))
-        (folder / "request.json").write_bytes(msgspec.json.encode(request))
-        await asyncio.to_thread((folder / "program.mlirbc").write_bytes, program.portable)
-        return await answer_of_child("planetary.moe.gateway.compiling", folder)
+        (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache))))
+        (folder / "program.mlirbc").write_bytes(program.portable)
+
+    return await published_once("planetary.moe.gateway.compiling", write, program.digest, target, cache)
 
 
 def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget, cache: Path) -> Published:

@@ -20,6 +20,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.slices import LeaseLedger
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_files import CHECKPOINTS, PAYLOADS
+from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.records import Mark, Record
@@ -49,7 +50,7 @@ from planetary.moe.controller.payload_checks import KINDS, PayloadChecks
 from planetary.moe.controller.records import mixture_news
 from planetary.moe.controller.work_queue import Lease, Work, WorkQueue
 from planetary.moe.gateway.compiling import compile_mixture_apart
-from planetary.moe.gateway.mixture_preparation import PreparedMixture, prepare_mixture
+from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.moe.gateway.mixture_start import MixtureStart, begin_mixture, owners_of_run
 from planetary.moe.gateway.mixture_status import mixture_status
 from planetary.moe.gateway.syncer_work import (
@@ -99,7 +100,10 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     def _prepare(self) -> PreparedMixture:
         self._payloads.check()
         owners = owners_of_run(self.options.folder) if self.options.resume else None
-        return prepare_mixture(self.config, self.options.cache, self._set_stage, owners)
+        own = own_record(self.options, ProgramRecord)
+        prepared = prepare_mixture(self.config, self.options.cache, self._set_stage, owners, own)
+        self.notes += filter(None, (step_news(own, prepared.record),))
+        return prepared
 
     def _begin(self, prepared: PreparedMixture) -> MixtureStart:
         return begin_mixture(self.config, self.options, prepared, self._payloads)

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from planetary.artifacts.payload_store import PayloadStore
+from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.core.errors import UserError
+from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
 from planetary.fabric.preparation.preparation import builder_options, given_weights, schedule_of, step_options
+from planetary.fabric.preparation.prepared_steps import (
+    PreparedRecord,
+    environment,
+    files_read,
+    keep,
+    put_whole,
+    sources_of,
+    usable_record,
+)
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.controller.records import FragmentStart, MixtureStarted
 from planetary.moe.methods.ownership import hashed, round_robin
@@ -24,20 +38,34 @@ from planetary.moe.payloads.payloads import fragment_bytes
 from planetary.moe.payloads.shard_payload import Held, shard_bytes
 from planetary.moe.payloads.surrogate_payloads import messages_of, surrogates_bytes
 from planetary.moe.plan.checked_config import check_mixture
-from planetary.moe.plan.mixture_program import mixture_program
 from planetary.moe.plan.plan import MixturePlan, OwnerMap, model_of, training_of
 from planetary.moe.program.part import part_of
 from planetary.moe.program.signature import Program, parameter_specs
 from planetary.moe.training.composer import LayerFit
 from planetary.moe.training.expert_work import HeldExperts
-from planetary.moe.training.initial import drawn_model, initial_training
-from planetary.moe.training.measured_ownership import owners_by_load
 from planetary.moe.training.replicas import only_shards
 from planetary.moe.training.states import TrainingState
 from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 from planetary.wire.messages import Slice
 
 log = logging.getLogger(__name__)
+
+
+class ProgramRecord(PreparedRecord, frozen=True):
+    """What a mixture's program was made from, and what was made.
+
+    Attributes:
+        digest: of the portable module of all functions.
+        functions: signatures by name.
+    """
+
+    digest: str
+    functions: dict[str, FunctionSpec]
+
+    @property
+    def module(self) -> str:
+        """See `PreparedRecord`."""
+        return self.digest
 
 
 @dataclass(frozen=True)
@@ -49,6 +77,7 @@ class PreparedMixture:
         data: the prepared token files.
         plan: what every participant is told.
         program: all their functions in StableHLO.
+        record: what the program was made from; the store has it.
         given: reads the ordinary model's parameters to start from; None: they are drawn from the seed.
     """
 
@@ -56,6 +85,7 @@ class PreparedMixture:
     data: PreparedData
     plan: MixturePlan
     program: Program
+    record: ProgramRecord
     given: Callable[[], Tensors] | None = None
 
     @property
@@ -81,6 +111,8 @@ class PreparedMixture:
 
     def initial(self) -> TrainingState:
         """Return all participants' values before the first step."""
+        from planetary.moe.training.initial import initial_training  # brings JAX
+
         composer, expert = part_of(self.program, "composer"), part_of(self.program, "expert")
         given = self.given() if self.given is not None else None
         plan = self.plan
@@ -116,6 +148,9 @@ def owners_of(config: Config, model: LatentMoeConfig, order: SliceOrder) -> Owne
         case "hashed":
             found = hashed(model.n_layer, model.n_expert, composers)
         case "load-aware":
+            from planetary.moe.training.initial import drawn_model  # these bring JAX
+            from planetary.moe.training.measured_ownership import owners_by_load
+
             start = model_values(config) if config.model.weights else drawn_model(model)
             found = owners_by_load(start, model, order, composers)
     return tuple(tuple(int(owner) for owner in row) for row in found)
@@ -140,9 +175,16 @@ def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...], ow
 
 
 def prepare_mixture(
-    config: Config, cache: Path, stage: Callable[[str], None], owners: OwnerMap | None = None
+    config: Config,
+    cache: Path,
+    stage: Callable[[str], None],
+    owners: OwnerMap | None = None,
+    own: ProgramRecord | None = None,
 ) -> PreparedMixture:
     """Prepare data and program; `stage` is told what is being done. `owners`: as in `plan_of`.
+
+    A program that was made before from the same plan, files and packages is read back. `own`: the record of the run
+    that goes on, which counts whatever became of these.
 
     Raises whatever is wrong with the user's data or model: `UserError`, `CompileError`, `ResourceError`.
     """
@@ -154,9 +196,43 @@ def prepare_mixture(
     if owners is None and config.moe.ownership == "load-aware":
         stage("measuring how often each expert is chosen")
     plan = plan_of(config, data, owners)
-    stage("exporting the mixture to StableHLO and differentiating it")
+    store = BlobStore(cache / "blobs")
+    record = usable_record(store, _program_parts(plan), ProgramRecord, own)
+    if record is None:
+        record = _make_program(config, plan, store, stage)
+    else:
+        stage("reading the mixture's program that was prepared before")
+    program = Program(store.get(record.digest), record.functions)
     given = (lambda: model_values(config)) if config.model.weights else None
-    return PreparedMixture(config, data, plan, mixture_program(plan), given)
+    return PreparedMixture(config, data, plan, program, record, given)
+
+
+def _program_parts(plan: MixturePlan) -> str:
+    """Return what of a plan decides its program, as JSON: no length of a run, no rate, and not who owns what."""
+    schedules = {"dense_schedule": None, "expert_schedule": None}
+    parts = {
+        "mixture": msgspec.to_builtins(plan.model),
+        "training": msgspec.to_builtins(plan.training) | schedules,
+        "slots": plan.slots,
+    }
+    return json.dumps(parts, sort_keys=True)
+
+
+def _make_program(config: Config, plan: MixturePlan, store: BlobStore, stage: Callable[[str], None]) -> ProgramRecord:
+    from planetary.moe.plan.mixture_program import mixture_program  # brings JAX
+
+    stage("exporting the mixture to StableHLO and differentiating it")
+    with files_read() as read:
+        program = mixture_program(plan)
+    record = ProgramRecord(
+        made_from=_program_parts(plan),
+        environment=environment(),
+        sources=sources_of(config, read),
+        digest=put_whole(store, program.portable),
+        functions=dict(program.functions),
+    )
+    keep(store, record)
+    return record
 
 
 def model_values(config: Config) -> Tensors:

@@ -18,6 +18,7 @@ from planetary.data.slices import LeaseLedger
 from planetary.fabric.controller.round_end import unreported
 from planetary.fabric.gateway.rounds_start import trim_metrics
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS, METRICS
+from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.protocol.records import Mark, Record, RunResumed, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.moe.controller.mixture_events import MixturePolicy
@@ -69,6 +70,7 @@ def begin_mixture(
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
         write_atomically(folder / CONFIG, to_toml(config).encode())
+        write_record(folder, prepared.record)
         started = RunStarted(
             run=config.run.name,
             rounds=config.train.rounds,
@@ -92,6 +94,7 @@ def begin_mixture(
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
     apply(state, resumed)
     write_atomically(folder / CONFIG, to_toml(config).encode())
+    write_record(folder, prepared.record)
     metrics = trim_metrics(folder / METRICS, state.round)
     late = unreported(earlier, {line.round for line in metrics}, state.round, steps)
     return MixtureStart(policy, state, [resumed], metrics, late)

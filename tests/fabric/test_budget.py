@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from planetary.core.config import config_hash, load_config
-from planetary.fabric.preparation.budget import BUDGETS, Speed, fit
+from planetary.fabric.preparation.budget import BUDGETS, Speed, fit, smaller, why_smaller
 
 CONFIG = load_config(Path(__file__).parents[2] / "examples" / "stdlib.toml")
 
@@ -47,3 +48,31 @@ def test_the_first_lines_say_what_was_measured_and_chosen() -> None:
         "this machine: 260 ms a step; training 322,560 tokens in 63 rounds (budget third), about 5 min. --full "
         "trains the whole budget"
     )
+
+
+def test_what_compiles_slowly_trains_shorter() -> None:
+    assert fit(CONFIG, Speed(0.26, 0.5, made_s=20)).budget == fit(CONFIG, Speed(0.26, 0.5)).budget
+    slow = fit(CONFIG, Speed(0.26, 0.5, made_s=60))
+    assert slow.budget.share < fit(CONFIG, Speed(0.26, 0.5)).budget.share
+    assert slow.seconds <= 300
+
+
+def test_a_machine_on_which_the_fewest_rounds_take_too_long_trains_the_smaller_model() -> None:
+    assert smaller(CONFIG, Speed(1.0, 0.9)) is None
+    slow = Speed(2.5, 2.0, made_s=60)
+    config = smaller(CONFIG, slow)
+    assert config is not None
+    assert config.model.options["n_embd"] == 128
+    assert config.model.options["vocab_size"] == 256
+    chosen = fit(config, Speed(0.4, 0.4, made_s=25), spent_s=slow.made_s)
+    assert chosen.seconds <= 300
+    assert not chosen.config.model.smaller
+    assert config_hash(chosen.config) != config_hash(CONFIG)
+    told = why_smaller(CONFIG, slow)
+    assert told.startswith("this machine: 2,500 ms a step, with which the shortest run takes 12 min instead of 5")
+    assert "n_embd = 128" in told
+
+
+def test_a_configuration_without_a_smaller_model_keeps_its_own() -> None:
+    only = msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(CONFIG.model, smaller={}))
+    assert smaller(only, Speed(100.0, 0.5)) is None

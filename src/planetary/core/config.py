@@ -234,6 +234,7 @@ def config_hash(config: Config) -> str:
         kept["data"]["max_epochs"],
         kept["train"]["rounds"],
         kept["train"]["target_minutes"],
+        kept["model"]["smaller"],
         kept["train"]["micro_batches"],
         kept["train"]["remat"],
     )

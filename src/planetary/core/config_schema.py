@@ -51,6 +51,9 @@ class ModelConfig(msgspec.Struct, frozen=True):
     # "module:function", "path.py:function", or the path of a .mlir or .mlirbc file or of an exported folder
     source: Text = "planetary.models.nanochat:build"
     options: dict[str, Any] = msgspec.field(default_factory=dict)  # keyword arguments of the function
+    # those of a smaller model, which a run with `train.target_minutes` takes where even the fewest rounds of the model
+    # would take longer; the run's `config.toml` has the options that it chose, and none here
+    smaller: dict[str, Any] = msgspec.field(default_factory=dict)
     # argument name -> role, for a bare .mlir whose arguments are not "parameters, then two of data"
     roles: dict[str, Literal["param", "buffer", "input", "target"]] = msgspec.field(default_factory=dict)
     # path of a safetensors file whose tensors replace the initial values of the same name; empty: none

@@ -199,9 +199,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     async def _compile_for(self, target: CompileTarget) -> Published:
         """Compile and verify what workers run."""
 
-    async def _fit(self, prepared: PreparedT) -> bool:
-        """Fit a new run to this machine; return whether to go on."""
-        return True
+    async def _fit(self, prepared: PreparedT) -> PreparedT | None:
+        """Fit a new run to this machine; return what it is made of then, None to stop."""
+        return prepared
 
     def _release(self) -> None:
         """End what the kind has begun beside the event loop. In a thread, at the end."""
@@ -254,7 +254,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
                 return self._stopped()
             self.notes += filter(None, (changes(self.config, made.config),))
             self.config = made.config
-            if not await self._fit(made):
+            made = self.prepared = await self._fit(made)
+            if made is None:
                 return self._stopped()
             if prepared is not None:
                 await asyncio.to_thread(prepared, made)

@@ -26,7 +26,7 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import status_of
 from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.gateway.topology import topology_of
-from planetary.fabric.preparation.budget import fit
+from planetary.fabric.preparation.budget import Speed, fit, smaller, why_smaller
 from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
 from planetary.fabric.preparation.fitting import local_target, measure_speed
 from planetary.fabric.preparation.parameters import Parameters
@@ -62,22 +62,41 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    async def _fit(self, prepared: Prepared) -> bool:
-        """Set the length of a new run whose time is given; return whether to go on."""
-        config, threads = self.config, self.options.local_threads
-        if threads is None or not self.is_unfitted:
-            return True
-        target = local_target(config)
-        speed = await self._interruptible(
-            measure_speed(config, prepared, target, threads=threads, cache=self.options.cache, stage=self._set_stage)
-        )
+    async def _fit(self, prepared: Prepared) -> Prepared | None:
+        """Set length and model of a new run whose time is given; return what it is made of then, None to stop."""
+        if self.options.local_threads is None or not self.is_unfitted:
+            return prepared
+        speed = await self._interruptible(self._measure(prepared))
         if speed is None:
-            return False
-        chosen = fit(config, speed)
+            return None
+        spent_s = 0.0
+        if (config := smaller(self.config, speed)) is not None:
+            self._note(why_smaller(self.config, speed))
+            spent_s = speed.made_s
+            found = await self._interruptible(
+                asyncio.to_thread(prepare_run, config, self.options.cache, self._set_stage)
+            )
+            if found is None:
+                return None
+            prepared, self.config = found, config
+            speed = await self._interruptible(self._measure(prepared))
+            if speed is None:
+                return None
+        chosen = fit(self.config, speed, spent_s=spent_s)
         self.config = fit_to_data(chosen.config, prepared.data)  # its rounds may be more than data.max_epochs allows
-        self.notes.append(chosen.sentence(speed))
-        log.info("%s", self.notes[-1])
-        return True
+        self._note(chosen.sentence(speed))
+        return prepared
+
+    async def _measure(self, prepared: Prepared) -> Speed:
+        config, threads = self.config, self.options.local_threads
+        assert threads is not None
+        return await measure_speed(
+            config, prepared, local_target(config), threads=threads, cache=self.options.cache, stage=self._set_stage
+        )
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        log.info("%s", text)
 
     def _prepare(self) -> Prepared:
         own = own_record(self.options, StepRecord)

@@ -2,9 +2,9 @@
 
 The choice is one of a few named budgets, each a share of `train.rounds` and about √2 times the one before. Two
 measurements of one machine then agree unless they lie on both sides of a boundary; and since a measurement is kept
-(see `planetary.fabric.preparation.fitting`), a machine measures a step once and its next runs have the same length. The
-model never changes: a tenth of the default run's rounds fits into five minutes up to 1 s a step, four times that of two
-AVX2 cores.
+(see `planetary.fabric.preparation.fitting`), a machine measures a step once and its next runs have the same length. A
+tenth of the default run's rounds fits into five minutes up to about 1 s a step, four times that of two AVX2 cores.
+Where it does not, the run trains the smaller model that `model.smaller` describes, if there is one: the last resort.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import msgspec
 from planetary.core.config import Config
 
 OTHERWISE_S = 60.0
-"""What a command takes beside its rounds: preparing the data, exporting, compiling, verifying, the last evaluation and
-the report. A constant, and not what this start took: a run with a warm cache has the length of the first one."""
+"""What a command takes at least beside its rounds: preparing the data, exporting, compiling, verifying, the last
+evaluation and the report. Not what this start took: a run with a warm cache has the length of the first one."""
+
+BESIDE_MAKING_S, PER_MADE_S = 20.0, 2.0
+"""What it takes on a machine that needs long to compile and verify the step: a constant, and so many times that long.
+On two cores with AVX-512 making takes 20 s, so that both are the same there."""
 
 EVAL_SHARE = 0.4
 """An evaluation of a batch against a training step on it: the forward pass is a third of the arithmetic."""
@@ -47,6 +51,12 @@ class Speed(msgspec.Struct, frozen=True):
 
     step_s: float  # an inner step, while the other workers run theirs
     round_s: float  # what a round takes beside its inner steps: transfers, the outer step, the checkpoint
+    made_s: float = 0.0  # what compiling and verifying the step took when that was done
+
+    @property
+    def otherwise_s(self) -> float:
+        """What a command takes beside its rounds."""
+        return max(OTHERWISE_S, BESIDE_MAKING_S + PER_MADE_S * self.made_s)
 
 
 class Fit(msgspec.Struct, frozen=True):
@@ -66,28 +76,50 @@ class Fit(msgspec.Struct, frozen=True):
         )
 
 
-def fit(config: Config, speed: Speed) -> Fit:
+def fit(config: Config, speed: Speed, *, spent_s: float = 0.0) -> Fit:
     """Return the longest budget that ends within `train.target_minutes`, or the shortest one if none does.
 
-    The warm-up stays the same part of the run.
+    The warm-up stays the same part of the run. `spent_s`: what went on a larger model before.
     """
     limit = 60 * config.train.target_minutes
-    fits = [_with(config, budget, speed) for budget in BUDGETS]
+    fits = [_with(config, budget, speed, spent_s) for budget in BUDGETS]
     return next((one for one in reversed(fits) if one.seconds <= limit), fits[0])
 
 
-def _with(config: Config, budget: Budget, speed: Speed) -> Fit:
+def smaller(config: Config, speed: Speed) -> Config | None:
+    """Return `config` with its smaller model where its own takes too long on this machine; None where it does not.
+
+    A configuration without a smaller one keeps its model, however long that takes.
+    """
+    if not config.model.smaller or fit(config, speed).seconds <= 60 * config.train.target_minutes:
+        return None
+    replace = msgspec.structs.replace
+    return replace(config, model=replace(config.model, options=config.model.options | config.model.smaller, smaller={}))
+
+
+def why_smaller(config: Config, speed: Speed) -> str:
+    """Say why the model of a fitted run is not that of its configuration, for the first lines of a run."""
+    options = ", ".join(f"{name} = {value}" for name, value in config.model.smaller.items())
+    return (
+        f"this machine: {1e3 * speed.step_s:,.0f} ms a step, with which the shortest run takes "
+        f"{fit(config, speed).seconds / 60:.0f} min instead of {config.train.target_minutes:g}; it trains a smaller "
+        f"model ({options}). --full trains the whole one"
+    )
+
+
+def _with(config: Config, budget: Budget, speed: Speed, spent_s: float) -> Fit:
     replace = msgspec.structs.replace
     train, evaluation = config.train, config.eval
     rounds = max(1, round(budget.share * train.rounds))
     warmup = min(round(config.optimizer.warmup_steps * rounds / train.rounds), rounds * train.inner_steps - 1)
     fitted = replace(
         config,
+        model=replace(config.model, smaller={}),
         train=replace(train, rounds=rounds, target_minutes=0.0),
         optimizer=replace(config.optimizer, warmup_steps=warmup),
     )
     evaluations = -(-rounds // evaluation.every)
     batches = -(-evaluation.batches // config.fabric.workers)
-    seconds = OTHERWISE_S + rounds * (train.inner_steps * speed.step_s + speed.round_s)
+    seconds = spent_s + speed.otherwise_s + rounds * (train.inner_steps * speed.step_s + speed.round_s)
     seconds += evaluations * batches * EVAL_SHARE * speed.step_s
     return Fit(budget, fitted, seconds)

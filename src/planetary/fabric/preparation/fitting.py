@@ -104,7 +104,7 @@ async def measure_speed(
     # Another program that runs for a moment slows some of the steps down: the faster half counts.
     step_ms = statistics.quantiles([ms for one in times for ms in one], n=4)[0]
     outer_s = await asyncio.to_thread(_time_outer_step, prepared.step.spec.params, prepared.params, workers)
-    speed = Speed(step_ms / 1e3, ROUND_FACTOR * outer_s)
+    speed = Speed(step_ms / 1e3, ROUND_FACTOR * outer_s, published.compile_s + published.verify_s)
     write_atomically(kept, msgspec.json.encode(speed))
     return speed
 

@@ -151,8 +151,10 @@ def packed(specs: Iterable[TensorSpec], arrays: Mapping[str, np.ndarray]) -> byt
 def made_from(config: Config, options: StepOptions) -> str:
     """Return what in a configuration decides its training step, as JSON. No length of a run and no rate is in it."""
     model, train = config.model, config.train
+    made = msgspec.to_builtins(model) | {"source": _resolved(model.source), "weights": _absolute(model.weights)}
+    del made["smaller"]  # another model
     parts = {
-        "model": msgspec.to_builtins(model) | {"source": _resolved(model.source), "weights": _absolute(model.weights)},
+        "model": made,
         "options": msgspec.to_builtins(options),
         "batch_size": train.batch_size,
         "sequence_length": train.sequence_length,

@@ -340,7 +340,7 @@ def main() -> None:
         path.write_text(text)
         if given.model == "tests":
             np.savez_compressed(path.with_suffix(".npz"), **expected(kind, shape))
-        print(f"{path}: {len(text)} bytes; arguments: {', '.join(names)}")  # noqa: T201
+        print(f"{path}: {len(text)} bytes; arguments: {', '.join(names)}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from planetary.version import __version__
 if TYPE_CHECKING:
     from planetary.collectives import Communicator
     from planetary.core.config_schema import Config
+    from planetary.fabric.protocol.status import RoundMetrics
     from planetary.run.authoring import compile, export, vjp
     from planetary.run.handle import Run
     from planetary.run.simulate import Simulated, simulate
@@ -27,6 +28,7 @@ __all__ = [
     "Communicator",
     "Config",
     "Fault",
+    "RoundMetrics",
     "Run",
     "Simulated",
     "__version__",
@@ -45,6 +47,7 @@ _HOMES = {
     "vjp": "planetary.run.authoring",
     "Config": "planetary.core.config_schema",
     "Fault": "planetary.simulation.faults",
+    "RoundMetrics": "planetary.fabric.protocol.status",
     "Run": "planetary.run.handle",
     "Simulated": "planetary.run.simulate",
     "simulate": "planetary.run.simulate",

@@ -163,6 +163,11 @@ def compile(
     Raises:
         UserError: the model, the target or an option is wrong.
         CompileError: an operation has no derivative, the compiler refuses the step, or it computes other numbers.
+
+    Example:
+        >>> compiled = planetary.compile("nanochat", preset="tiny", step={"optimizer": "lion"}, output="step.vmfb")
+        >>> compiled.path.name, compiled.published.nbytes > 0
+        ('step.vmfb', True)
     """
     from planetary.artifacts.store import BlobStore, write_atomically
     from planetary.compiler.backends.targets import parse_target

@@ -44,6 +44,15 @@ class Run:
 
     Attributes:
         folder: the run folder; docs/ops.md lists its files.
+
+    Example:
+        >>> run = planetary.Run.open("runs/tiny")
+        >>> run.status.state, run.under_way, run.metrics[-1].round, run.report().outcome
+        ('finished', False, 2, 'finished')
+        >>> len(run.params()), len(run.generate("def ", max_tokens=5, seed=1)) > 0
+        (8, True)
+        >>> len(run.resume(rounds=3).metrics)
+        3
     """
 
     def __init__(self, folder: Path, background: BackgroundRun | None = None, observer: RoundObserver | None = None):
@@ -63,12 +72,6 @@ class Run:
         found = Path(folder).absolute()
         load_history(found)
         return cls(found)
-
-    @classmethod
-    def start(cls, config: Config, options: LocalRunOptions, on_round: OnRound | None = None) -> Run:
-        """Start the processes of a run on this machine, and return it under way. `planetary.train` reads better."""
-        observer = RoundObserver(options.folder, on_round)
-        return cls(options.folder, BackgroundRun(LocalRun(config, options, observer)), observer)
 
     def __repr__(self) -> str:
         shown = os.path.relpath(self.folder)
@@ -278,7 +281,16 @@ class Run:
             checkpoint=self._checkpoint_path(round) if round is not None else None,
             plain=plain_loopback,
         )
-        started = Run.start(config, options, on_round)
-        self._background, self._observer = started._background, started._observer
+        self._background, self._observer = _carry(config, options, on_round)
         self._trained = None
         return self.wait() if wait else self
+
+
+def start_run(config: Config, options: LocalRunOptions, on_round: OnRound | None = None) -> Run:
+    """Start the processes of a run on this machine, and return it under way."""
+    return Run(options.folder, *_carry(config, options, on_round))
+
+
+def _carry(config: Config, options: LocalRunOptions, on_round: OnRound | None) -> tuple[BackgroundRun, RoundObserver]:
+    observer = RoundObserver(options.folder, on_round)
+    return BackgroundRun(LocalRun(config, options, observer)), observer

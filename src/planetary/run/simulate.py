@@ -115,10 +115,10 @@ def simulate(
         PeerError: the run does not end, in simulated time; the text says what it waits for.
 
     Example:
-        >>> small = {"train.rounds": 2, "model.options.n_embd": 16, "data.source": "examples/README.md"}
-        >>> done = planetary.simulate(workers=8, faults=3, overrides=small)  # doctest: +SKIP
-        >>> done.outcome, len(done.losses)  # doctest: +SKIP
-        ('finished', 2)
+        >>> kill = planetary.Fault(at_s=5.0, kind="kill_worker", worker=3)
+        >>> done = planetary.simulate(workers=8, rounds=3, faults=[kill])
+        >>> done.outcome, done.faults, done.losses[-1] < done.losses[0]
+        ('finished', ('kill_worker',), True)
     """
     given = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     given += [f"fabric.workers={workers}"] if workers is not None else []

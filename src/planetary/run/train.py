@@ -13,7 +13,7 @@ from planetary.core.config import Config
 from planetary.core.config_toml import toml_value
 from planetary.core.errors import UserError
 from planetary.run.choice import ConfigSource, new_run
-from planetary.run.handle import Run
+from planetary.run.handle import Run, start_run
 from planetary.run.local_run import LocalRunOptions
 from planetary.run.places import cache_folder
 from planetary.run.round_observer import OnRound
@@ -54,8 +54,17 @@ def train(
         PlanetaryError: the run failed; the class says why. Finished rounds are kept.
 
     Example:
-        >>> run = planetary.train("examples/stdlib.toml", workers=2, rounds=3)  # doctest: +SKIP
-        >>> run.metrics[-1].loss, run.generate("def ")  # doctest: +SKIP
+        >>> tiny = {
+        ...     "model": {"options": {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 256}},
+        ...     "train": {"inner_steps": 5, "batch_size": 4, "sequence_length": 32},
+        ... }
+        >>> def show(metrics):
+        ...     print("round", metrics.round, "of", metrics.tokens, "tokens")
+        >>> run = planetary.train(tiny, run_dir="runs/tiny", workers=2, rounds=2, on_round=show)
+        round 1 of 1280 tokens
+        round 2 of 1280 tokens
+        >>> run
+        Run('runs/tiny'): finished, 2 of 2 rounds
     """
     given = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     given += [f"fabric.workers={workers}"] if workers is not None else []
@@ -65,7 +74,7 @@ def train(
     options = LocalRunOptions(
         folder=folder, cache=cache_folder(Path(cache) if cache is not None else None), plain=plain_loopback
     )
-    run = Run.start(resolved, options, on_round)
+    run = start_run(resolved, options, on_round)
     return run.wait() if wait else run
 
 
@@ -83,6 +92,13 @@ async def train_async(
     """Train as `train` does, without blocking the event loop. Cancelling the task stops the run in order.
 
     Arguments, return value and exceptions are those of `train`.
+
+    Example:
+        >>> async def two(tables):
+        ...     runs = [planetary.train_async(tables, run_dir=f"runs/{name}", rounds=1) for name in "ab"]
+        ...     return await asyncio.gather(*runs)
+        >>> [run.status.state for run in asyncio.run(two(tiny))]
+        ['finished', 'finished']
     """
 
     def start() -> Run:

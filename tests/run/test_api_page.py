@@ -1,0 +1,73 @@
+"""docs/api.md is what the docstrings say now, and the examples in it run."""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import planetary
+
+ROOT = Path(__file__).parents[2]
+
+
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_api", ROOT / "docs" / "make_api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_examples(*names: str) -> None:
+    """Run the examples of these names, one after the other in one namespace."""
+    globs = {"planetary": planetary, "asyncio": asyncio}
+    for name in names:
+        text = getattr(planetary, name).__doc__
+        test = doctest.DocTestParser().get_doctest(text, globs, f"planetary.{name}", None, 0)
+        assert test.examples, f"planetary.{name} has no example"
+        runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
+        said: list[str] = []
+        failed = runner.run(test, out=said.append, clear_globs=False).failed
+        assert not failed, "".join(said)
+        globs = test.globs
+
+
+@pytest.fixture
+def here(tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PLANETARY_CACHE", str(shared_cache))
+
+
+def test_the_page_is_current() -> None:
+    make_api = generator()
+    assert make_api.PAGE.read_text() == make_api.page(), "run: python docs/make_api.py"
+
+
+@pytest.mark.usefixtures("here")
+def test_the_examples_of_export_and_vjp_run() -> None:
+    run_examples("export", "vjp")
+
+
+@pytest.mark.compiles
+@pytest.mark.usefixtures("here")
+def test_the_example_of_compile_runs() -> None:
+    run_examples("compile")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_the_example_of_simulate_runs() -> None:
+    run_examples("simulate")
+
+
+@pytest.mark.processes
+@pytest.mark.compiles
+@pytest.mark.usefixtures("here")
+def test_the_examples_of_train_and_run_run() -> None:
+    run_examples("train", "Run", "train_async")

@@ -179,6 +179,13 @@ def test_a_worker_that_is_not_wanted_ends_as_what_it_failed_with(kind: str, erro
     assert worker.handle(e.Received(1, told), 1.0) == [e.Exit(False, "of no use", error)]
 
 
+def test_a_worker_that_comes_back_after_it_was_turned_away_ends_in_the_same_way() -> None:
+    worker = machine()
+    worker.handle(e.Tick(), 0.0)
+    closed = e.Closed(1, "not used any more", refused=True, kind="compile")
+    assert worker.handle(closed, 0.1) == [e.Exit(False, "not used any more", CompileError)]
+
+
 # --- ring -------------------------------------------------------------------------------------------------------
 
 

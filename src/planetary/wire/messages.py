@@ -77,6 +77,7 @@ class Refused(Message, frozen=True, kw_only=True):
     code: Literal["protocol", "token", "iree", "target", "busy", "banned", "finished"]
     reason: str  # one sentence for people: what was expected, what was found, which side to upgrade
     retry: bool = False  # whether trying again later can help
+    kind: str = ""  # of a banned worker: as in `Shutdown`
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ class Membership:
         self._references: dict[str, str] = {}  # artifact -> what workers compare its results with
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
         self.banned: dict[str, str] = {}  # worker -> why it is not used any more
+        self._bans: dict[str, tuple[str, str]] = {}  # the same with the kind of its failure
         self.first_ready_at: float | None = None
         self.deserted_at: float | None = now  # since when no worker is connected
         self.last_failure: tuple[EndKind, str] = ("peer", "")  # how and why a worker was last of no use
@@ -29,7 +30,7 @@ class Membership:
     def hello(self, session: int, hello: m.Hello) -> list[WorkerSession]:
         """Admit or refuse a new connection; return the older connections of the same worker, which are now lost."""
         desk = self._desk
-        refusal = refuse(hello, desk.policy, self.banned, self._nodes())
+        refusal = refuse(hello, desk.policy, self._bans, self._nodes())
         if refusal is not None:
             desk.send(session, refusal)
             desk.out.append(Close(session, refusal.reason))
@@ -176,7 +177,7 @@ class Membership:
             self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False, kind=kind))
             return
         self.last_failure = (kind, reason)
-        self.banned[worker.worker] = reason
+        self.banned[worker.worker], self._bans[worker.worker] = reason, (kind, reason)
         supervisors = [s.session for s in self._desk.supervisors.values() if s.worker == worker.worker]
         for session in [worker.session, *supervisors]:
             self._desk.send(session, m.Shutdown(reason=reason, ok=False, kind=kind))

@@ -9,19 +9,21 @@ from planetary.runtime.backends import is_pjrt
 from planetary.wire.messages import Hello, Refused
 
 
-def refuse(hello: Hello, policy: FabricPolicy, banned: Mapping[str, str], nodes: Mapping[str, str]) -> Refused | None:
+def refuse(
+    hello: Hello, policy: FabricPolicy, banned: Mapping[str, tuple[str, str]], nodes: Mapping[str, str]
+) -> Refused | None:
     """Return why `hello` is refused, or None.
 
     Args:
         hello: what the process says of itself.
         policy: of the run.
-        banned: worker -> why it is not used any more.
+        banned: worker -> what kind of failure it had, and why it is not used any more.
         nodes: worker -> the node that a live connection of that name comes from.
     """
     if hello.worker in banned:
+        kind, reason = banned[hello.worker]
         return Refused(
-            code="banned",
-            reason=f"worker {hello.worker} is not used in this run any more: {banned[hello.worker]}",
+            code="banned", reason=f"worker {hello.worker} is not used in this run any more: {reason}", kind=kind
         )
     taken = nodes.get(hello.worker)
     if taken is not None and taken != hello.node:

@@ -55,6 +55,7 @@ class Closed(Event, frozen=True):
     session: int
     reason: str
     refused: bool = False
+    kind: str = ""  # of the failure for which a worker was refused
 
 
 class StopRequested(Event, frozen=True):

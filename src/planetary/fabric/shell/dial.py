@@ -85,7 +85,7 @@ class Dialler:
             )
             answer = await say_hello(connection, self._hello, address.connect_s)
             if isinstance(answer, Refused):
-                self._post(Closed(session, answer.reason, refused=not answer.retry))
+                self._post(Closed(session, answer.reason, refused=not answer.retry, kind=answer.kind))
                 return
             self._outbox = Outbox(connection, self._sent)
             self._post(Opened(session))

@@ -83,7 +83,7 @@ class SupervisorMachine:
             case Closed() if event.session == self._session:
                 self._connected = False
                 if event.refused:
-                    self._error = TrustError
+                    self._error = error_class(event.kind) if event.kind else TrustError
                     self._stop(event.reason)
                 else:
                     self._dial_at = now + pause_before(self._dials + 1, *self._redial, self.name)

@@ -196,7 +196,7 @@ class WorkerMachine:
             self._stopping = True
             self._out.append(StopTask(self._running.task))
         if event.refused:
-            self._exit(TrustError, event.reason)
+            self._exit(error_class(event.kind) if event.kind else TrustError, event.reason)
             return
         if self._disconnected_at is None:
             self._disconnected_at = now

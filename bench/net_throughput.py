@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from planetary.fabric.protocol.messages import FABRIC, Parameters, Shutdown
 from planetary.net import Authority, Connection, Trust, connect, serve
 from planetary.net.invite import mint
-from planetary.wire.messages import Parameters, Shutdown
 
 
 def receiver(folder: str | None, pipe: Pipe) -> None:
@@ -34,7 +34,7 @@ def receiver(folder: str | None, pipe: Pipe) -> None:
 
     async def run() -> None:
         tls = Authority.open(Path(folder), time.time()).server_context() if folder else None
-        async with await serve("127.0.0.1", 0, answer, tls=tls) as server:
+        async with await serve("127.0.0.1", 0, answer, FABRIC, tls=tls) as server:
             pipe.send(server.port)
             await asyncio.to_thread(pipe.recv)
 
@@ -42,7 +42,7 @@ def receiver(folder: str | None, pipe: Pipe) -> None:
 
 
 async def measure(port: int, trust: Trust, nbytes: int, repeat: int) -> list[float]:
-    connection = await connect("127.0.0.1", port, trust)
+    connection = await connect("127.0.0.1", port, trust, FABRIC)
     array = np.random.default_rng(0).integers(0, 2**63, nbytes // 8, dtype="<i8")
     await connection.send(Shutdown(reason="hello"))  # strangers may not send tensors
     await connection.receive(60)

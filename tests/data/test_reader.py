@@ -9,8 +9,8 @@ import pytest
 
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
+from planetary.core.token_slice import Slice
 from planetary.data.reader import batches, read_slice
-from planetary.wire.messages import Slice
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("ui8", 1), ("ui16", 2), ("ui32", 4)])

@@ -6,10 +6,10 @@ import msgspec
 
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import AnyRecord, RunStarted
 from planetary.fabric.protocol.state import replay
 from planetary.simulation.cluster import policy
-from planetary.wire import messages as m
 
 ROUNDS = 3
 
@@ -51,7 +51,7 @@ class Bench:
         self._sessions += 1
         hello = m.Hello(
             role="worker",
-            protocol=m.PROTOCOL_VERSION,
+            protocol=m.FABRIC.version,
             software="test",
             token="",
             worker=f"{name}/0",

@@ -10,6 +10,8 @@ import numpy as np
 
 from planetary.core.errors import PlanetaryError
 from planetary.core.step import StepSpec
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.messages import FABRIC
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
@@ -17,7 +19,6 @@ from planetary.run.announcement import Announcement
 from planetary.runtime.host import target_features
 from planetary.runtime.iree_executor import iree_version
 from planetary.version import __version__
-from planetary.wire import messages as m
 from planetary.wire.frames import Kind, encode_prefix
 from planetary.wire.limits import MAX_CHUNK_BYTES
 
@@ -27,7 +28,7 @@ PATIENCE_S = 60.0  # of a rogue for its gateway
 def hello(name: str, token: str, **changes: object) -> m.Hello:
     fields: dict[str, object] = {
         "role": "worker",
-        "protocol": m.PROTOCOL_VERSION,
+        "protocol": m.FABRIC.version,
         "software": __version__,
         "token": token,
         "worker": f"{name}/0",
@@ -57,7 +58,7 @@ async def knock(announced: Announcement, greeting: m.Hello, token: str | None = 
 async def dial(announced: Announcement, token: str | None = None) -> Connection:
     token = announced.token if token is None else token
     trust = Trust(token) if token else Trust.plain_loopback()
-    return await connect(announced.host, announced.port, trust)
+    return await connect(announced.host, announced.port, trust, FABRIC)
 
 
 class Rogue:
@@ -149,14 +150,14 @@ class Rogue:
     async def _send_raw(self, connection: Connection) -> None:
         """Write bytes that are no whole, sound frame behind everything that was sent so far."""
         payload = b'{"type":"Goodbye","id":99,"reason":"not me"}'
-        prefix = encode_prefix(Kind.CONTROL, b"", payload)
+        prefix = encode_prefix(FABRIC.version, Kind.CONTROL, b"", payload)
         match self._behaviour:
             case "truncated":
                 data = prefix + payload[:10]
             case "corrupted":
                 data = prefix + payload.replace(b"not", b"n0t")
             case "oversized":
-                data = encode_prefix(Kind.CHUNK, b"x", _Long(MAX_CHUNK_BYTES + 1))  # type: ignore[arg-type]
+                data = encode_prefix(FABRIC.version, Kind.CHUNK, b"x", _Long(MAX_CHUNK_BYTES + 1))  # type: ignore[arg-type]
             case _:
                 data = b"\x00" * 64
         transport = connection._transport

@@ -6,6 +6,7 @@ import pytest
 from controller_bench import ROUNDS, Bench
 
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import (
     CheckpointFailed,
     CheckpointWritten,
@@ -17,7 +18,6 @@ from planetary.fabric.protocol.records import (
     WorkerRefused,
 )
 from planetary.simulation.cluster import SimCluster, policy
-from planetary.wire import messages as m
 
 
 @pytest.mark.parametrize(

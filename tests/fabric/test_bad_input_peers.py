@@ -16,10 +16,10 @@ from rogue_worker import Rogue, hello, knock
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.core.errors import PlanetaryError, TrustError
+from planetary.fabric.protocol import messages as m
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
 from planetary.run.announcement import Announcement
-from planetary.wire import messages as m
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(180)]
 
@@ -102,8 +102,8 @@ async def _strangers(announced: Announcement, folder: Path) -> dict[str, m.Welco
     greetings = {
         "forged": hello("n", forged),
         "expired": hello("n", expired),
-        "old protocol": hello("n", announced.token, protocol=m.PROTOCOL_VERSION - 1),
-        "new protocol": hello("n", announced.token, protocol=m.PROTOCOL_VERSION + 1),
+        "old protocol": hello("n", announced.token, protocol=m.FABRIC.version - 1),
+        "new protocol": hello("n", announced.token, protocol=m.FABRIC.version + 1),
         "old iree": hello("n", announced.token, iree_version="2.0.0"),
         "new iree": hello("n", announced.token, iree_version="99.0.0"),
     }

@@ -8,20 +8,21 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.outbox import Outbox
-from planetary.fabric.shell.sending_order import Order, order_of
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.net import Connection, Trust, connect, serve
-from planetary.wire import messages as m
+from planetary.wire.message import Order
 
 OF = {"shard": 1, "epoch": 1, "step": 5}
-STEP = m.StepTaken(**OF, loss=1.0, seconds=1.0)
-WANT = m.WantTokens(**{k: OF[k] for k in ("shard", "epoch")}, first=0, count=1)
-FRAGMENT = m.PublishFragment(
+STEP = mm.StepTaken(**OF, loss=1.0, seconds=1.0)
+WANT = mm.WantTokens(**{k: OF[k] for k in ("shard", "epoch")}, first=0, count=1)
+FRAGMENT = mm.PublishFragment(
     shard=1, epoch=1, tier="router", fragment=0, base=0, tokens=1, steps=1, payload="fragment/0"
 )
-SURROGATES = m.PublishSurrogates(**OF, of=1, progress=5, error=None, payload="surrogate/0")
-VIEW = m.ViewModel(**OF, progress=5, mixed_loss=1.0, surrogate_loss=1.0, payload="view/0")
-STATE = m.KeepShard(**OF, progress=5, payload="shard/0")
+SURROGATES = mm.PublishSurrogates(**OF, of=1, progress=5, error=None, payload="surrogate/0")
+VIEW = mm.ViewModel(**OF, progress=5, mixed_loss=1.0, surrogate_loss=1.0, payload="view/0")
+STATE = mm.KeepShard(**OF, progress=5, payload="shard/0")
 
 
 def payload() -> Mapping[str, np.ndarray]:
@@ -42,8 +43,8 @@ async def exchange(held: threading.Event, sent: list[tuple[str, int, bool]]) -> 
         assert held.wait(20)
         return payload()
 
-    server = await serve("127.0.0.1", 0, attend)
-    client = await connect(server.host, server.port, Trust.plain_loopback())
+    server = await serve("127.0.0.1", 0, attend, mm.MIXTURES)
+    client = await connect(server.host, server.port, Trust.plain_loopback(), mm.MIXTURES)
     outbox = Outbox(client, lambda message, nbytes, tensors: sent.append((type(message).__name__, nbytes, tensors)))
     found: list[str] = []
     try:
@@ -57,7 +58,7 @@ async def exchange(held: threading.Event, sent: list[tuple[str, int, bool]]) -> 
         while len(found) < 6:
             received = await other.receive(20)
             found.append(type(received.message).__name__)
-            if isinstance(received.message, m.KeepShard):
+            if isinstance(received.message, mm.KeepShard):
                 held.set()
         await outbox.drain()
         return found
@@ -85,8 +86,8 @@ def test_draining_ends_with_the_connection() -> None:
         async def attend(_: Connection) -> None:
             await over.wait()
 
-        server = await serve("127.0.0.1", 0, attend)
-        client = await connect(server.host, server.port, Trust.plain_loopback())
+        server = await serve("127.0.0.1", 0, attend, mm.MIXTURES)
+        client = await connect(server.host, server.port, Trust.plain_loopback(), mm.MIXTURES)
         outbox = Outbox(client)
         for message in (FRAGMENT, SURROGATES, STATE, VIEW):
             outbox.put(message, payload)
@@ -100,9 +101,9 @@ def test_draining_ends_with_the_connection() -> None:
 
 
 def test_what_a_composer_is_told_keeps_its_order() -> None:
-    message = m.OwnShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))
-    later = (FRAGMENT, m.SpeakFor(shards=(0,)), m.TokensReady(shard=-1, first=0, count=1))
-    assert {order_of(one) for one in (message, *later)} == {Order.IN_TURN}
-    assert order_of(m.Progress(task=1, round=1, step=1, loss=None)) is Order.AHEAD
-    assert order_of(m.RunProgress(steps=(1, 1))) is Order.AHEAD  # the answer to one who has his shard
-    assert order_of(m.TokensReady(shard=0, first=0, count=1)) is Order.BESIDE
+    message = mm.OwnShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))
+    later = (FRAGMENT, mm.SpeakFor(shards=(0,)), mm.TokensReady(shard=-1, first=0, count=1))
+    assert {one.sending_order() for one in (message, *later)} == {Order.IN_TURN}
+    assert m.Progress(task=1, round=1, step=1, loss=None).sending_order() is Order.AHEAD
+    assert mm.RunProgress(steps=(1, 1)).sending_order() is Order.AHEAD  # the answer to one who has his shard
+    assert mm.TokensReady(shard=0, first=0, count=1).sending_order() is Order.BESIDE

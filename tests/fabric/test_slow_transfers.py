@@ -6,8 +6,8 @@ from controller_bench import Bench
 from msgspec.structs import replace
 
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import DeltaAccepted, LeaseReturned, WorkerLost
-from planetary.wire import messages as m
 
 HOURS = 3 * 3600.0
 

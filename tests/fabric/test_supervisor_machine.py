@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from planetary.core.errors import PeerError
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
-from planetary.wire import messages as m
 
 
 def machine() -> SupervisorMachine:

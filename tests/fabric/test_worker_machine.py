@@ -15,10 +15,10 @@ from planetary.core.errors import (
 )
 from planetary.core.schedules import Schedule
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.simulation.cluster import SPEC
-from planetary.wire import messages as m
 
 JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
 SLICE = m.Slice("data", "ui8", 0, 44)

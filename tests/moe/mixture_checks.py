@@ -10,15 +10,16 @@ from mixture_cluster import MixtureCluster, Worker
 
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
+from planetary.fabric.protocol import messages as m
 from planetary.moe.composer.sketch_window import FORGET_STEPS
 from planetary.moe.controller.records import MixtureRecord, replay
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.payloads.expert_payloads import improved_bytes, improved_from
 from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_work import HeldExperts, Improved
 from planetary.moe.training.states import ComposerState, TrainingState
 from planetary.moe.training.trainer import MoeTrainer
-from planetary.wire import messages as m
 
 
 def trained(plan: MixturePlan) -> TrainingState:
@@ -72,7 +73,7 @@ def unanswered(cluster: MixtureCluster, worker: Worker, layer: int) -> set[int]:
     Those that its predecessors left are among them.
     """
     found = set(cluster.controller.offload._waiting.said(0, worker.driver.machine.shard, layer)[1])
-    return found | {offer.step for offer in worker.up.messages(m.OfferSketches) if offer.layer == layer}
+    return found | {offer.step for offer in worker.up.messages(mm.OfferSketches) if offer.layer == layer}
 
 
 def check_answers(cluster: MixtureCluster) -> None:
@@ -81,7 +82,7 @@ def check_answers(cluster: MixtureCluster) -> None:
         queued = {work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (shard, layer)}
         waiting = set(cluster.controller.offload._waiting.said(0, shard, layer)[1])
         assert waiting <= queued
-        steps = [s.step for s in cluster.sent if isinstance(s, m.StepTaken) and s.shard == shard]
+        steps = [s.step for s in cluster.sent if isinstance(s, mm.StepTaken) and s.shard == shard]
         assert all(step <= max(steps, default=0) - FORGET_STEPS for step in queued - waiting)
 
 
@@ -98,7 +99,7 @@ def check_window(cluster: MixtureCluster) -> None:
                 out = unanswered(cluster, worker, layer)
                 assert len(out) <= max(1, plan.window), (worker.name, layer, out)
                 window, waits = worker.driver.machine._sketches, [*worker.driver._inbox]
-                if not waits and not worker.down.messages(m.OwnShard) and not worker.down.messages(m.UseExperts):
+                if not waits and not worker.down.messages(mm.OwnShard) and not worker.down.messages(mm.UseExperts):
                     assert window._sent[layer] | (window._waiting[layer] or set()) == out, (worker.name, layer, out)
 
 
@@ -119,7 +120,7 @@ def spoil(one: Worker, change: Callable[[Improved], Improved]) -> None:
     weights = {"up": np.zeros(wide, np.float32), "down": np.zeros((wide[0], wide[2], wide[1]), np.float32)}
 
     def spoiled(message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, m.ExpertsImproved) and payload is not None:
+        if isinstance(message, mm.ExpertsImproved) and payload is not None:
             payload = improved_bytes(change(improved_from(payload, HeldExperts(weights, {}))))
         send(message, payload)
 

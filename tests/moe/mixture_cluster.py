@@ -22,9 +22,9 @@ from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fabric.controller.round_end import unreported
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Record, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics
-from planetary.fabric.shell.sending_order import Order, order_of
 from planetary.moe.composer.composer_data import tokens_payload
 from planetary.moe.composer.composer_driver import ComposerDriver
 from planetary.moe.composer.sketch_window import FORGET_STEPS
@@ -67,7 +67,8 @@ from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.execution import composer_runner, expert_runner
 from planetary.moe.program.runner import ProgramRunner
 from planetary.moe.program.signature import ComposerShape, Program
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
+from planetary.wire.message import Order
 
 STEP_S = 1.0
 
@@ -125,7 +126,7 @@ class Line:
         self.share = 1.0  # of turns in which a payload comes through
 
     def put(self, message: m.Message, payload: Packed | Source | None) -> None:
-        self._queues[order_of(message)].append((message, payload))
+        self._queues[message.sending_order()].append((message, payload))
 
     def messages(self, kind: type[m.Message]) -> list[Any]:
         return [message for queue in self._queues.values() for message, _ in queue if isinstance(message, kind)]
@@ -248,7 +249,7 @@ class MixtureCluster:
         worker.session = self._sessions
         hello = m.Hello(
             role="worker",
-            protocol=m.PROTOCOL_VERSION,
+            protocol=m.FABRIC.version,
             software="",
             token="",
             worker=worker.name,
@@ -327,7 +328,7 @@ class MixtureCluster:
             if not self.store_away:
                 name, defect = self.checks.keep(self.store, message, payload)
             self.events.append(e.Received(session, message, defect, payload=name, payload_bytes=len(payload)))
-        elif isinstance(message, m.ExpertsImproved):
+        elif isinstance(message, mm.ExpertsImproved):
             assert payload is not None
             self.results[len(self.sent)] = payload
             self.events.append(e.Received(session, message, attachment=len(self.sent)))
@@ -397,7 +398,7 @@ class MixtureCluster:
             return
         self.told.append(instruction.message)
         match instruction.message:
-            case m.MixtureJob():
+            case mm.MixtureJob():
                 claims = replace(worker.driver.claims(), artifact="artifact")
                 self._arrive(worker.session, claims, None)
             case m.Welcome() | m.Shutdown():

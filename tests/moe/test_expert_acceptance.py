@@ -20,9 +20,9 @@ from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.delta import Delta
 from planetary.moe.methods.moments import MomentRule
 from planetary.moe.payloads.expert_payloads import added, experts_from
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_work import HeldExperts, Improved, accept_slots
 from planetary.moe.training.settings import MoeTraining
-from planetary.wire import messages as m
 
 SLOTS = np.array([4, 7, -1], np.int32)  # the last one is empty
 SHAPES = {"up": (3, 6, 8), "down": (3, 8, 6)}
@@ -249,7 +249,7 @@ def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_
     spoil(w, wrong("weights", "up", np.nan))
     cluster.until(lambda: a.driver.machine.done >= 12)
     shard = a.driver.machine.shard
-    told = [s for s in cluster.told if isinstance(s, m.UseExperts) and s.shard == shard]
+    told = [s for s in cluster.told if isinstance(s, mm.UseExperts) and s.shard == shard]
     assert {(s.version, s.base, bool(s.payload)) for s in told[1:]} == {(0, 0, False)}
     assert len({s.step for s in told}) > 3  # nobody waits
     updates = of_kind(cluster, ExpertsAdvanced)
@@ -295,7 +295,7 @@ def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it
         cluster.turn()
         check_answers(cluster)
     assert cluster.finished.ok
-    made_with = {(s.shard, s.layer, s.step): s.version for s in cluster.sent if isinstance(s, m.OfferSketches)}
+    made_with = {(s.shard, s.layer, s.step): s.version for s in cluster.sent if isinstance(s, mm.OfferSketches)}
     updates = of_kind(cluster, ExpertsAdvanced)
     lags = [
         record.version - (record.accepted > 0) - made_with[record.shard, record.layer, record.step]
@@ -342,8 +342,8 @@ def test_in_lock_step_work_that_nobody_can_do_ends_the_run_and_otherwise_its_com
         cluster = MixtureCluster(folder, plan, seed=10)
         cluster.start("a")
         cluster.start("b")
-        cluster.until(lambda cluster=cluster: any(isinstance(s, m.OfferSketches) for s in cluster.sent))
-        gone = next(s for s in cluster.sent if isinstance(s, m.OfferSketches))
+        cluster.until(lambda cluster=cluster: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
+        gone = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches))
         for _ in range(3):
             leases = cluster.queue.lease("w", now=cluster.now, lease_s=1, limit=99)
             (lease,) = [one for one in leases if one.work.key == f"{gone.step}/{gone.shard}/{gone.layer}"]
@@ -380,7 +380,7 @@ def test_sketches_that_come_too_late_are_counted_as_sketches(tmp_path: Path) -> 
     cluster = MixtureCluster(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in "abw")
     cluster.until(lambda: min(held.version for held in cluster.controller.state.experts.values()) > plan.window)
-    offer = next(s for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard)
+    offer = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == a.driver.machine.shard)
     payload = cluster.store.get(offer.payload)
     queued = cluster.queue.counts(cluster.now)
     before = dict(cluster.controller.rounds.updates)

@@ -20,9 +20,9 @@ from planetary.moe.methods.acceptance import Policy, Refusal
 from planetary.moe.methods.delta import Delta
 from planetary.moe.methods.sketch import Sketch, encode
 from planetary.moe.program.execution import expert_runner
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.audit import FEW_ROWS, audit, disagreements, effect
 from planetary.moe.training.expert_work import Improved, improve
-from planetary.wire import messages as m
 
 SLOTS = np.array([0, 2], np.int32)
 
@@ -170,7 +170,7 @@ def test_checked_work_of_honest_workers_changes_nothing(tmp_path: Path, sketches
     for composer in state.composers:
         check_equal(composing(cluster, composer.number).dense, composer.dense)
     assert not of_kind(cluster, SyncNote)
-    given = [s for s in cluster.told if isinstance(s, m.ImproveExperts)]
+    given = [s for s in cluster.told if isinstance(s, mm.ImproveExperts)]
     updates = of_kind(cluster, ExpertsAdvanced)
     assert len(updates) == plan.steps * plan.model.n_layer * plan.training.composers
     twice = len(given) - len(updates)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from planetary.artifacts.store import digest_of
 from planetary.data.reader import batches, read_slice
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import TaskAborted
 from planetary.moe.controller.records import (
     FragmentAdvanced,
@@ -28,9 +29,9 @@ from planetary.moe.methods.tiers import Cadence, Tier
 from planetary.moe.payloads.payloads import fragment_from
 from planetary.moe.payloads.shard_payload import shard_bytes, shard_from
 from planetary.moe.plan import plan as plan_module
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.states import merged_model
 from planetary.moe.training.trainer import MoeTrainer
-from planetary.wire import messages as m
 
 TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
 CHANGES = {"delta_rank": 1}  # of surrogates of 8 by 3
@@ -285,11 +286,11 @@ def test_who_does_not_speak_for_a_shard_or_sends_other_experts_than_its_own_is_r
         cluster.start(name)
     cluster.until(lambda: all(w.driver.machine.done >= 5 for w in cluster.workers.values()))
     first, second = (next(w for w in cluster.workers.values() if w.driver.machine.shard == n) for n in (0, 1))
-    said = [s for s in cluster.sent if isinstance(s, m.PublishSurrogates) and s.shard == 0][-1]
+    said = [s for s in cluster.sent if isinstance(s, mm.PublishSurrogates) and s.shard == 0][-1]
     of_another = replace(said, shard=1, epoch=second.driver.machine.epoch, step=said.step + 1)
     cluster._arrive(second.session, of_another, cluster.store.get(said.payload))
     cluster._arrive(first.session, replace(said, of=1), cluster.store.get(said.payload))
-    kept = [s for s in cluster.sent if isinstance(s, m.KeepShard) and s.shard == 1][-1]
+    kept = [s for s in cluster.sent if isinstance(s, mm.KeepShard) and s.shard == 1][-1]
     state, step, held = shard_from(cluster.store.get(kept.payload), cluster.plan)
     wrong = shard_bytes(replace(state, slots=state.slots[:, ::-1]), step, held, cluster.plan)
     cluster._arrive(second.session, replace(kept, payload=f"shard/{digest_of(wrong)}"), wrong)
@@ -359,16 +360,16 @@ def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path)
     cluster.until(lambda: a.driver.machine.done >= 5)
     machine = a.driver.machine
     common = {"shard": machine.shard, "epoch": machine.epoch}
-    bad = m.PublishFragment(**common, tier="router", fragment=0, base=0, tokens=1, steps=1, payload="x")
+    bad = mm.PublishFragment(**common, tier="router", fragment=0, base=0, tokens=1, steps=1, payload="x")
     cluster._arrive(a.session, bad, b"nonsense")
-    cluster._arrive(a.session, m.StepTaken(shard=machine.shard, epoch=9, step=1, loss=1.0, seconds=0.1), None)
-    for kind in (m.KeepShard, m.PublishSurrogates):
+    cluster._arrive(a.session, mm.StepTaken(shard=machine.shard, epoch=9, step=1, loss=1.0, seconds=0.1), None)
+    for kind in (mm.KeepShard, mm.PublishSurrogates):
         old = next(s for s in cluster.sent if isinstance(s, kind) and s.shard == machine.shard)
         cluster._arrive(a.session, old, cluster.store.get(old.payload))
-    cluster._arrive(a.session, m.WantTokens(**common, first=26, count=7), None)
+    cluster._arrive(a.session, mm.WantTokens(**common, first=26, count=7), None)
     for step in (10**12, -(10**12)):
-        cluster._arrive(a.session, m.StepTaken(**common, step=step, loss=1.0, seconds=0.1), None)
-    kept = next(s for s in cluster.sent if isinstance(s, m.KeepShard) and s.shard == machine.shard)
+        cluster._arrive(a.session, mm.StepTaken(**common, step=step, loss=1.0, seconds=0.1), None)
+    kept = next(s for s in cluster.sent if isinstance(s, mm.KeepShard) and s.shard == machine.shard)
     payload = cluster.store.get(kept.payload)
     cluster._arrive(a.session, replace(kept, epoch=machine.epoch, progress=10**15), payload)
     before = dict(cluster.controller.rounds.refused)

@@ -9,13 +9,14 @@ import pytest
 from mixture_checks import of_kind
 from mixture_cluster import MixtureCluster, Worker, make_plan
 
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import WorkerStatus
 from planetary.moe.controller.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
 from planetary.moe.gateway.mixture_status import worker_status
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.tiers import Tier
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.replicas import held_shards
-from planetary.wire import messages as m
 
 
 def test_the_time_that_a_merge_takes_does_not_begin_with_a_publication_that_was_refused(tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ def test_the_time_that_a_merge_takes_does_not_begin_with_a_publication_that_was_
     a, _ = cluster.start("a"), cluster.start("b")
     held = cluster.controller.state.fragments
     cluster.until(lambda: held[Tier.ROUTER, 0].version == 1)
-    published = [s for s in cluster.sent if isinstance(s, m.PublishFragment) and s.tier == "router"]
+    published = [s for s in cluster.sent if isinstance(s, mm.PublishFragment) and s.tier == "router"]
     old = next(s for s in published if (s.shard, s.base) == (a.driver.machine.shard, 0))
     stale = cluster.controller.rounds.refused.get("stale", 0)
     cluster._arrive(a.session, old, cluster.store.get(old.payload))
@@ -57,18 +58,18 @@ def test_the_same_surrogates_once_more_are_no_younger(tmp_path: Path, options: d
     for other in workers[1:]:
         cluster.kill(other)  # from now on nobody fits what it has of the others
     cluster.until(lambda: one.driver.machine.done >= 26)
-    before = len([s for s in cluster.told if isinstance(s, m.SurrogatesReady)])
+    before = len([s for s in cluster.told if isinstance(s, mm.SurrogatesReady)])
     cluster.cut(one)
     cluster.connect(one)
     cluster.until(lambda: one.driver.machine.epoch == 2)
     taken = one.driver.machine.done
     cluster.until(lambda: one.driver.machine.done >= taken + 2)
-    again = [s for s in cluster.told if isinstance(s, m.SurrogatesReady)][before:]
+    again = [s for s in cluster.told if isinstance(s, mm.SurrogatesReady)][before:]
     assert any(s.shard != shard and s.step > 0 for s in again)
     age = one.driver.machine.surrogate_age
     assert age is not None
     assert age == expected_age(cluster, one) > 5
-    said = [s for s in cluster.sent if isinstance(s, m.StepTaken) and s.shard == shard][-1]
+    said = [s for s in cluster.sent if isinstance(s, mm.StepTaken) and s.shard == shard][-1]
     assert said.surrogate_age == age
 
 
@@ -154,7 +155,7 @@ def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path, monkeypatch: 
     arrive = cluster._arrive
 
     def counted(session: int, message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, m.OfferSketches):
+        if isinstance(message, mm.OfferSketches):
             assert payload is not None
             sent[message.shard] += len(payload)
         arrive(session, message, payload)

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from planetary.artifacts.packed_arrays import unpack_arrays
 from planetary.artifacts.store import digest_of
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerLost
 from planetary.moe.controller.mixture_events import AssembleModel
 from planetary.moe.controller.patience import Patience
@@ -34,9 +35,9 @@ from planetary.moe.payloads.expert_payloads import (
 )
 from planetary.moe.payloads.payloads import sketch_bytes, sketch_from
 from planetary.moe.payloads.surrogate_payloads import surrogates_bytes
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_work import HeldExperts
 from planetary.moe.training.states import computed_weights, merged_model
-from planetary.wire import messages as m
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(
     updates = cluster.metrics[-1].mixture.updates
     assert sum(updates.values()) == plan.steps * plan.model.n_layer * plan.model.n_expert
     assert updates["accepted"] > 0
-    changes = [s for s in cluster.told if isinstance(s, m.UseExperts) and s.base >= 0 and s.payload]
+    changes = [s for s in cluster.told if isinstance(s, mm.UseExperts) and s.base >= 0 and s.payload]
     assert bool(changes) == (form != "exact" and not ternary)
     shards, experts = cluster.controller.state.shards, cluster.controller.state.experts_of
     made = assembled_model(cluster.store, [s.payload for s in shards], [experts(n) for n in range(len(shards))], plan)
@@ -114,7 +115,7 @@ def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
             assert (driver.bank.a[layer] == bank.a[layer]).all()
             assert (driver.bank.b[layer] == bank.b[layer]).all()
         assert not found.rows[0].gates.any()  # it remembers none
-    fits = [s for s in cluster.told if isinstance(s, m.ImproveExperts) and s.fits]
+    fits = [s for s in cluster.told if isinstance(s, mm.ImproveExperts) and s.fits]
     assert {s.progress for s in fits} == {1, 3, 5, 7}
     shards = cluster.metrics[-1].mixture.shards
     assert all(shard.surrogate_error is not None and 0 < shard.surrogate_error < 1 for shard in shards)
@@ -160,7 +161,7 @@ def test_nothing_changes_the_experts_that_the_last_model_was_made_of(tmp_path: P
     state = cluster.controller.state
     assert asked[-1].round == state.rounds
     assert asked[-1].experts == tuple(state.experts_of(shard) for shard in range(len(state.shards)))
-    left = [lease for lease in cluster.told if isinstance(lease, m.ImproveExperts)]
+    left = [lease for lease in cluster.told if isinstance(lease, mm.ImproveExperts)]
     assert len(left) >= len(of_kind(cluster, ExpertsAdvanced)) > 0
 
 
@@ -209,10 +210,10 @@ def test_surrogates_whose_publication_was_refused_are_published_again(tmp_path: 
     cluster.until(lambda: len(of_kind(cluster, SurrogatesRefreshed)) >= 2)
     cluster.until(lambda: all(a.driver.state.fitted) and min(int(f["progress"]) for f in a.driver.state.fitted) >= 6)
     shard = a.driver.machine.shard
-    published = [s.step for s in cluster.sent if isinstance(s, m.PublishSurrogates) and s.of == shard]
+    published = [s.step for s in cluster.sent if isinstance(s, mm.PublishSurrogates) and s.of == shard]
     cluster.store_away = True
     cluster.until(
-        lambda: [s.step for s in cluster.sent if isinstance(s, m.PublishSurrogates) and s.of == shard] != published
+        lambda: [s.step for s in cluster.sent if isinstance(s, mm.PublishSurrogates) and s.of == shard] != published
     )
     cluster.kill(w)
     cluster.turn()
@@ -231,7 +232,7 @@ def test_a_worker_cannot_say_when_its_surrogates_were_fitted(tmp_path: Path, val
     send = w.driver.post.send
 
     def lying(message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, m.ExpertsImproved) and payload is not None:
+        if isinstance(message, mm.ExpertsImproved) and payload is not None:
             improved = improved_from(payload, HeldExperts({}, {}))
             if improved.surrogates:
                 improved.surrogates["progress"] = value
@@ -259,7 +260,7 @@ def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_
     send, factors = w.driver.post.send, itertools.cycle([10.0, np.nan])
 
     def worse(message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, m.ExpertsImproved) and payload is not None:
+        if isinstance(message, mm.ExpertsImproved) and payload is not None:
             improved = improved_from(payload, HeldExperts({}, {}))
             if improved.surrogates:
                 improved.surrogates["b"] *= np.float32(next(factors))
@@ -336,7 +337,7 @@ def test_an_expert_worker_that_returns_nan_or_huge_updates_changes_nothing_and_i
         send = worker.driver.post.send
 
         def spoil(message: m.Message, payload: bytes | None, send: Callable[..., None] = send) -> None:
-            if isinstance(message, m.ExpertsImproved) and payload is not None:
+            if isinstance(message, mm.ExpertsImproved) and payload is not None:
                 improved = improved_from(payload, HeldExperts({}, {}))
                 improved.weights["up"][:] *= factor
                 payload = improved_bytes(improved)
@@ -358,7 +359,7 @@ def test_a_corrupt_sketch_is_refused_with_its_digests_and_harms_nobody(tmp_path:
     send = a.driver.post.send
 
     def damage(message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, m.OfferSketches) and payload is not None:
+        if isinstance(message, mm.OfferSketches) and payload is not None:
             payload = bytes(payload[:-3]) + bytes([payload[-3] ^ 1]) + bytes(payload[-2:])
         send(message, payload)
 
@@ -383,8 +384,8 @@ def test_a_sketch_that_workers_would_fail_on_is_refused(tmp_path: Path, change: 
     cluster = MixtureCluster(tmp_path, plan, seed=9)
     cluster.start("a")
     cluster.start("b")
-    cluster.until(lambda: any(isinstance(s, m.OfferSketches) for s in cluster.sent))
-    offer = next(s for s in cluster.sent if isinstance(s, m.OfferSketches))
+    cluster.until(lambda: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
+    offer = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches))
     sound = decode(sketch_from(cluster.store.get(offer.payload)))
     data = sketch_bytes(encode(sound, "f32", TINY.n_expert))
     assert cluster.checks.defect(offer, data) == ""
@@ -396,17 +397,17 @@ def test_what_is_of_a_layer_or_shard_that_does_not_exist_is_refused_and_harms_no
     cluster = MixtureCluster(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
     cluster.until(
-        lambda: any(isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard for s in cluster.sent)
+        lambda: any(isinstance(s, mm.OfferSketches) and s.shard == a.driver.machine.shard for s in cluster.sent)
     )
     shard, epoch = a.driver.machine.shard, a.driver.machine.epoch
-    offer = next(s for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == shard)
+    offer = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == shard)
     sound = decode(sketch_from(cluster.store.get(offer.payload)))
     elsewhere = sketch_bytes(encode(replace(sound, layer=7), "f32", TINY.n_expert))
     named = {"epoch": epoch, "layer": 7, "payload": f"sketch/{digest_of(elsewhere)}"}
     cluster._arrive(a.session, replace(offer, **named), elsewhere)
     nothing = surrogates_bytes([])
     known = {"shard": shard, "epoch": epoch, "step": 3, "progress": 3.0, "error": None}
-    cluster._arrive(a.session, m.PublishSurrogates(**known, of=9, payload=f"surrogate/{digest_of(nothing)}"), nothing)
+    cluster._arrive(a.session, mm.PublishSurrogates(**known, of=9, payload=f"surrogate/{digest_of(nothing)}"), nothing)
     cluster._gateway()
     assert [note.why.split(": ", 1)[1] for note in of_kind(cluster, SyncNote) if note.what == "unusable"] == [
         "it is of layer 7 of 1",
@@ -420,8 +421,8 @@ def test_a_result_of_work_that_an_earlier_gateway_gave_out_is_nobodys(tmp_path: 
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureCluster(tmp_path, plan, seed=9)
     w = [cluster.start(name) for name in ("a", "b", "w")][-1]
-    cluster.until(lambda: any(isinstance(s, m.ExpertsImproved) for s in cluster.sent))
-    old = next(s for s in cluster.sent if isinstance(s, m.ExpertsImproved))
+    cluster.until(lambda: any(isinstance(s, mm.ExpertsImproved) for s in cluster.sent))
+    old = next(s for s in cluster.sent if isinstance(s, mm.ExpertsImproved))
     cluster.restart_gateway()
     cluster.until(lambda: w.session in cluster.controller.offload.improving)
     under_way = cluster.controller.offload.improving[w.session].task
@@ -440,8 +441,8 @@ def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:
     cluster = MixtureCluster(tmp_path, plan, seed=10)
     for name in ("a", "b"):
         cluster.start(name)
-    cluster.until(lambda: any(isinstance(s, m.OfferSketches) for s in cluster.sent))
-    gone = next(s for s in cluster.sent if isinstance(s, m.OfferSketches))
+    cluster.until(lambda: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
+    gone = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches))
     cluster.store.remove(gone.payload)
     cluster.start("w")
     assert cluster.finish().ok
@@ -456,7 +457,7 @@ def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
     cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=7)
     a = cluster.start("a")
     cluster.until(lambda: a.driver is not None and a.session in cluster.controller.desk.workers)
-    answer = m.ExpertsImproved(task=1, payload="x")
+    answer = mm.ExpertsImproved(task=1, payload="x")
     gone = cluster.controller.handle(e.Received(999, answer, "", 7, ""), cluster.now)
     assert e.DropAttachment(7) in gone  # the session ended before its result was read
     unasked = cluster.controller.handle(e.Received(a.session, answer, "", 8, ""), cluster.now)

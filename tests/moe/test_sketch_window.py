@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from planetary.moe.composer.sketch_window import FORGET_STEPS, SketchWindow, WaitingSketches
 from planetary.moe.controller.records import ExpertsAdvanced
 from planetary.moe.methods.acceptance import Policy
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 WINDOW = 2
 
@@ -246,11 +246,11 @@ def test_a_sketch_that_cannot_be_kept_or_read_is_answered(tmp_path: Path) -> Non
     cluster.restart_gateway()  # which finds none
     cluster.store_away = True
     watched(cluster, lambda: cluster.controller.rounds.refused.get("unusable", 0) > 10)
-    offers = [s.step for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard]
+    offers = [s.step for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == a.driver.machine.shard]
     watched(cluster, lambda: a.driver.machine.done >= 12)
-    found = [s.step for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard]
+    found = [s.step for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == a.driver.machine.shard]
     assert len(found) > len(offers) + WINDOW
-    wrong = replace(next(s for s in cluster.sent if isinstance(s, m.OfferSketches)), epoch=a.driver.machine.epoch)
+    wrong = replace(next(s for s in cluster.sent if isinstance(s, mm.OfferSketches)), epoch=a.driver.machine.epoch)
     cluster._arrive(a.session, replace(wrong, shard=a.driver.machine.shard, layer=7), b"nonsense")
     cluster.store_away = False
     watched(cluster, lambda: len(unanswered(cluster, a, 0)) == WINDOW)
@@ -299,7 +299,7 @@ def test_on_a_slow_line_where_answers_are_late_nothing_is_offered_that_would_be_
     a.down.share = 0.2  # an answer takes longer than a sketch may wait
     watched(cluster, lambda: cluster.finished is not None)
     assert stale(cluster) == 0
-    steps = [s.step for s in cluster.sent if isinstance(s, m.OfferSketches) and s.shard == a.driver.machine.shard]
+    steps = [s.step for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == a.driver.machine.shard]
     assert len(steps) >= 4
     check_streams(cluster, all_moved=False)
 
@@ -314,7 +314,7 @@ def test_what_is_too_old_is_no_longer_worked_on(tmp_path: Path) -> None:
     assert len(cluster.queue.waiting()) == 2 * WINDOW
     cluster.start("w")
     watched(cluster, lambda: not cluster.queue.waiting())
-    assert not [s for s in cluster.told if isinstance(s, m.ImproveExperts)]
+    assert not [s for s in cluster.told if isinstance(s, mm.ImproveExperts)]
     assert cluster.finish().ok
 
 
@@ -323,7 +323,7 @@ def test_what_somebody_works_on_counts_however_old_it_is(tmp_path: Path) -> None
     w = cluster.start("w")
     work, w.driver.turn = w.driver.turn, lambda: False
     watched(cluster, lambda: min(a.driver.machine.done, b.driver.machine.done) >= 2 * FORGET_STEPS)
-    shard, first = next((s.shard, s.progress) for s in cluster.told if isinstance(s, m.ImproveExperts))
+    shard, first = next((s.shard, s.progress) for s in cluster.told if isinstance(s, mm.ImproveExperts))
     worker = a if a.driver.machine.shard == shard else b
     assert first <= 1
     assert min(unanswered(cluster, worker, 0)) <= 1

@@ -9,10 +9,11 @@ from mixture_checks import check_steps, check_streams, of_kind
 from mixture_cluster import LIFETIME_S, MixtureCluster, Worker, make_plan
 from msgspec.structs import replace
 
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Stalled
 from planetary.moe.controller.records import ShardGranted, ShardKept, SurrogatesRefreshed
 from planetary.moe.methods.acceptance import Policy
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 
 def waiting(worker: Worker, *kinds: type[m.Message]) -> int:
@@ -28,12 +29,12 @@ def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_it
     most = 0
     while cluster.finished is None:
         cluster.turn()
-        assert waiting(a, m.KeepShard) <= 1
-        assert waiting(a, m.PublishSurrogates) <= 1
-        assert waiting(a, m.ViewModel) <= 1
-        assert waiting(a, m.PublishFragment) <= len(cluster.controller.state.fragments)
-        assert waiting(a, m.StepTaken, m.WantTokens) == 0
-        most = max(most, waiting(a, m.KeepShard, m.PublishSurrogates, m.PublishFragment))
+        assert waiting(a, mm.KeepShard) <= 1
+        assert waiting(a, mm.PublishSurrogates) <= 1
+        assert waiting(a, mm.ViewModel) <= 1
+        assert waiting(a, mm.PublishFragment) <= len(cluster.controller.state.fragments)
+        assert waiting(a, mm.StepTaken, mm.WantTokens) == 0
+        most = max(most, waiting(a, mm.KeepShard, mm.PublishSurrogates, mm.PublishFragment))
         assert cluster.now < 2000
     assert most >= 3  # it was slow
     assert cluster.finished.ok
@@ -94,7 +95,7 @@ def test_a_composer_on_a_slow_line_is_sent_the_newest_of_everything_and_no_queue
     most = 0
     while cluster.finished is None:
         cluster.turn()
-        waits = b.down.waiting(m.FragmentMerged) + b.down.waiting(m.SurrogatesReady)
+        waits = b.down.waiting(mm.FragmentMerged) + b.down.waiting(mm.SurrogatesReady)
         most = max(most, waits)
         assert waits <= subjects
         assert cluster.now < 2000
@@ -116,7 +117,7 @@ def test_a_composer_on_a_slow_line_offers_a_sketch_of_a_layer_when_the_last_has_
     a.up.share = 0.05
     while cluster.finished is None:
         cluster.turn()
-        assert waiting(a, m.OfferSketches) <= plan.model.n_layer
+        assert waiting(a, mm.OfferSketches) <= plan.model.n_layer
         assert cluster.now < 2000
     assert cluster.finished.ok
     check_streams(cluster)

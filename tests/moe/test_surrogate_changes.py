@@ -27,8 +27,8 @@ from planetary.moe.payloads.surrogate_payloads import (
     surrogates_bytes,
     surrogates_from,
 )
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import install as fitted_into
-from planetary.wire import messages as m
 
 ROWS = TINY.n_latent, 3
 COPIES = {"rank": TINY.n_hidden, "refresh_form": "4bit"}
@@ -125,8 +125,8 @@ def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(
 ) -> None:
     cluster, *_ = started(tmp_path, form, beside=beside)
     assert cluster.finish().ok
-    said = [s for s in cluster.sent if isinstance(s, m.PublishSurrogates)]
-    told = [s for s in cluster.told if isinstance(s, m.SurrogatesReady)]
+    said = [s for s in cluster.sent if isinstance(s, mm.PublishSurrogates)]
+    told = [s for s in cluster.told if isinstance(s, mm.SurrogatesReady)]
     assert len(said) == len(of_kind(cluster, SurrogatesRefreshed))
     assert all(s.change for s in said)
     assert [s.step for s in told if not s.change] == [0, 0, 0, 0]  # what it starts from
@@ -157,7 +157,7 @@ def test_what_cannot_be_changed_is_sent_whole_once_and_changes_go_on_from_there(
         cluster.store_away = False
     begin = len(cluster.sent)
     assert cluster.finish().ok
-    said = [s for s in cluster.sent[begin:] if isinstance(s, m.PublishSurrogates) and s.shard == shard]
+    said = [s for s in cluster.sent[begin:] if isinstance(s, mm.PublishSurrogates) and s.shard == shard]
     whole = [i for i, s in enumerate(said) if not s.change]
     assert len(whole) == 1
     assert whole[0] <= 2
@@ -169,7 +169,7 @@ def test_what_cannot_be_changed_is_sent_whole_once_and_changes_go_on_from_there(
 
 def test_a_change_that_is_damaged_or_makes_something_else_does_not_count(tmp_path: Path) -> None:
     cluster, a, _ = started(tmp_path, {"delta_rank": 1})
-    said = next(s for s in reversed(cluster.sent) if isinstance(s, m.PublishSurrogates) and s.shard == 0)
+    said = next(s for s in reversed(cluster.sent) if isinstance(s, mm.PublishSurrogates) and s.shard == 0)
     change = cluster.store.get(said.change)
     for wrong, data, why in (
         (said, change[:-8], "expected a refresh"),
@@ -188,7 +188,7 @@ def test_a_change_that_is_damaged_or_makes_something_else_does_not_count(tmp_pat
 @pytest.mark.parametrize("wrong", ["shape", "type", "twice", "missing", "another's", "NaN"])
 def test_surrogates_that_are_not_those_of_all_experts_of_a_shard_are_refused(tmp_path: Path, wrong: str) -> None:
     cluster, *_ = started(tmp_path, COPIES)
-    said = next(s for s in reversed(cluster.sent) if isinstance(s, m.PublishSurrogates) and s.of == 0)
+    said = next(s for s in reversed(cluster.sent) if isinstance(s, mm.PublishSurrogates) and s.of == 0)
     ones = [
         {"owner": 0, "version": 9, "a": one.a, "b": one.b, "layer": one.layer, "expert": one.expert}
         for one in surrogates_from(cluster.store.get(said.payload))
@@ -231,7 +231,7 @@ def test_who_spoke_for_others_experts_is_sent_these_whole_when_it_does_no_more(t
     cluster.until(lambda: second.driver.machine.speaks == (1,))
     second.driver._step = take_step
     assert cluster.finish().ok
-    said = [s for s in cluster.sent if isinstance(s, m.PublishSurrogates) and s.of == 0 and s.shard == 0]
+    said = [s for s in cluster.sent if isinstance(s, mm.PublishSurrogates) and s.of == 0 and s.shard == 0]
     assert said[-1].change
     check_banks(cluster)
     check_streams(cluster)

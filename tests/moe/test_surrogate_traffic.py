@@ -18,9 +18,9 @@ from planetary.moe.composer.surrogate_traffic import Installed, Ready, Refreshed
 from planetary.moe.methods.surrogate import surrogate_message
 from planetary.moe.payloads.surrogate_payloads import empty_bank, install
 from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps
 from planetary.moe.training.states import ComposerState
-from planetary.wire import messages as m
 
 COPIES = {"rank": TINY.n_hidden, "refresh_form": "4bit"}
 
@@ -32,7 +32,7 @@ class Composer:
         self.machine = ComposerMachine(plan, [])
         self.background = background
         self.left: list[Ready | Exception] = []
-        self.said: list[tuple[m.PublishSurrogates, Packed]] = []
+        self.said: list[tuple[mm.PublishSurrogates, Packed]] = []
         self.traffic = SurrogateTraffic(
             plan, steps, self.machine, self._tell, background=background, leave=self.left.append
         )
@@ -102,11 +102,11 @@ class Pair:
         composer.steps_until(step)
         composer.traffic.fit(self.state(shard, step))
 
-    def relay(self, said: tuple[m.PublishSurrogates, Packed]) -> None:
+    def relay(self, said: tuple[mm.PublishSurrogates, Packed]) -> None:
         """Bring what was published to the composer here, as the gateway does."""
         one, data = said
         known = {name: getattr(one, name) for name in ("step", "progress", "payload", "change", "base")}
-        self.here.traffic.received(m.SurrogatesReady(shard=one.of, **known), data)
+        self.here.traffic.received(mm.SurrogatesReady(shard=one.of, **known), data)
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from planetary.fabric.protocol.messages import FABRIC, Shutdown
 from planetary.net import Authority, Connection, Server, ServerLimits, Trust, Tuning, connect, serve
 from planetary.net.invite import mint
 from planetary.wire import Allocate, allocate_any
-from planetary.wire.messages import Shutdown
 
 T = TypeVar("T")
 
@@ -57,7 +57,9 @@ async def listening(
         taken.put_nowait(connection)
         await over.wait()
 
-    server = await serve("127.0.0.1", 0, on_connection, tls=tls, limits=limits, tuning=tuning, allocate=allocate)
+    server = await serve(
+        "127.0.0.1", 0, on_connection, FABRIC, tls=tls, limits=limits, tuning=tuning, allocate=allocate
+    )
     try:
         yield server, taken
     finally:
@@ -76,7 +78,7 @@ async def connected(
     tls = authority.server_context() if authority is not None else None
     trust = Trust(token_for(authority)) if authority is not None else Trust.plain_loopback()
     async with listening(tls, tuning=tuning, allocate=allocate) as (server, taken):
-        client = await connect(server.host, server.port, trust)
+        client = await connect(server.host, server.port, trust, FABRIC)
         try:
             await client.send(Shutdown(reason="first"))
             other = await taken.get()

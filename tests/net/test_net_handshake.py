@@ -8,6 +8,7 @@ import pytest
 from net_support import listening, open_authority, run, token_for
 
 from planetary.core.errors import ClosedError, PeerError, RemoteProtocolError, TrustError
+from planetary.fabric.protocol.messages import FABRIC, Hello, Refused, Shutdown, Welcome
 from planetary.net import (
     ThreadedConnection,
     TokenCheck,
@@ -20,13 +21,12 @@ from planetary.net import (
     say_hello,
 )
 from planetary.net.invite import mint, read
-from planetary.wire.messages import PROTOCOL_VERSION, Hello, Refused, Shutdown, Welcome
 
 WELCOME = Welcome(run="r", heartbeat_s=5.0, silent_after_s=20.0)
 SECRET, PRINT = bytes(range(32)), bytes(range(32, 64))
 HELLO = Hello(
     role="worker",
-    protocol=PROTOCOL_VERSION,
+    protocol=FABRIC.version,
     software="1.2",
     token="",
     worker="node-a/0",
@@ -36,7 +36,7 @@ HELLO = Hello(
 
 
 def judge(hello: Hello, tokens: TokenCheck | None = None, now: float = 1000.0) -> Welcome | Refused:
-    return judge_hello(hello, welcome=WELCOME, software="1.3", tokens=tokens, now=now)
+    return judge_hello(hello, FABRIC.version, welcome=WELCOME, software="1.3", tokens=tokens, now=now)
 
 
 def test_without_tokens_a_client_of_our_protocol_is_welcome() -> None:
@@ -44,7 +44,7 @@ def test_without_tokens_a_client_of_our_protocol_is_welcome() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "side"), [(PROTOCOL_VERSION - 1, "worker 'node-a/0'"), (PROTOCOL_VERSION + 1, "gateway")]
+    ("theirs", "side"), [(FABRIC.version - 1, "worker 'node-a/0'"), (FABRIC.version + 1, "gateway")]
 )
 def test_protocol_skew_says_which_side_to_upgrade(theirs: int, side: str) -> None:
     refused = judge(msgspec.structs.replace(HELLO, protocol=theirs))
@@ -98,14 +98,14 @@ def test_a_client_is_taken_and_both_sides_stay_alive(tmp_path: Path) -> None:
 
             async def gateway() -> None:
                 end = await taken.get()
-                hello = await receive_hello(end, 5)
-                answer = judge_hello(hello, welcome=welcome, software="1", tokens=tokens, now=1.0)
+                hello = await receive_hello(end, Hello, 5)
+                answer = judge_hello(hello, FABRIC.version, welcome=welcome, software="1", tokens=tokens, now=1.0)
                 assert await answer_hello(end, answer, 5)
                 while not end.heartbeats_received:
                     await asyncio.sleep(0.002)
 
             serving = asyncio.create_task(gateway())
-            client = await connect(server.host, server.port, Trust(token))
+            client = await connect(server.host, server.port, Trust(token), FABRIC)
             answer = await say_hello(client, msgspec.structs.replace(HELLO, token=token), 5)
             assert answer == msgspec.structs.replace(welcome, id=1)
             await serving
@@ -119,10 +119,10 @@ def test_a_client_is_taken_and_both_sides_stay_alive(tmp_path: Path) -> None:
 def test_a_refused_client_learns_why_and_is_closed() -> None:
     async def meet() -> None:
         async with listening() as (server, taken):
-            client = await connect(server.host, server.port, Trust.plain_loopback())
+            client = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
             asking = asyncio.create_task(say_hello(client, HELLO, 5))
             end = await taken.get()
-            assert await receive_hello(end, 5) == msgspec.structs.replace(HELLO, id=1)
+            assert await receive_hello(end, Hello, 5) == msgspec.structs.replace(HELLO, id=1)
             assert not await answer_hello(end, Refused(code="target", reason="no such target"), 5)
             assert await asking == Refused(code="target", reason="no such target", id=1)
             with pytest.raises(ClosedError, match="said goodbye: no such target"):
@@ -134,16 +134,16 @@ def test_a_refused_client_learns_why_and_is_closed() -> None:
 def test_another_first_message_breaks_the_protocol() -> None:
     async def meet() -> None:
         async with listening() as (server, taken):
-            client = await connect(server.host, server.port, Trust.plain_loopback())
+            client = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
             asking = asyncio.create_task(say_hello(client, HELLO, 5))
             end = await taken.get()
             await end.send(Shutdown(reason="not an answer"))
             with pytest.raises(RemoteProtocolError, match="expected Welcome or Refused, found Shutdown"):
                 await asking
-            other = await connect(server.host, server.port, Trust.plain_loopback())
+            other = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
             await other.send(Shutdown(reason="not a hello"))
             with pytest.raises(RemoteProtocolError, match="expected Hello as the first message, found Shutdown"):
-                await receive_hello(await taken.get(), 5)
+                await receive_hello(await taken.get(), Hello, 5)
             other.abort()
 
     run(meet())
@@ -152,7 +152,7 @@ def test_another_first_message_breaks_the_protocol() -> None:
 def test_a_gateway_that_does_not_answer_is_a_peer_error() -> None:
     async def meet() -> None:
         async with listening() as (server, _):
-            client = await connect(server.host, server.port, Trust.plain_loopback())
+            client = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
             with pytest.raises(PeerError, match=r"did not answer the hello within 0\.3 s"):
                 await say_hello(client, HELLO, 0.3)
             with pytest.raises(PeerError, match="did not answer the hello"):
@@ -161,6 +161,7 @@ def test_a_gateway_that_does_not_answer_is_a_peer_error() -> None:
                     server.host,
                     server.port,
                     Trust.plain_loopback(),
+                    FABRIC,
                     HELLO,
                     timeout_s=0.3,
                 )

@@ -17,13 +17,13 @@ from planetary.core.errors import (
     TrustError,
     UserError,
 )
+from planetary.fabric.protocol.messages import FABRIC, Refused, Shutdown
 from planetary.net import Connection, ServerLimits, Trust, connect, serve
 from planetary.net.addresses import is_loopback, port_holder
 from planetary.wire.frames import Kind, encode_prefix
-from planetary.wire.messages import PROTOCOL_VERSION, Refused, Shutdown
 
-START = b"PLNT" + bytes([PROTOCOL_VERSION])
-HEARTBEAT = encode_prefix(Kind.CONTROL, b"", BEAT := b'{"type":"Heartbeat","id":1}') + BEAT
+START = b"PLNT" + bytes([FABRIC.version])
+HEARTBEAT = encode_prefix(FABRIC.version, Kind.CONTROL, b"", BEAT := b'{"type":"Heartbeat","id":1}') + BEAT
 
 
 async def nobody(_connection: Connection) -> None:
@@ -51,7 +51,7 @@ def test_a_port_in_use_names_its_holder_and_a_way_out() -> None:
     async def listen_twice() -> None:
         async with listening() as (server, _):
             with pytest.raises(ResourceError) as caught:
-                await serve("127.0.0.1", server.port, nobody)
+                await serve("127.0.0.1", server.port, nobody, FABRIC)
             text = str(caught.value)
             assert f"cannot listen on 127.0.0.1:{server.port}: the port is in use by" in text
             assert f"choose another port (e.g. {server.port + 1})" in text
@@ -74,15 +74,15 @@ def test_no_address_but_loopback_is_served_without_tls(host: str) -> None:
     if host == "::" and not socket.has_ipv6:
         pytest.skip("this machine has no IPv6")
     with pytest.raises(UserError, match=r"refusing to listen on .* without TLS"):
-        run(serve(host, 0, nobody))
+        run(serve(host, 0, nobody, FABRIC))
 
 
 def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
     tls = open_authority(tmp_path).server_context()
     with pytest.raises(UserError, match="not one of this machine's"):
-        run(serve("192.0.2.1", 0, nobody, tls=tls))
+        run(serve("192.0.2.1", 0, nobody, FABRIC, tls=tls))
     with pytest.raises(UserError, match=r"cannot listen on 'nowhere\.invalid'"):
-        run(serve("nowhere.invalid", 0, nobody, tls=tls))
+        run(serve("nowhere.invalid", 0, nobody, FABRIC, tls=tls))
 
 
 @pytest.mark.parametrize("data", [b"", START, HEARTBEAT], ids=["nothing", "half a frame", "a heartbeat"])
@@ -102,10 +102,10 @@ def test_a_stranger_who_says_nothing_is_dropped(data: bytes) -> None:
 def test_a_full_server_says_so() -> None:
     async def come_too_late() -> None:
         async with listening(limits=ServerLimits(connections=1)) as (server, taken):
-            first = await connect(server.host, server.port, Trust.plain_loopback())
+            first = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
             await first.send(Shutdown(reason="here"))
             await taken.get()
-            second = await connect(server.host, server.port, Trust.plain_loopback())
+            second = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
             answer = (await second.receive(5)).message
             assert isinstance(answer, Refused)
             assert (answer.code, answer.retry) == ("busy", True)
@@ -133,8 +133,8 @@ def test_the_end_of_the_callback_is_the_end_of_its_connection(
             raise error
 
     async def watch() -> None:
-        async with await serve("127.0.0.1", 0, on_connection) as server:
-            client = await connect(server.host, server.port, Trust.plain_loopback())
+        async with await serve("127.0.0.1", 0, on_connection, FABRIC) as server:
+            client = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
             await client.send(Shutdown(reason="go"))
             with pytest.raises(ClosedError, match=f"said goodbye: {told}"):
                 await client.receive(5)
@@ -148,7 +148,7 @@ def test_the_end_of_the_callback_is_the_end_of_its_connection(
 def test_closing_a_server_says_goodbye_to_everybody() -> None:
     async def close() -> None:
         async with listening() as (server, taken):
-            clients = [await connect(server.host, server.port, Trust.plain_loopback()) for _ in range(3)]
+            clients = [await connect(server.host, server.port, Trust.plain_loopback(), FABRIC) for _ in range(3)]
             for client in clients:
                 await client.send(Shutdown(reason="here"))
                 await taken.get()
@@ -157,7 +157,7 @@ def test_closing_a_server_says_goodbye_to_everybody() -> None:
                 with pytest.raises(ClosedError, match="said goodbye: maintenance"):
                     await client.receive(5)
             with pytest.raises(PeerError, match="is the gateway up"):
-                await connect(server.host, server.port, Trust.plain_loopback())
+                await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
 
     run(close())
 
@@ -167,9 +167,9 @@ def test_nobody_there_is_a_peer_error() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
         with pytest.raises(PeerError, match=rf"connecting to 127\.0\.0\.1:{port}: .*is the gateway up"):
-            await connect("127.0.0.1", port, Trust.plain_loopback())
+            await connect("127.0.0.1", port, Trust.plain_loopback(), FABRIC)
         with pytest.raises(PeerError, match=r"connecting to nowhere\.invalid:1"):
-            await connect("nowhere.invalid", 1, Trust.plain_loopback())
+            await connect("nowhere.invalid", 1, Trust.plain_loopback(), FABRIC)
 
     run(dial())
 
@@ -182,7 +182,7 @@ def test_a_server_that_never_answers_the_tls_handshake_costs_the_timeout(tmp_pat
             socket.create_server(("127.0.0.1", 0)) as deaf,
             pytest.raises(PeerError, match=r"no answer within 0\.1 s"),
         ):
-            await connect(*deaf.getsockname(), trust, timeout_s=0.1)
+            await connect(*deaf.getsockname(), trust, FABRIC, timeout_s=0.1)
 
     run(dial())
 
@@ -193,9 +193,9 @@ def test_tls_and_plain_ends_notice_each_other(tmp_path: Path) -> None:
     async def mismatch() -> None:
         async with listening() as (server, _):
             with pytest.raises(TrustError, match="expected a TLS handshake, but it does not speak TLS"):
-                await connect(server.host, server.port, Trust(token_for(authority)))
+                await connect(server.host, server.port, Trust(token_for(authority)), FABRIC)
         async with listening(authority.server_context()) as (server, taken):
-            client = await connect(server.host, server.port, Trust.plain_loopback())
+            client = await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
             await client.send(Shutdown(reason="hello?"))
             with pytest.raises(PeerError, match="if it is a gateway with TLS, an invite token is needed"):
                 await client.receive(5)

@@ -11,10 +11,10 @@ import pytest
 from net_support import listening, open_authority, run, token_for, until
 
 from planetary.core.errors import ClosedError, PeerError
+from planetary.fabric.protocol.messages import FABRIC, Hello, Parameters, Refused, Shutdown, Welcome
 from planetary.net import Connection, ThreadedConnection, Trust, answer_hello, receive_hello
-from planetary.wire.messages import PROTOCOL_VERSION, Hello, Parameters, Refused, Shutdown, Welcome
 
-HELLO = Hello(role="worker", protocol=PROTOCOL_VERSION, software="1", token="", worker="a/0", node="a", pid=1)
+HELLO = Hello(role="worker", protocol=FABRIC.version, software="1", token="", worker="a/0", node="a", pid=1)
 
 
 @asynccontextmanager
@@ -30,12 +30,12 @@ async def gateway(
     async with listening(authority.server_context() if authority else None) as (server, taken):
 
         def client() -> object:
-            with ThreadedConnection(server.host, server.port, trust, HELLO, timeout_s=5) as connection:
+            with ThreadedConnection(server.host, server.port, trust, FABRIC, HELLO, timeout_s=5) as connection:
                 return work(connection)
 
         working = asyncio.create_task(asyncio.to_thread(client))
         end = await taken.get()
-        await receive_hello(end, 5)
+        await receive_hello(end, Hello, 5)
         await answer_hello(end, answer, 5)
         yield end, working
     await asyncio.gather(working, return_exceptions=True)
@@ -96,7 +96,7 @@ def test_the_silence_of_the_gateway_surfaces() -> None:
             plain = Trust.plain_loopback()
 
             def client() -> None:
-                with ThreadedConnection(server.host, server.port, plain, HELLO) as connection:
+                with ThreadedConnection(server.host, server.port, plain, FABRIC, HELLO) as connection:
                     work(connection)
 
             working = asyncio.create_task(asyncio.to_thread(client))
@@ -124,7 +124,7 @@ def test_a_refusal_is_kept_and_the_connection_closed() -> None:
 def test_nobody_there_surfaces_and_leaves_no_thread() -> None:
     before = threading.active_count()
     with pytest.raises(PeerError, match="is the gateway up"):
-        ThreadedConnection("127.0.0.1", 1, Trust.plain_loopback(), HELLO)
+        ThreadedConnection("127.0.0.1", 1, Trust.plain_loopback(), FABRIC, HELLO)
     assert threading.active_count() == before
 
 

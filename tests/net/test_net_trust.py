@@ -13,10 +13,10 @@ from cryptography import x509
 from net_support import listening, open_authority, run, token_for
 
 from planetary.core.errors import ResourceError, TrustError
+from planetary.fabric.protocol.messages import FABRIC, Shutdown
 from planetary.net import Authority, Trust, authority, connect
 from planetary.net.authority import SERVER_NAME, authority_in
 from planetary.net.invite import mint, read, verify
-from planetary.wire.messages import Shutdown
 
 DAY = 86400.0
 SECRET = bytes(range(32))
@@ -213,7 +213,7 @@ def test_the_authority_is_found_by_its_fingerprint_and_remembered(tmp_path: Path
     async def join_twice() -> None:
         async with listening(opened.server_context()) as (server, taken):
             for _ in range(2):
-                client = await connect(server.host, server.port, trust)
+                client = await connect(server.host, server.port, trust, FABRIC)
                 await client.send(Shutdown(reason="hello"))
                 end = await taken.get()
                 assert (await end.receive(5)).message == Shutdown(reason="hello", id=1)
@@ -231,7 +231,7 @@ def test_another_gateway_is_told_apart_by_its_fingerprint(tmp_path: Path) -> Non
     async def dial() -> None:
         async with listening(theirs.server_context()) as (server, taken):
             with pytest.raises(TrustError, match="is not the gateway that the invite token is for") as caught:
-                await connect(server.host, server.port, Trust(token_for(ours)))
+                await connect(server.host, server.port, Trust(token_for(ours)), FABRIC)
             assert ours.fingerprint.hex() in str(caught.value)
             assert theirs.fingerprint.hex() in str(caught.value)
             assert taken.empty()
@@ -257,7 +257,7 @@ def test_an_impostor_with_our_authority_in_its_certificate_fails_the_handshake(t
     async def dial() -> None:
         async with listening(context) as (server, taken):
             with pytest.raises(TrustError, match="expected a certificate for 'planetary-gateway'"):
-                await connect(server.host, server.port, Trust(token_for(ours)))
+                await connect(server.host, server.port, Trust(token_for(ours)), FABRIC)
             assert taken.empty()
 
     run(dial())
@@ -273,7 +273,7 @@ def test_an_expired_server_certificate_fails_the_handshake(tmp_path: Path) -> No
     async def dial() -> None:
         async with listening(ours.server_context()) as (server, _):
             with pytest.raises(TrustError, match="expired"):
-                await connect(server.host, server.port, Trust(token_for(ours)))
+                await connect(server.host, server.port, Trust(token_for(ours)), FABRIC)
 
     run(dial())
 
@@ -289,7 +289,7 @@ def test_any_other_tls_server_is_told_apart(tmp_path: Path) -> None:
     async def dial() -> None:
         async with listening(context) as (server, _):
             with pytest.raises(TrustError, match="not one of a planetary gateway"):
-                await connect(server.host, server.port, Trust(token_for(ours)))
+                await connect(server.host, server.port, Trust(token_for(ours)), FABRIC)
             await asyncio.sleep(0)
 
     run(dial())

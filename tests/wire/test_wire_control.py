@@ -12,16 +12,11 @@ from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
-from planetary.wire import messages
-from planetary.wire.control import (
-    declare,
-    decode_declaration,
-    decode_message,
-    encode_declaration,
-    encode_message,
-    stamp,
-)
+from planetary.fabric.protocol.messages import FABRIC
+from planetary.fabric.protocol import messages
+from planetary.wire.declarations import declare, decode_declaration, encode_declaration
 from planetary.wire.limits import Limits
+from planetary.wire.message import stamp
 
 SPEC = TensorSpec("w", "f32", (2, 3))
 EXAMPLES: list[messages.Message] = [
@@ -62,9 +57,9 @@ EXAMPLES: list[messages.Message] = [
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
 def test_messages_round_trip_as_tagged_json(message: messages.Message) -> None:
     stamped = stamp(message, 12)
-    data = encode_message(stamped, Limits())
+    data = FABRIC.encode(stamped, Limits())
     assert json.loads(data)["type"] == type(message).__name__
-    assert decode_message(data) == stamped
+    assert FABRIC.decode(data) == stamped
 
 
 @pytest.mark.parametrize(
@@ -92,30 +87,30 @@ def test_messages_round_trip_as_tagged_json(message: messages.Message) -> None:
 )
 def test_malformed_messages_are_protocol_errors(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match="reading"):
-        decode_message(data)
+        FABRIC.decode(data)
 
 
 @settings(deadline=None, derandomize=True)
 @given(st.binary(max_size=200))
 def test_random_bytes_are_never_another_error(data: bytes) -> None:
-    for decode in (decode_message, lambda d: decode_declaration(d or b"{", Limits())):
+    for decode in (FABRIC.decode, lambda d: decode_declaration(d or b"{", Limits())):
         with pytest.raises(RemoteProtocolError):
             decode(data)
 
 
 def test_a_field_of_a_newer_peer_is_ignored() -> None:
-    assert decode_message(b'{"type":"Heartbeat","id":3,"mood":"good"}') == messages.Heartbeat(id=3)
+    assert FABRIC.decode(b'{"type":"Heartbeat","id":3,"mood":"good"}') == messages.Heartbeat(id=3)
 
 
 def test_a_message_over_the_cap_is_not_sent() -> None:
     with pytest.raises(LocalProtocolError, match="may have 1048576 bytes, it has"):
-        encode_message(messages.Goodbye(reason="x" * (1 << 20)), Limits())
+        FABRIC.encode(messages.Goodbye(reason="x" * (1 << 20)), Limits())
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf")])
 def test_a_number_without_json_form_is_not_sent(loss: float) -> None:
     with pytest.raises(LocalProtocolError, match="'loss'"):
-        encode_message(messages.Progress(task=1, round=1, step=1, loss=loss), Limits())
+        FABRIC.encode(messages.Progress(task=1, round=1, step=1, loss=loss), Limits())
 
 
 def test_every_host_type_is_declared() -> None:

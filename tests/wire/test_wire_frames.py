@@ -6,24 +6,24 @@ import zlib
 import pytest
 
 from planetary.core.errors import RemoteProtocolError
+from planetary.fabric.protocol.messages import FABRIC
 from planetary.wire.frames import PREFIX_BYTES, Kind, decode_prefix, encode_prefix, skew_text
 from planetary.wire.limits import MAX_CHUNK_BYTES, STRANGER, Limits
-from planetary.wire.messages import PROTOCOL_VERSION
 from planetary.wire.tensor_header import TensorHeader, decode_tensor_header, encode_tensor_header
 
 
 def raw_prefix(kind: int, header_bytes: int, payload_bytes: int, zero: int = 0) -> bytes:
     """A prefix with any lengths and a right checksum: what a hostile peer would send."""
-    fields = struct.pack("<4sBBHIIII", b"PLNT", PROTOCOL_VERSION, kind, zero, header_bytes, payload_bytes, 0, 0)
+    fields = struct.pack("<4sBBHIIII", b"PLNT", FABRIC.version, kind, zero, header_bytes, payload_bytes, 0, 0)
     return fields + struct.pack("<I", zlib.crc32(fields))
 
 
 def test_a_prefix_has_the_documented_bytes() -> None:
-    data = encode_prefix(Kind.CONTROL, b"ab", b"xyz")
+    data = encode_prefix(FABRIC.version, Kind.CONTROL, b"ab", b"xyz")
     assert len(data) == PREFIX_BYTES == 28
-    assert data[:8] == b"PLNT" + bytes([PROTOCOL_VERSION, 1, 0, 0])
+    assert data[:8] == b"PLNT" + bytes([FABRIC.version, 1, 0, 0])
     assert data[8:16] == struct.pack("<II", 2, 3)
-    prefix = decode_prefix(data, Limits())
+    prefix = decode_prefix(data, FABRIC.version, Limits())
     assert (prefix.kind, prefix.header_bytes, prefix.payload_bytes) == (Kind.CONTROL, 2, 3)
     assert (prefix.header_crc, prefix.payload_crc) == (zlib.crc32(b"ab"), zlib.crc32(b"xyz"))
 
@@ -47,33 +47,33 @@ def test_lengths_and_kinds_out_of_range_are_refused_before_anything_is_read(
     kind: int, header: int, payload: int
 ) -> None:
     with pytest.raises(RemoteProtocolError, match=r"expected kind|may have"):
-        decode_prefix(raw_prefix(kind, header, payload), Limits())
+        decode_prefix(raw_prefix(kind, header, payload), FABRIC.version, Limits())
 
 
 def test_a_stranger_may_send_only_small_messages() -> None:
-    assert decode_prefix(raw_prefix(1, 0, 64 << 10), STRANGER).payload_bytes == 64 << 10
+    assert decode_prefix(raw_prefix(1, 0, 64 << 10), FABRIC.version, STRANGER).payload_bytes == 64 << 10
     for prefix in (raw_prefix(1, 0, (64 << 10) + 1), raw_prefix(1, 2, 100)):
         with pytest.raises(RemoteProtocolError, match="may have"):
-            decode_prefix(prefix, STRANGER)
+            decode_prefix(prefix, FABRIC.version, STRANGER)
 
 
 def test_every_flipped_bit_of_a_prefix_is_noticed() -> None:
-    good = encode_prefix(Kind.CHUNK, b"h" * 40, b"p" * 100)
-    decode_prefix(good, Limits())
+    good = encode_prefix(FABRIC.version, Kind.CHUNK, b"h" * 40, b"p" * 100)
+    decode_prefix(good, FABRIC.version, Limits())
     for bit in range(8 * PREFIX_BYTES):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         with pytest.raises(RemoteProtocolError):
-            decode_prefix(bad, Limits())
+            decode_prefix(bad, FABRIC.version, Limits())
 
 
-@pytest.mark.parametrize(("theirs", "who"), [(PROTOCOL_VERSION + 1, "this side"), (PROTOCOL_VERSION - 1, "the peer")])
+@pytest.mark.parametrize(("theirs", "who"), [(FABRIC.version + 1, "this side"), (FABRIC.version - 1, "the peer")])
 def test_version_skew_is_noticed_from_the_first_five_bytes(theirs: int, who: str) -> None:
     # Everything after the version may mean something else by then, checksums included.
     data = b"PLNT" + bytes([theirs]) + b"\xee" * (PREFIX_BYTES - 5)
     with pytest.raises(RemoteProtocolError, match=f"upgrade planetary on {who}") as caught:
-        decode_prefix(data, Limits())
-    assert str(caught.value) == skew_text(theirs)
+        decode_prefix(data, FABRIC.version, Limits())
+    assert str(caught.value) == skew_text(theirs, FABRIC.version)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_version_skew_is_noticed_from_the_first_five_bytes(theirs: int, who: str
 )
 def test_other_protocols_are_named(data: bytes, hint: str) -> None:
     with pytest.raises(RemoteProtocolError, match=f"expected it to start with b'PLNT'.*{hint}"):
-        decode_prefix(data.ljust(PREFIX_BYTES, b"\0"), Limits())
+        decode_prefix(data.ljust(PREFIX_BYTES, b"\0"), FABRIC.version, Limits())
 
 
 @pytest.mark.parametrize("header", [TensorHeader(1, 0, 0), TensorHeader(2**63 - 1, 2**32 - 1, 2**64 - 1)])

@@ -17,9 +17,9 @@ import numpy as np
 
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
+from planetary.core.token_slice import Slice
 from planetary.data.prepare import PreparedData
 from planetary.data.reader import read_slice
-from planetary.wire.messages import Slice
 
 LARGEST_VOCABULARY = 4096  # counts are a dense V × V table: 128 MiB at this size
 BLOCKS_AT_A_TIME = 1 << 14

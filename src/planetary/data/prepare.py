@@ -22,6 +22,7 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
+from planetary.core.token_slice import Slice
 from planetary.data.flat_writer import FlatWriter
 from planetary.data.shuffle import permutation
 from planetary.data.slices import SliceOrder, eval_chunks
@@ -43,7 +44,6 @@ from planetary.data.tokenizer import (
     Tokenizer,
     load_tokenizer,
 )
-from planetary.wire.messages import Slice
 
 log = logging.getLogger(__name__)
 

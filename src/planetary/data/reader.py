@@ -12,7 +12,7 @@ import numpy as np
 
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
-from planetary.wire.messages import Slice
+from planetary.core.token_slice import Slice
 
 TOKEN_DTYPES = ("i32", "i64", "ui16", "ui32")
 """Element types, in StableHLO's spelling, in which a model may take its tokens."""

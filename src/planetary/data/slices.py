@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import LocalProtocolError, UserError
+from planetary.core.token_slice import Slice
 from planetary.data.shuffle import permutation
 from planetary.data.token_file import TokenFile
-from planetary.wire.messages import Slice
 
 
 class SliceOrder(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import msgspec
 
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype
-from planetary.wire.messages import Slice
+from planetary.core.token_slice import Slice
 
 TOKEN_DTYPES = ("ui8", "ui16", "ui32")
 

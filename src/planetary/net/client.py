@@ -12,6 +12,7 @@ from planetary.net.authority import SERVER_NAME, authority_in, client_context
 from planetary.net.connection import Connection, ConnectionProtocol, Tuning
 from planetary.wire.inbox import Allocate, allocate_any
 from planetary.wire.limits import Limits
+from planetary.wire.protocol import Protocol
 
 
 class Trust:
@@ -40,6 +41,7 @@ async def connect(
     host: str,
     port: int,
     trust: Trust,
+    protocol: Protocol,
     *,
     timeout_s: float = 10.0,
     limits: Limits | None = None,
@@ -56,7 +58,7 @@ async def connect(
     (saying what was expected and found), `UserError` for a plain connection to anything but loopback.
     """
     where = f"{host}:{port}"
-    connection = Connection(limits=limits, allocate=allocate, tuning=tuning)
+    connection = Connection(protocol, limits=limits, allocate=allocate, tuning=tuning)
     try:
         async with asyncio.timeout(timeout_s):
             if trust.invite is None:

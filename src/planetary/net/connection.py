@@ -12,9 +12,11 @@ import numpy as np
 
 from planetary.core.errors import ClosedError, PeerError, ProtocolError, ResourceError
 from planetary.net.sender import Sender
+from planetary.net.session import Goodbye, Heartbeat
 from planetary.wire.inbox import Allocate, Inbox, Received, allocate_any
 from planetary.wire.limits import KIB, MIB, Limits
-from planetary.wire.messages import Goodbye, Heartbeat, Message
+from planetary.wire.message import Message
+from planetary.wire.protocol import Protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Connection:
 
     def __init__(
         self,
+        protocol: Protocol,
         *,
         limits: Limits | None = None,
         allocate: Allocate = allocate_any,
@@ -52,9 +55,9 @@ class Connection:
         self.bytes_received = 0
         self.heartbeats_received = 0
         self._loop = asyncio.get_running_loop()
-        self._inbox = Inbox(limits, allocate)
+        self._inbox = Inbox(protocol, limits, allocate)
         self._tuning = tuning or Tuning()
-        self._sender = Sender(self._tuning.write_stall_s, self._on_stall)
+        self._sender = Sender(protocol, self._tuning.write_stall_s, self._on_stall)
 
         self._transport: asyncio.Transport | None = None
         self._over_tls = False

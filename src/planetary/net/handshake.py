@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TypeVar
 
 from planetary.core.errors import ClosedError, PeerError, RemoteProtocolError, TrustError
 from planetary.net import invite
 from planetary.net.connection import Connection
+from planetary.net.session import Greeting, Refused, Welcome
 from planetary.wire.inbox import Allocate
-from planetary.wire.messages import PROTOCOL_VERSION, Hello, Refused, Welcome
+
+G = TypeVar("G", bound=Greeting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,20 +26,20 @@ class TokenCheck:
 
 
 def judge_hello(
-    hello: Hello, *, welcome: Welcome, software: str, tokens: TokenCheck | None, now: float
+    hello: Greeting, version: int, *, welcome: Welcome, software: str, tokens: TokenCheck | None, now: float
 ) -> Welcome | Refused:
     """Decide whether to take a client: `welcome`, or a refusal that says what to do about it.
 
-    `software` is the gateway's own version. `tokens` is None for a gateway without TLS on loopback, which
-    takes clients without a token. `now` is Unix time in seconds. Whether the client's IREE version and target
-    fit is judged elsewhere, after this.
+    `version` is that of the gateway's protocol, `software` that of its package. `tokens` is None for a gateway
+    without TLS on loopback, which takes clients without a token. `now` is Unix time in seconds. Whether the client's
+    IREE version and target fit is judged elsewhere, after this.
     """
-    if hello.protocol != PROTOCOL_VERSION:
-        client_is_old = hello.protocol < PROTOCOL_VERSION
-        side = f"{hello.role} {hello.worker!r}" if client_is_old else "gateway"
+    if hello.protocol != version:
+        client_is_old = hello.protocol < version
+        side = hello.sender() if client_is_old else "gateway"
         reason = (
-            f"protocol versions differ: the gateway speaks {PROTOCOL_VERSION} (planetary {software}), "
-            f"{hello.role} {hello.worker!r} speaks {hello.protocol} (planetary {hello.software}); "
+            f"protocol versions differ: the gateway speaks {version} (planetary {software}), "
+            f"{hello.sender()} speaks {hello.protocol} (planetary {hello.software}); "
             f"upgrade planetary on the side of the {side}"
         )
         return Refused(code="protocol", reason=reason)
@@ -55,8 +58,8 @@ def judge_hello(
     return welcome
 
 
-async def receive_hello(connection: Connection, timeout_s: float) -> Hello:
-    """Return the client's first message: the gateway's side.
+async def receive_hello(connection: Connection, kind: type[G], timeout_s: float) -> G:
+    """Return the client's first message, the greeting of its protocol: the gateway's side.
 
     Raises `RemoteProtocolError` when it is another message, `PeerError` when it does not come in time.
     """
@@ -64,9 +67,9 @@ async def receive_hello(connection: Connection, timeout_s: float) -> Hello:
         received = await connection.receive(timeout_s)
     except TimeoutError:
         raise PeerError(f"{connection.peer} did not say hello within {timeout_s:g} s") from None
-    if not isinstance(received.message, Hello):
+    if not isinstance(received.message, kind):
         raise RemoteProtocolError(
-            f"{connection.peer}: expected Hello as the first message, found {type(received.message).__name__}"
+            f"{connection.peer}: expected {kind.__name__} as the first message, found {type(received.message).__name__}"
         )
     return received.message
 
@@ -95,7 +98,7 @@ async def answer_hello(
     return True
 
 
-async def say_hello(connection: Connection, hello: Hello, timeout_s: float) -> Welcome | Refused:
+async def say_hello(connection: Connection, hello: Greeting, timeout_s: float) -> Welcome | Refused:
     """Introduce this client and return the gateway's answer within `timeout_s` seconds.
 
     After a `Welcome` the connection is kept alive as the gateway asked. Raises `PeerError` when there is no

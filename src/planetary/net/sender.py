@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from planetary.wire.limits import KIB
-from planetary.wire.messages import Message
+from planetary.wire.message import Message
 from planetary.wire.outbox import Frame, Outbox, Outgoing
+from planetary.wire.protocol import Protocol
 
 # What is handed to the transport in one piece. It buffers at most about two of them.
 _PIECE_BYTES = 256 * KIB
@@ -28,13 +29,13 @@ class Sender:
         last_sent: time of the event loop's clock (seconds) at which that last happened.
     """
 
-    def __init__(self, stall_s: float, on_stall: Callable[[], None]) -> None:
+    def __init__(self, protocol: Protocol, stall_s: float, on_stall: Callable[[], None]) -> None:
         self.bytes_sent = 0
         self._loop = asyncio.get_running_loop()
         self.last_sent = self._loop.time()
         self._stall_s = stall_s
         self._on_stall = on_stall
-        self._outbox = Outbox()
+        self._outbox = Outbox(protocol)
         self._transport: asyncio.WriteTransport | None = None
         self._waiting: dict[Outgoing, asyncio.Future[None]] = {}
         self._frame: Frame | None = None  # on its way into the transport

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from planetary.core.errors import PlanetaryError, ResourceError, UserError
 from planetary.net.addresses import is_loopback, port_holder, resolve_listen_address
 from planetary.net.connection import Connection, ConnectionProtocol, Tuning
+from planetary.net.session import Refused
 from planetary.wire.inbox import Allocate, allocate_any
 from planetary.wire.limits import STRANGER, Limits
-from planetary.wire.messages import Refused
+from planetary.wire.protocol import Protocol
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Server:
     def __init__(
         self,
         on_connection: OnConnection,
+        protocol: Protocol,
         limits: ServerLimits,
         allocate: Allocate,
         tuning: Tuning | None,
@@ -49,6 +51,7 @@ class Server:
         self.host = ""
         self.port = 0
         self._on_connection = on_connection
+        self._protocol = protocol
         self._limits = limits
         self._allocate = allocate
         self._tuning = tuning
@@ -65,7 +68,7 @@ class Server:
         sock = _listening_socket(host, port, with_tls=tls is not None)
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                self._protocol,
+                self._accept,
                 sock=sock,
                 ssl=tls,
                 ssl_handshake_timeout=self._limits.first_message_s if tls is not None else None,
@@ -94,8 +97,10 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _protocol(self) -> asyncio.BaseProtocol:
-        connection = Connection(limits=self._limits.stranger, allocate=self._allocate, tuning=self._tuning)
+    def _accept(self) -> asyncio.BaseProtocol:
+        connection = Connection(
+            self._protocol, limits=self._limits.stranger, allocate=self._allocate, tuning=self._tuning
+        )
         return ConnectionProtocol(connection, self._welcome)
 
     def _welcome(self, connection: Connection) -> None:
@@ -142,6 +147,7 @@ async def serve(
     host: str,
     port: int,
     on_connection: OnConnection,
+    protocol: Protocol,
     *,
     tls: ssl.SSLContext | None = None,
     limits: ServerLimits | None = None,
@@ -157,7 +163,7 @@ async def serve(
     Raises `ResourceError` when the port is in use (it names the holder where the system tells) or may not be
     used, `UserError` when the address is not this machine's, or is not loopback while `tls` is None.
     """
-    server = Server(on_connection, limits or ServerLimits(), allocate, tuning)
+    server = Server(on_connection, protocol, limits or ServerLimits(), allocate, tuning)
     await server.start(host, port, tls)
     return server
 

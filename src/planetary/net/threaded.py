@@ -19,9 +19,11 @@ from planetary.core.errors import ClosedError
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
+from planetary.net.session import Greeting, Refused, Welcome
 from planetary.wire.inbox import Allocate, Received, allocate_any
 from planetary.wire.limits import Limits
-from planetary.wire.messages import Hello, Message, Refused, Welcome
+from planetary.wire.message import Message
+from planetary.wire.protocol import Protocol
 
 _CONNECT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
@@ -43,7 +45,8 @@ class ThreadedConnection:
         host: str,
         port: int,
         trust: Trust,
-        hello: Hello,
+        protocol: Protocol,
+        hello: Greeting,
         *,
         timeout_s: float = _CONNECT_TIMEOUT_S,
         limits: Limits | None = None,
@@ -62,7 +65,9 @@ class ThreadedConnection:
         self._thread.start()
 
         async def open_connection() -> tuple[Connection, Welcome | Refused]:
-            connection = await connect(host, port, trust, timeout_s=timeout_s, limits=limits, allocate=allocate)
+            connection = await connect(
+                host, port, trust, protocol, timeout_s=timeout_s, limits=limits, allocate=allocate
+            )
             try:
                 answer = await say_hello(connection, hello, timeout_s)
             except BaseException:

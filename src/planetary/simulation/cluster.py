@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.diloco.rounds import RoundPolicy
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, RingPolicy
 from planetary.simulation.faults import Fault
 from planetary.simulation.gateway import SimDisk, SimGateway
@@ -20,7 +21,6 @@ from planetary.simulation.numerics import Numerics
 from planetary.simulation.small_training import OUTER_MOMENTUM, OUTER_RATE, PARAMS, TOKENS_PER_STEP, SmallTraining
 from planetary.simulation.worker import SimHost
 from planetary.simulation.world import World
-from planetary.wire import messages as m
 
 SPEC = StepSpec("simulated", PARAMS, (), (), (), "0" * 64)
 RESTART_GATEWAY_S = 1.5

@@ -13,6 +13,7 @@ from planetary.fabric.controller.controller import Controller
 from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import (
     Mark,
@@ -27,7 +28,6 @@ from planetary.simulation.numerics import Numerics
 from planetary.simulation.outer_steps import delayed_outer, outer_of_held
 from planetary.simulation.ring import OVERLAPPED_S, REDUCE_S, SimRing
 from planetary.simulation.world import World
-from planetary.wire import messages as m
 
 CHECKPOINT_S = 0.15
 OUTER_S = 0.02

@@ -11,9 +11,9 @@ from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.reader import read_slice
 from planetary.diloco.outer import OuterState, initial_state
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.compute import batches_of, inner_steps, tokens_of_batch
 from planetary.runtime.executor import Executor
-from planetary.wire import messages as m
 
 
 class Trained(NamedTuple):

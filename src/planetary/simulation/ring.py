@@ -6,11 +6,11 @@ from typing import Protocol
 
 from planetary.diloco.outer import OuterState
 from planetary.diloco.ring import Held, state_digest
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker import worker_events as w
 from planetary.simulation.numerics import Numerics
 from planetary.simulation.outer_steps import OuterStepOf
 from planetary.simulation.world import World
-from planetary.wire import messages as m
 
 GATHER_S = 5.0
 REDUCE_S = (0.05, 0.6)

@@ -11,6 +11,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, initial_state
 from planetary.diloco.ring import Held
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import (
     DeltaAccepted,
     DeltaWithdrawn,
@@ -24,7 +25,6 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.simulation.numerics import Trained
 from planetary.simulation.outer_steps import delayed_outer, outer_of_held
-from planetary.wire import messages as m
 
 PARAMS = (TensorSpec("w", "f32", (8,)),)
 OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9

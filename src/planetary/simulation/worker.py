@@ -13,13 +13,13 @@ from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, published_params
 from planetary.diloco.ring import Held, state_digest, state_of, state_tensors
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.simulation.network import Link
 from planetary.simulation.numerics import Trained
-from planetary.wire import messages as m
 
 if TYPE_CHECKING:
     from planetary.simulation.cluster import SimCluster
@@ -300,7 +300,7 @@ class SimHost:
             if link is not None and link.open:
                 hello = m.Hello(
                     role="worker" if role == "worker" else "supervisor",
-                    protocol=m.PROTOCOL_VERSION,
+                    protocol=m.FABRIC.version,
                     software="sim",
                     token="",
                     worker=self.name,

@@ -30,7 +30,6 @@ from zlib import crc32
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.wire.limits import Limits
-from planetary.wire.messages import PROTOCOL_VERSION
 
 MAGIC = b"PLNT"
 _FIELDS = struct.Struct("<4sBBHIIII")
@@ -60,15 +59,15 @@ class Prefix:
     payload_crc: int
 
 
-def encode_prefix(kind: Kind, header: Buffer, payload: Buffer, protocol: int = PROTOCOL_VERSION) -> bytes:
+def encode_prefix(version: int, kind: Kind, header: Buffer, payload: Buffer) -> bytes:
     """Return the prefix of a frame with this header and payload (a buffer of single bytes)."""
-    fields = _FIELDS.pack(MAGIC, protocol, kind, 0, len(header), len(payload), crc32(header), crc32(payload))
+    fields = _FIELDS.pack(MAGIC, version, kind, 0, len(header), len(payload), crc32(header), crc32(payload))
     return fields + _CHECK.pack(crc32(fields))
 
 
-def decode_prefix(data: Buffer, limits: Limits) -> Prefix:
+def decode_prefix(data: Buffer, version: int, limits: Limits) -> Prefix:
     """Read `PREFIX_BYTES` bytes. Raises `RemoteProtocolError` for anything that must not be read further."""
-    check_start(data)
+    check_start(data, version)
     _, _, kind, zero, header_bytes, payload_bytes, header_crc, payload_crc = _FIELDS.unpack_from(data)
     if _CHECK.unpack_from(data, _FIELDS.size)[0] != crc32(bytes(data[: _FIELDS.size])):
         raise RemoteProtocolError("reading a frame: its prefix does not match its checksum; the bytes are damaged")
@@ -79,18 +78,18 @@ def decode_prefix(data: Buffer, limits: Limits) -> Prefix:
     return prefix
 
 
-def check_start(data: Buffer) -> None:
-    """Raise `RemoteProtocolError` unless the first `START_BYTES` bytes are our magic and protocol version."""
-    magic, protocol = bytes(data[: len(MAGIC)]), data[len(MAGIC)]
+def check_start(data: Buffer, version: int) -> None:
+    """Raise `RemoteProtocolError` unless the first `START_BYTES` bytes are our magic and this protocol version."""
+    magic, theirs = bytes(data[: len(MAGIC)]), data[len(MAGIC)]
     if magic != MAGIC:
         raise RemoteProtocolError(
             f"reading a frame: expected it to start with {MAGIC!r}, found {magic!r}{_guess(magic)}"
         )
-    if protocol != PROTOCOL_VERSION:
-        raise RemoteProtocolError(skew_text(theirs=protocol))
+    if theirs != version:
+        raise RemoteProtocolError(skew_text(theirs, version))
 
 
-def skew_text(theirs: int, ours: int = PROTOCOL_VERSION) -> str:
+def skew_text(theirs: int, ours: int) -> str:
     """Say which side of a connection must be upgraded when the two speak different protocol versions."""
     which = "this side" if theirs > ours else "the peer"
     return f"protocol versions differ: this side speaks {ours}, the peer speaks {theirs}; upgrade planetary on {which}"

@@ -17,10 +17,11 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import TensorSpec, host_dtype
-from planetary.wire.control import decode_declaration, decode_message
+from planetary.wire.declarations import decode_declaration
 from planetary.wire.frames import PREFIX_BYTES, START_BYTES, Kind, Prefix, check_start, decode_prefix, verify
 from planetary.wire.limits import Limits
-from planetary.wire.messages import AnyMessage, Message
+from planetary.wire.message import Message
+from planetary.wire.protocol import Protocol
 from planetary.wire.tensor_header import TensorHeader, decode_tensor_header
 
 Allocate = Callable[[Message, TensorSpec], np.ndarray]
@@ -59,7 +60,7 @@ def expect_tensors(specs: Iterable[TensorSpec]) -> Allocate:
 class Received:
     """A whole message. `tensors` has one array per declared tensor, in the declared order."""
 
-    message: AnyMessage
+    message: Message
     tensors: Mapping[str, np.ndarray]
 
     @property
@@ -72,7 +73,7 @@ class Received:
 class _Arrival:
     """A message whose tensors are still arriving. A dropped duplicate has no arrays."""
 
-    message: AnyMessage
+    message: Message
     specs: tuple[TensorSpec, ...]
     arrays: dict[str, np.ndarray] | None
     views: list[memoryview] = field(default_factory=list)
@@ -93,7 +94,8 @@ class Inbox:
     follows in the stream can be trusted.
     """
 
-    def __init__(self, limits: Limits | None = None, allocate: Allocate = allocate_any) -> None:
+    def __init__(self, protocol: Protocol, limits: Limits | None = None, allocate: Allocate = allocate_any) -> None:
+        self._protocol = protocol
         self.limits = limits or Limits()  # may be replaced between messages, e.g. once the peer is trusted
         self.allocate = allocate  # may be replaced between messages, too
         self.duplicates = 0  # messages dropped because their id had been seen
@@ -131,7 +133,9 @@ class Inbox:
             if self._header is not None:  # a chunk's payload: checked while it is still in the processor's cache
                 self._payload_crc = crc32(self._view[start : self._filled], self._payload_crc)
             if self._prefix is None and start < START_BYTES <= self._filled:
-                check_start(self._view)  # before the rest is waited for: another protocol may never send it
+                check_start(
+                    self._view, self._protocol.version
+                )  # before the rest is waited for: another protocol may never send it
             if self._filled < len(self._view):
                 return []
             return self._advance()
@@ -167,7 +171,7 @@ class Inbox:
     def _advance(self) -> list[Received]:
         prefix = self._prefix
         if prefix is None:
-            self._prefix = prefix = decode_prefix(self._view, self.limits)
+            self._prefix = prefix = decode_prefix(self._view, self._protocol.version, self.limits)
             whole_frame = prefix.kind is not Kind.CHUNK
             self._expect(bytearray(prefix.header_bytes + (prefix.payload_bytes if whole_frame else 0)))
             return []
@@ -194,7 +198,7 @@ class Inbox:
         declaration, payload = self._view[: prefix.header_bytes], self._view[prefix.header_bytes :]
         verify("header", declaration, prefix.header_crc)
         verify("payload", payload, prefix.payload_crc)
-        message = decode_message(payload)
+        message = self._protocol.decode(payload)
         specs = decode_declaration(declaration, self.limits)
         duplicate = message.id <= self._last_id
         if duplicate:
@@ -229,7 +233,7 @@ class Inbox:
                 f"together, they would have {total}"
             )
 
-    def _allocate(self, message: AnyMessage, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
+    def _allocate(self, message: Message, specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:
         arrays = {}
         for spec in specs:
             try:

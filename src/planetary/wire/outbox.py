@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planetary.wire.control import declare, encode_declaration, encode_message, stamp
+from planetary.wire.declarations import declare, encode_declaration
 from planetary.wire.frames import Kind, check_chunk_bytes, encode_prefix
 from planetary.wire.limits import MIB, Limits
-from planetary.wire.messages import Message
+from planetary.wire.message import Message, stamp
+from planetary.wire.protocol import Protocol
 from planetary.wire.tensor_header import TensorHeader, encode_tensor_header
 
 DEFAULT_CHUNK_BYTES = MIB
@@ -62,7 +63,10 @@ class Frame:
 class Outbox:
     """Orders what one connection sends."""
 
-    def __init__(self, limits: Limits | None = None, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> None:
+    def __init__(
+        self, protocol: Protocol, limits: Limits | None = None, chunk_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> None:
+        self._protocol = protocol
         self._limits = limits or Limits()
         check_chunk_bytes(chunk_bytes, self._limits)
         self._chunk_bytes = chunk_bytes
@@ -82,11 +86,11 @@ class Outbox:
         """
         tensors = tensors or {}
         stamped = stamp(message, self._last_id + 1)
-        payload = encode_message(stamped, self._limits)
+        payload = self._protocol.encode(stamped, self._limits)
         header = encode_declaration(declare(tensors), self._limits)
         self._last_id += 1
         outgoing = Outgoing(stamped, tensors, self._chunk_bytes)
-        head = encode_prefix(Kind.CONTROL, header, payload) + header + payload
+        head = encode_prefix(self._protocol.version, Kind.CONTROL, header, payload) + header + payload
         self._control.append(Frame(head, None, outgoing, last=not outgoing.has_more))
         return outgoing
 
@@ -97,7 +101,11 @@ class Outbox:
         elif outgoing in self._turns:
             self._turns.remove(outgoing)
             header = encode_tensor_header(TensorHeader(outgoing.message.id, 0, 0))
-            self._control.append(Frame(encode_prefix(Kind.WITHDRAW, header, b"") + header, None, None, last=False))
+            self._control.append(
+                Frame(
+                    encode_prefix(self._protocol.version, Kind.WITHDRAW, header, b"") + header, None, None, last=False
+                )
+            )
 
     def clear(self) -> None:
         """Forget everything that was not taken yet. The peer is not told: the connection is about to end."""
@@ -124,7 +132,7 @@ class Outbox:
         if outgoing.has_more:
             self._turns.append(outgoing)
         encoded = encode_tensor_header(header)
-        head = encode_prefix(Kind.CHUNK, encoded, data) + encoded
+        head = encode_prefix(self._protocol.version, Kind.CHUNK, encoded, data) + encoded
         outgoing.nbytes += len(head) + len(data)
         return Frame(head, data, outgoing, last=not outgoing.has_more)
 

@@ -48,6 +48,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.errors import PlanetaryError
     from planetary.fabric.shell.child import end_with_parent
     from planetary.fabric.worker.worker import WorkerOptions, WorkerShell
+    from planetary.moe.protocol.mixture_messages import MIXTURES
     from planetary.run.places import cache_folder
     from planetary.runtime.backends import check_device, require_backend
     from planetary.runtime.host_memory import keep_large_blocks
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     )
 
     async def work() -> int:
-        end = await WorkerShell(options, _role).run()
+        end = await WorkerShell(options, MIXTURES, _role).run()
         if not end.ok:
             raise (end.error or PlanetaryError)(end.reason)
         return EXIT_OK

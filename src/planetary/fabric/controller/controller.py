@@ -20,12 +20,12 @@ from planetary.fabric.controller.star import Star
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.controller.training import Training
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import CheckpointFailed, CheckpointWritten, EndKind, Mark, RolledBack
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import ControllerState
 from planetary.fabric.protocol.status import RoundMetrics
-from planetary.wire import messages as m
 
 
 class Controller(RunController[RoundsDesk]):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import Topology
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import TokensOf
 from planetary.fabric.protocol.records import EvalFinished
 from planetary.fabric.protocol.sessions import EvalInFlight, WorkerSession
-from planetary.wire import messages as m
 
 _FIRST_TASK = 1 << 40
 """Eval tasks are numbered from here: they are not in the journal, so they must not use up its task numbers."""

@@ -7,6 +7,7 @@ import math
 from planetary.diloco.rounds import RoundView, admits_latecomer
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import Topology
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import DropAttachment, Received, TokensOf
 from planetary.fabric.protocol.records import (
     DeltaAccepted,
@@ -18,7 +19,6 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.protocol.state import OpenRound
-from planetary.wire import messages as m
 
 
 class Leases:

@@ -14,9 +14,9 @@ from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.controller.membership import Membership
 from planetary.fabric.controller.stalls import Stalls
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind, RunFinished, TaskAborted
 from planetary.fabric.protocol.sessions import WorkerSession
-from planetary.wire import messages as m
 
 DeskT = TypeVar("DeskT", bound=AnyDesk)
 

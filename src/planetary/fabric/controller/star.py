@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import Outcome, Topology
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import KeepParameters, ParametersOf, TakeOuterStep
 from planetary.fabric.protocol.records import RoundClosed
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
-from planetary.wire import messages as m
 
 
 class Star(Topology):

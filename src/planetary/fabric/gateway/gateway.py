@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock
 from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.news import news_of
 from planetary.fabric.protocol.records import Record, RoundFinished, RunFinished
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
@@ -42,9 +43,9 @@ from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck, answer_hello, judge_hello, receive_hello
 from planetary.net.server import Server, serve
 from planetary.version import __version__
-from planetary.wire import messages as m
 from planetary.wire.inbox import Received, refuse_tensors
 from planetary.wire.limits import Limits
+from planetary.wire.protocol import Protocol as WireProtocol
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,13 @@ ControllerT = TypeVar("ControllerT", bound=RunController[Any])
 
 
 class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
-    """One run. Make it, `start` it, `run` it."""
+    """One run. Make it, `start` it, `run` it.
+
+    Attributes:
+        protocol: what is said in this kind of run.
+    """
+
+    protocol: ClassVar[WireProtocol] = m.FABRIC
 
     def __init__(
         self,
@@ -236,7 +243,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Take the run folder and listen, so that workers can connect and wait. Raises what is wrong with either."""
         self._lock = RunLock(self.options.folder)
         self.started_at = self._clock.wall()
-        self._server = await serve(self.options.host, self.options.port, self._attend, tls=self._security.tls)
+        self._server = await serve(
+            self.options.host, self.options.port, self._attend, self.protocol, tls=self._security.tls
+        )
 
     def stop(self, reason: str) -> None:
         """End the run in order; it can be resumed. Called on the event loop."""
@@ -327,12 +336,17 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     async def _attend(self, connection: Connection) -> None:
         timings = self.config.timings
-        hello = await receive_hello(connection, timings.connect_s)
+        hello = await receive_hello(connection, m.Hello, timings.connect_s)
         welcome = m.Welcome(
             run=self.config.run.name, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s
         )
         verdict = judge_hello(
-            hello, welcome=welcome, software=__version__, tokens=self._security.tokens, now=self._clock.wall()
+            hello,
+            self.protocol.version,
+            welcome=welcome,
+            software=__version__,
+            tokens=self._security.tokens,
+            now=self._clock.wall(),
         )
         if isinstance(verdict, m.Welcome) and self._shell is None:
             verdict = m.Refused(code="busy", reason=f"the gateway is not ready yet: {self.stage}", retry=True)

@@ -33,8 +33,8 @@ from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, prepare_run
 from planetary.fabric.preparation.prepared_steps import StepRecord
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import RunStatus
-from planetary.wire import messages as m
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
 

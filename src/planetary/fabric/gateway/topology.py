@@ -13,9 +13,9 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.outer import OuterState
 from planetary.diloco.ring import state_digest, state_specs
 from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, RingPolicy
 from planetary.net.authority import Authority
-from planetary.wire import messages as m
 
 
 class GatewayTopology(Protocol):

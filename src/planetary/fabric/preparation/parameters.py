@@ -11,7 +11,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.mean import Contribution, check_contribution
 from planetary.diloco.outer import OuterState, outer_step, published_params
 from planetary.diloco.ring import check_state, state_of, state_tensors
-from planetary.wire.messages import OuterState as OuterStateMessage
+from planetary.fabric.protocol.messages import OuterState as OuterStateMessage
 
 
 class Parameters:

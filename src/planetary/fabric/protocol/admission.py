@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planetary.fabric.protocol.messages import Hello, Refused
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.runtime.backends import is_pjrt
-from planetary.wire.messages import Hello, Refused
 
 
 def refuse(

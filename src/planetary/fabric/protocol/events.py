@@ -10,7 +10,7 @@ import msgspec
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol.records import EndKind, Mark, Record
 from planetary.fabric.protocol.status import RoundMetrics
-from planetary.wire.messages import Message
+from planetary.wire.message import Message
 
 
 class Event(msgspec.Struct, frozen=True):

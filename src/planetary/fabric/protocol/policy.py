@@ -9,8 +9,10 @@ import msgspec
 
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
+from planetary.core.token_slice import Slice
 from planetary.diloco.rounds import RoundPolicy
-from planetary.wire.messages import Job, Message, RingJob, Slice
+from planetary.fabric.protocol.messages import Job, RingJob
+from planetary.wire.message import Message
 
 
 class EvalChunk(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.wire import messages as m
+from planetary.fabric.protocol import messages as m
 
 
 def round_of(message: m.Message) -> int | None:

@@ -15,8 +15,10 @@ from planetary.fabric.shell.outbox import Outbox, Sent
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
+from planetary.net.session import Greeting, Refused
 from planetary.wire.inbox import Allocate, Received, allocate_any
-from planetary.wire.messages import Hello, Message, Refused
+from planetary.wire.message import Message
+from planetary.wire.protocol import Protocol
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -34,7 +36,8 @@ class Dialler:
     def __init__(
         self,
         address: Address,
-        hello: Hello,
+        protocol: Protocol,
+        hello: Greeting,
         post: Callable[[Event], None],
         received: Callable[[int, Received], None],
         *,
@@ -43,6 +46,7 @@ class Dialler:
     ) -> None:
         """`received` gets the session and each message; `sent` as in `Outbox`."""
         self._address = address
+        self._protocol = protocol
         self._trust = Trust(address.token) if address.token else Trust.plain_loopback()
         self._hello = msgspec.structs.replace(hello, token=address.token)
         self._post = post
@@ -80,6 +84,7 @@ class Dialler:
                 address.host,
                 address.port,
                 self._trust,
+                self._protocol,
                 timeout_s=address.connect_s,
                 allocate=self._allocate,
             )

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from planetary.core.errors import ClosedError, LocalProtocolError, PlanetaryError
-from planetary.fabric.shell.sending_order import Order, order_of
 from planetary.net.connection import Connection
-from planetary.wire.messages import Message
+from planetary.wire.message import Message, Order
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class Outbox:
 
     def put(self, message: Message, tensors: TensorSource | None = None) -> None:
         """Queue a message; one that goes ahead of the others has no tensors."""
-        order = order_of(message)
+        order = message.sending_order()
         if order is not Order.AHEAD:
             self._queues[order].put_nowait((message, tensors))
             return

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from planetary.fabric.protocol.events import Payload
-from planetary.fabric.shell.sending_order import Order, order_of
-from planetary.wire import messages as m
+from planetary.wire.message import Message, Order
 
 
 class UnderWay:
@@ -16,15 +15,15 @@ class UnderWay:
         """Nothing is."""
         self._queues: dict[int, deque[Payload]] = {}
 
-    def add(self, session: int, message: m.Message, payload: Payload | None) -> None:
+    def add(self, session: int, message: Message, payload: Payload | None) -> None:
         """A message was given to a connection."""
-        if payload is not None and order_of(message) is Order.IN_TURN:
+        if payload is not None and message.sending_order() is Order.IN_TURN:
             self._queues.setdefault(session, deque()).append(payload)
 
-    def sent(self, session: int, message: m.Message) -> bool:
+    def sent(self, session: int, message: Message) -> bool:
         """A message with a payload has left; return whether it was one of these."""
         queue = self._queues.get(session)
-        if not queue or order_of(message) is not Order.IN_TURN:
+        if not queue or message.sending_order() is not Order.IN_TURN:
             return False
         queue.popleft()
         return True

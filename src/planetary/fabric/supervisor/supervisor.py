@@ -13,13 +13,13 @@ import msgspec
 from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import Child, describe_exit, on_stop_signals
 from planetary.fabric.shell.dial import Address, Dialler
 from planetary.fabric.shell.shell import Shell
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.version import __version__
-from planetary.wire import messages as m
 from planetary.wire.inbox import Received, refuse_tensors
 
 log = logging.getLogger(__name__)
@@ -61,14 +61,16 @@ class SupervisorShell:
         self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, SystemClock())
         hello = m.Hello(
             role="supervisor",
-            protocol=m.PROTOCOL_VERSION,
+            protocol=m.FABRIC.version,
             software=__version__,
             token="",
             worker=options.name,
             node=options.node,
             pid=os.getpid(),
         )
-        self._dialler = Dialler(options.address, hello, self._shell.post, self._received, allocate=refuse_tensors)
+        self._dialler = Dialler(
+            options.address, m.FABRIC, hello, self._shell.post, self._received, allocate=refuse_tensors
+        )
 
     async def run(self) -> e.Exit:
         """Supervise until the worker ends for good, the gateway says so, or a stop signal comes."""

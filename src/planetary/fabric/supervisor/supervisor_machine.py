@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.core.errors import PlanetaryError, TrustError
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.backoff import pause_before
 from planetary.fabric.protocol.events import (
     Closed,
@@ -28,7 +29,6 @@ from planetary.fabric.protocol.events import (
 )
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.supervisor.restarts import Restarts
-from planetary.wire import messages as m
 
 
 class SupervisorMachine:

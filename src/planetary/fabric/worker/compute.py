@@ -17,10 +17,10 @@ from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.diloco.mean import check_contribution
 from planetary.fabric.protocol.events import Event
+from planetary.fabric.protocol.messages import EvalTask, TrainTask
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
 from planetary.runtime.executor import Executor, StepResult
-from planetary.wire.messages import EvalTask, TrainTask
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from planetary.core.step_trial import decode_reference, draw_trial
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.diloco.ring import check_state, state_specs
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import on_stop_signals
 from planetary.fabric.shell.dial import Address, Dialler
 from planetary.fabric.shell.shell import Shell
@@ -39,10 +40,9 @@ from planetary.runtime.device_check import check_once
 from planetary.runtime.executor import Executor
 from planetary.runtime.host import target_features
 from planetary.version import __version__
-from planetary.wire import messages as m
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MAX_PAYLOAD_BYTES
-from planetary.wire.mixture_messages import MixtureMessage
+from planetary.wire.protocol import Protocol as WireProtocol
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,10 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Role(Protocol):
-    """What a worker is in a mixture. It lives longer than a connection; all methods return at once."""
+    """What a worker is in a kind of run where it does not train rounds.
+
+    It lives longer than a connection; all methods return at once.
+    """
 
     def connected(self) -> None:
         """The gateway can be spoken to."""
@@ -92,15 +95,17 @@ class Role(Protocol):
 
 
 SendPayload = Callable[[m.Message, Packed | None], None]
-RoleFactory = Callable[[m.MixtureJob, Path, WorkerOptions, SendPayload], Role]
+RoleFactory = Callable[[m.RoleJob, Path, WorkerOptions, SendPayload], Role]
 """Makes the role of a job from its artifact's file; sends from any thread."""
 
 
 class WorkerShell:
     """Carries out what the machine asks for."""
 
-    def __init__(self, options: WorkerOptions, make_role: RoleFactory | None = None) -> None:
-        """`make_role`: for workers that may take part in mixtures."""
+    def __init__(
+        self, options: WorkerOptions, protocol: WireProtocol = m.FABRIC, make_role: RoleFactory | None = None
+    ) -> None:
+        """`protocol` has the messages of the roles that `make_role` makes; None: the worker trains rounds only."""
         self._options = options
         self._make_role = make_role
         self._role: Role | None = None
@@ -121,7 +126,7 @@ class WorkerShell:
         self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, SystemClock())
         hello = m.Hello(
             role="worker",
-            protocol=m.PROTOCOL_VERSION,
+            protocol=protocol.version,
             software=__version__,
             token="",
             worker=options.name,
@@ -135,7 +140,13 @@ class WorkerShell:
             chosen=options.chosen,
         )
         self._dialler = Dialler(
-            options.address, hello, self._shell.post, self._received, allocate=self._allocate, sent=self._sent
+            options.address,
+            protocol,
+            hello,
+            self._shell.post,
+            self._received,
+            allocate=self._allocate,
+            sent=self._sent,
         )
 
     async def run(self) -> e.Exit:
@@ -219,7 +230,7 @@ class WorkerShell:
             expected = next((p for p in state_specs(self._job.spec.params) if p.name == spec.name), None)
         elif isinstance(message, m.BlobData) and spec.name == "blob" and spec.nbytes <= MAX_BLOB_BYTES:
             expected = TensorSpec("blob", "ui8", spec.shape)
-        elif isinstance(message, MixtureMessage) and spec.name == "payload" and spec.nbytes <= MAX_PAYLOAD_BYTES:
+        elif isinstance(message, m.RoleMessage) and spec.name == "payload" and spec.nbytes <= MAX_PAYLOAD_BYTES:
             expected = TensorSpec("payload", "ui8", (spec.size,))
         elif isinstance(message, m.TrainTask | m.EvalTask) and spec.name == "tokens":
             expected = TensorSpec("tokens", message.slice.dtype, (message.slice.count,))
@@ -232,7 +243,7 @@ class WorkerShell:
 
     def _received(self, session: int, received: Received) -> None:
         message, tensors, defect = received.message, received.tensors, ""
-        if isinstance(message, MixtureMessage) and not isinstance(message, m.MixtureJob):
+        if isinstance(message, m.RoleMessage) and not isinstance(message, m.RoleJob):
             if self._role is not None:
                 self._role.received(message, tensors["payload"].data if tensors else memoryview(b""))
             return
@@ -252,7 +263,7 @@ class WorkerShell:
         self._shell.post(e.Received(session, message, defect))
 
     def _sent(self, message: m.Message, _nbytes: int, has_tensors: bool) -> None:
-        if self._role is not None and has_tensors and isinstance(message, MixtureMessage):
+        if self._role is not None and has_tensors and isinstance(message, m.RoleMessage):
             self._role.sent(message)
 
     def _require_job(self) -> m.Job:
@@ -273,7 +284,7 @@ class WorkerShell:
 
     # --- the job ----------------------------------------------------------------------------------------------
 
-    def _load(self, job: m.Job | m.MixtureJob) -> None:
+    def _load(self, job: m.Job | m.RoleJob) -> None:
         """In a thread. Whatever happens, the machine is told: the gateway waits for this worker."""
         try:
             self._shell.post(self._load_or_miss(job))
@@ -286,10 +297,10 @@ class WorkerShell:
             log.exception("loading the job failed")
             self._shell.post(w.JobBroke(f"loading the job failed: {type(error).__name__}: {error}", PlanetaryError))
 
-    def _load_or_miss(self, job: m.Job | m.MixtureJob) -> e.Event:
+    def _load_or_miss(self, job: m.Job | m.RoleJob) -> e.Event:
         folder = self._options.trial
         if folder is not None:
-            if isinstance(job, m.MixtureJob) or not job.reference:
+            if isinstance(job, m.RoleJob) or not job.reference:
                 say_job(folder, "")
                 return e.StopRequested("there is no step that could be timed")
             say_job(folder, job.spec.stablehlo_digest)
@@ -302,7 +313,7 @@ class WorkerShell:
             except (TrustError, UserError) as error:  # it was removed, so it can be fetched again
                 log.warning("%s", error)
                 return w.BlobMissing(digest)
-        if isinstance(job, m.MixtureJob):
+        if isinstance(job, m.RoleJob):
             return self._load_role(job)
         if self._compute is not None:
             self._compute.close()
@@ -357,9 +368,9 @@ class WorkerShell:
             raise
         return report.summary
 
-    def _load_role(self, job: m.MixtureJob) -> e.Event:
+    def _load_role(self, job: m.RoleJob) -> e.Event:
         if self._make_role is None:
-            raise UserError("the gateway trains a mixture over composers, and this process knows no role in one")
+            raise UserError("the gateway's run gives its workers roles, and this process knows none")
         if self._role is not None:
             self._role.close()
         self._role = self._make_role(job, self._store.path(job.artifact), self._options, self._send_from_thread)

@@ -6,21 +6,21 @@ from typing import Literal
 
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol.events import Event, Instruction
-from planetary.wire.messages import EvalTask, Job, MixtureJob, Reduce, TrainTask
+from planetary.fabric.protocol.messages import EvalTask, Job, Reduce, RoleJob, TrainTask
 
 
 class LoadJob(Instruction, frozen=True):
     """Load the job's artifact and buffers from the cache; answer with `JobLoaded`, `BlobMissing` or `JobBroke`."""
 
-    job: Job | MixtureJob
+    job: Job | RoleJob
 
 
 class RoleConnected(Instruction, frozen=True):
-    """Mixture: tell the worker's role that the gateway can be spoken to."""
+    """Tell the worker's role that the gateway can be spoken to."""
 
 
 class RoleDisconnected(Instruction, frozen=True):
-    """Mixture: tell the worker's role that the gateway is out of reach; it goes on with what it has."""
+    """Tell the worker's role that the gateway is out of reach; it goes on with what it has."""
 
 
 class JobLoaded(Event, frozen=True):
@@ -30,7 +30,7 @@ class JobLoaded(Event, frozen=True):
     opt_state_round: int
     device: str = ""  # as its driver names it
     verified: str = ""  # what the comparison with the job's reference found on it, in words
-    plan: str = ""  # of a mixture
+    plan: str = ""  # of a role
 
 
 class DeviceIsWrong(Event, frozen=True):

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.backoff import pause_before
 from planetary.fabric.protocol.events import (
     Closed,
@@ -56,7 +57,6 @@ from planetary.fabric.worker.worker_events import (
     UseOuterState,
     UseParameters,
 )
-from planetary.wire import messages as m
 
 _Task = m.TrainTask | m.EvalTask
 _OfRing = m.OuterState | m.SendOuterState | m.Reduce
@@ -84,8 +84,8 @@ class WorkerMachine:
         self._disconnected_at: float | None = None
         self._attempt = 0
         self._dial_at: float | None = None
-        self._job: m.Job | m.MixtureJob | None = None
-        self._loaded = ("", "")  # digest of the artifact on the device, and the plan of a mixture
+        self._job: m.Job | m.RoleJob | None = None
+        self._loaded = ("", "")  # digest of the artifact on the device, and the plan of a role
         self._opt_state_round = 0
         self._device = self._verified = ""  # what was found on the device
         self._queue: deque[m.Parameters | _Task] = deque()
@@ -190,7 +190,7 @@ class WorkerMachine:
         if self.in_ring:
             self._reducing = None
             self._out.append(LeaveRing())
-        if isinstance(self._job, m.MixtureJob):
+        if isinstance(self._job, m.RoleJob):
             self._out.append(RoleDisconnected())
         if self._running is not None and not self._stopping:
             self._stopping = True
@@ -212,7 +212,7 @@ class WorkerMachine:
     def _received(self, event: Received, now: float) -> None:
         message = event.message
         match message:
-            case m.Job() | m.MixtureJob():
+            case m.Job() | m.RoleJob():
                 self._job = message
                 if self._loaded == _to_load(message):
                     self._report_ready()
@@ -244,7 +244,7 @@ class WorkerMachine:
     def _report_ready(self) -> None:
         if self._job is None or self._loaded != _to_load(self._job):
             return
-        if isinstance(self._job, m.MixtureJob):
+        if isinstance(self._job, m.RoleJob):
             self._out.append(RoleConnected())
         else:
             self._send(
@@ -362,10 +362,10 @@ class WorkerMachine:
         self._out.append(Exit(error is None, reason, error))
 
 
-def _to_load(job: m.Job | m.MixtureJob) -> tuple[str, str]:
+def _to_load(job: m.Job | m.RoleJob) -> tuple[str, str]:
     """Return what a job asks to be loaded.
 
     The schedule of a run of rounds is read from the newest job before every task, so a lengthened run loads nothing. A
-    mixture's role is made for its plan.
+    role is made for its plan.
     """
-    return job.artifact, job.plan if isinstance(job, m.MixtureJob) else ""
+    return job.artifact, job.plan if isinstance(job, m.RoleJob) else ""

@@ -8,8 +8,9 @@ from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import host_dtype
 from planetary.data.reader import batches, read_slice
+from planetary.fabric.protocol import messages as m
 from planetary.moe.plan.plan import MixturePlan
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 Batch = tuple[np.ndarray, np.ndarray]
 HELD_OUT = -1
@@ -30,7 +31,7 @@ class ComposerData:
         """Drop what is here: another shard, or another step, is composed from now on."""
         self._rows = self._rows[:0]
 
-    def arrived(self, message: m.TokensReady, payload: Packed, done: int) -> None:
+    def arrived(self, message: mm.TokensReady, payload: Packed, done: int) -> None:
         """Take tokens from the gateway; those of steps before `done` are of no use any more.
 
         Raises:

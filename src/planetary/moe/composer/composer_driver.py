@@ -19,6 +19,7 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import NumericsError, RemoteProtocolError
+from planetary.fabric.protocol import messages as m
 from planetary.moe.composer import composer_machine as c
 from planetary.moe.composer.composer_data import HELD_OUT, ComposerData
 from planetary.moe.composer.composer_machine import ComposerMachine, Key
@@ -34,11 +35,11 @@ from planetary.moe.payloads.shard_payload import model_from, shard_bytes, shard_
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import Part
 from planetary.moe.program.signature import Runner, parameter_specs
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps, mean_loss, owned_by
 from planetary.moe.training.resident_composer import ResidentComposer
 from planetary.moe.training.round_losses import RoundLosses
 from planetary.moe.training.states import ComposerState, Surrogates
-from planetary.wire import messages as m
 
 REPORT_EVERY_S = 0.2
 
@@ -123,11 +124,11 @@ class ComposerDriver:
         self.post.forget()
         self._leave(None)
 
-    def claims(self) -> m.MixtureReady:
+    def claims(self) -> mm.MixtureReady:
         """Return what to tell a gateway: which shard is here, if with all that it takes to go on."""
         machine = self.machine
         shard = machine.shard if machine.composes else -1  # of the rest nobody knows what was on its way
-        return m.MixtureReady(artifact="", shard=shard, epoch=machine.epoch, step=machine.done)
+        return mm.MixtureReady(artifact="", shard=shard, epoch=machine.epoch, step=machine.done)
 
     def _leave(self, news: _News) -> None:
         self._inbox.append(news)
@@ -162,7 +163,7 @@ class ComposerDriver:
                 case c.View():
                     self._view()
                 case c.AskForTokens():
-                    self._tell(m.WantTokens, first=action.first, count=action.count)
+                    self._tell(mm.WantTokens, first=action.first, count=action.count)
                 case c.Step() if self._surrogates is None or not self._surrogates.behind:
                     self._step()
                     stepped = True
@@ -188,34 +189,34 @@ class ComposerDriver:
 
     def _received(self, message: m.Message, payload: Packed) -> None:
         match message:
-            case m.OwnShard():
+            case mm.OwnShard():
                 self._own(message, payload)
-            case m.StandBy():
+            case mm.StandBy():
                 self.machine.stands_by()
                 self.composer = None
-            case m.FragmentMerged():
+            case mm.FragmentMerged():
                 key = (Tier(message.tier), message.fragment)
                 if key in self.machine.held and self.machine.merged(key, message.version, message.shards):
                     self._arrived[key] = payload
-            case m.RunProgress():
+            case mm.RunProgress():
                 self.machine.told(message.steps)
-            case m.SpeakFor():
+            case mm.SpeakFor():
                 self._speak_for(message.shards)
-            case m.SurrogatesReady() if self._surrogates is not None:
+            case mm.SurrogatesReady() if self._surrogates is not None:
                 self._surrogates.received(message, payload)
-            case m.UseExperts():
+            case mm.UseExperts():
                 self._use_experts(message, payload)
-            case m.ImproveExperts():
+            case mm.ImproveExperts():
                 self._improve(message, payload)
-            case m.TokensReady():
+            case mm.TokensReady():
                 if message.shard == HELD_OUT or self.machine.tokens(message.shard, message.first, message.count):
                     self._data.arrived(message, payload, self.machine.done)
-            case m.EvaluateMixture():
+            case mm.EvaluateMixture():
                 self._evaluate(message, payload)
             case _:
                 pass
 
-    def _own(self, message: m.OwnShard, payload: Packed) -> None:
+    def _own(self, message: mm.OwnShard, payload: Packed) -> None:
         self._speak_for(message.speaks)
         self.machine.told(message.steps)
         if not message.payload:
@@ -255,7 +256,7 @@ class ComposerDriver:
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
         if due and self.machine.connected:  # before it is granted the shard again, its words are under an old epoch
             self._reported_at = began
-            self._tell(m.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
+            self._tell(mm.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
 
     def _offer_sketches(self, composer: ResidentComposer, step: int) -> None:
         wanted = [layer for layer in range(self.plan.model.n_layer) if self.machine.may_offer(layer)]
@@ -267,9 +268,9 @@ class ComposerDriver:
             self.machine.offered(layer)
             version = self.machine.expert_versions[layer]
             known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
-            self._tell(m.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
+            self._tell(mm.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
 
-    def _use_experts(self, message: m.UseExperts, payload: Packed) -> None:
+    def _use_experts(self, message: mm.UseExperts, payload: Packed) -> None:
         if self.composer is None or message.shard != self.machine.shard:
             return
         self.machine.answered(message.layer, message.arrived, message.waiting)
@@ -288,11 +289,11 @@ class ComposerDriver:
         fitted = state.fitted[message.layer] if state.fitted else {}
         self.composer.replace_experts(message.layer, experts, surrogates or fitted)
 
-    def _improve(self, message: m.ImproveExperts, payload: Packed) -> None:
+    def _improve(self, message: mm.ImproveExperts, payload: Packed) -> None:
         before, sketches = work_from(payload)
         slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
         improved = self.steps.improved(before, sketches, step=message.progress, slots=slots, fits=message.fits)
-        self._tell(m.ExpertsImproved, "improved", partial(improved_bytes, improved), task=message.task)
+        self._tell(mm.ExpertsImproved, "improved", partial(improved_bytes, improved), task=message.task)
 
     def _adopt(self, action: c.Adopt) -> None:
         assert self.composer is not None
@@ -312,7 +313,7 @@ class ComposerDriver:
         self._published[action.key] = one.tensors
         tier, fragment = action.key
         self._tell(
-            m.PublishFragment,
+            mm.PublishFragment,
             "fragment",
             partial(fragment_bytes, one.tensors),
             tier=tier.value,
@@ -325,7 +326,7 @@ class ComposerDriver:
     def _keep(self) -> None:
         assert self.composer is not None
         pack = partial(shard_bytes, self.composer.state, self.machine.done, dict(self.machine.held), self.plan)
-        self._tell(m.KeepShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
+        self._tell(mm.KeepShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
         self._losses.saved(self.machine.progress // self.plan.steps_per_round)
 
     def _view(self) -> None:
@@ -337,9 +338,9 @@ class ComposerDriver:
         view = composer_view(self.composer, self.plan.model, self.bank, used)
         if math.isfinite(view.mixed) and math.isfinite(view.surrogates):
             losses = {"mixed_loss": view.mixed, "surrogate_loss": view.surrogates}
-            self._tell(m.ViewModel, "view", partial(view_bytes, view), **losses)
+            self._tell(mm.ViewModel, "view", partial(view_bytes, view), **losses)
 
-    def _evaluate(self, message: m.EvaluateMixture, payload: Packed) -> None:
+    def _evaluate(self, message: mm.EvaluateMixture, payload: Packed) -> None:
         model, plan = model_from(payload), self.plan
         every = np.tile(np.arange(plan.model.n_expert, dtype=np.int32), (plan.model.n_layer, 1))
         arguments = {**model, **owned_by(every, plan.model)}

@@ -9,7 +9,7 @@ import msgspec
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import digest_of
-from planetary.wire import messages as m
+from planetary.fabric.protocol import messages as m
 
 Send = Callable[[m.Message, Packed | None], None]
 """Queue a message, with a payload where it has one."""

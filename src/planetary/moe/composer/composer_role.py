@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.worker import SendPayload, WorkerOptions
 from planetary.moe.composer.composer_driver import ComposerDriver
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import loaded_program
 from planetary.moe.program.runner import open_program
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 class ComposerRole:
     """See the module, and `fabric.worker.worker.Role`."""
 
-    def __init__(self, job: m.MixtureJob, artifact: Path, options: WorkerOptions, send: SendPayload) -> None:
+    def __init__(self, job: mm.MixtureJob, artifact: Path, options: WorkerOptions, send: SendPayload) -> None:
         self._job, self._send = job, send
         plan = msgspec.json.decode(job.plan, type=MixturePlan)
         run = open_program(

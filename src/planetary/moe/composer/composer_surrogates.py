@@ -27,10 +27,10 @@ from planetary.moe.payloads.surrogate_payloads import (
     surrogates_from,
 )
 from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps, LayerFit, mean_error
 from planetary.moe.training.replicas import only_shards
 from planetary.moe.training.states import ComposerState, Surrogates
-from planetary.wire import messages as m
 
 
 class Publication(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class ComposerSurrogates:
                 versions = np.where(self._plan.owner_map == shard, -1, self.bank.versions)
                 self.bank = msgspec.structs.replace(self.bank, versions=versions)
 
-    def arrived(self, message: m.SurrogatesReady, data: Packed) -> bool:
+    def arrived(self, message: mm.SurrogatesReady, data: Packed) -> bool:
         """Take a shard's surrogates, which somebody else has fitted; return whether any are newer than those here.
 
         Raises:

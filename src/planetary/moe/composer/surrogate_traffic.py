@@ -16,18 +16,19 @@ import msgspec
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.tensors import Tensors
+from planetary.fabric.protocol import messages as m
 from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.composer_surrogates import ComposerSurrogates, Refresh
 from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps
 from planetary.moe.training.states import ComposerState, Surrogates
-from planetary.wire import messages as m
 
 
 class Installed(msgspec.Struct, frozen=True):
     """A shard's surrogates that have arrived are in the bank; `newer`: than those that were in it."""
 
-    message: m.SurrogatesReady
+    message: mm.SurrogatesReady
     newer: bool
     bank: Surrogates
 
@@ -92,7 +93,7 @@ class SurrogateTraffic:
         self._failed = False
         self.bank: Surrogates = self._held.bank  # what steps compute with
         self._told = 0  # as `_heard`, of which it is ahead while the background has not come to it yet
-        self._early: list[tuple[m.SurrogatesReady, Packed]] = []
+        self._early: list[tuple[mm.SurrogatesReady, Packed]] = []
         self._waiting = 0  # arrivals that are not in the bank yet
         self._fitting = False
         self._fits: tuple[int, ...] = ()  # by layer: progress of the run at the expert workers' fits published last
@@ -111,7 +112,7 @@ class SurrogateTraffic:
         for message, data in early:
             self.received(message, data)
 
-    def received(self, message: m.SurrogatesReady, data: Packed) -> None:
+    def received(self, message: mm.SurrogatesReady, data: Packed) -> None:
         """A shard's surrogates have arrived. Raises as `ComposerSurrogates.arrived`, or leaves that error."""
         if self._plan.pace == "lockstep" and message.step > self._machine.done:
             self._early.append((message, data))  # what is fitted after a step is for the next one
@@ -164,7 +165,7 @@ class SurrogateTraffic:
             if one is not None and found.heard == self._told:
                 said = {"payload": one.payload, "change": one.change, "base": one.base, "error": one.error}
                 said |= {"of": new.shard, "step": new.version, "progress": found.progress}
-                self._tell(m.PublishSurrogates, "", partial(_same, one.data), **said)
+                self._tell(mm.PublishSurrogates, "", partial(_same, one.data), **said)
 
     def _take_fits(self, fitted: Sequence[Tensors]) -> bool:
         """Return whether what expert workers have fitted, by layer as in `HeldExperts`, is to be published.
@@ -205,7 +206,7 @@ class SurrogateTraffic:
         change()
         self._heard += 1
 
-    def _install(self, message: m.SurrogatesReady, data: Packed) -> Ready:
+    def _install(self, message: mm.SurrogatesReady, data: Packed) -> Ready:
         newer = self._held.arrived(message, data)
         return Installed(message, newer, self._held.bank)
 

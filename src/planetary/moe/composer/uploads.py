@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from planetary.wire import messages as m
+from planetary.fabric.protocol import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 Upload = tuple[Literal["state", "surrogates", "fragment", "sketch"], str, int]
 """The next is made when this has left the machine. With its kind come tier and fragment, or the layer."""
@@ -26,13 +27,13 @@ def sketch_upload(layer: int) -> Upload:
 def upload_of(message: m.Message) -> Upload | None:
     """Return which upload a message is."""
     match message:
-        case m.KeepShard():
+        case mm.KeepShard():
             return STATE
-        case m.PublishSurrogates():
+        case mm.PublishSurrogates():
             return SURROGATES
-        case m.PublishFragment():
+        case mm.PublishFragment():
             return fragment_upload(message.tier, message.fragment)
-        case m.OfferSketches():
+        case mm.OfferSketches():
             return sketch_upload(message.layer)
         case _:
             return None

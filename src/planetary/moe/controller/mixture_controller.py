@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics
@@ -42,12 +43,18 @@ from planetary.moe.controller.syncer_messages import (
 from planetary.moe.controller.syncer_messages import Tick as SyncTick
 from planetary.moe.controller.work_queue import Work
 from planetary.moe.methods.tiers import Tier
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 COLLECT_EVERY_S = 30.0
 
 FromComposer = (
-    m.PublishFragment | m.PublishSurrogates | m.KeepShard | m.StepTaken | m.OfferSketches | m.ViewModel | m.WantTokens
+    mm.PublishFragment
+    | mm.PublishSurrogates
+    | mm.KeepShard
+    | mm.StepTaken
+    | mm.OfferSketches
+    | mm.ViewModel
+    | mm.WantTokens
 )
 
 
@@ -121,18 +128,18 @@ class MixtureController(RunController[MixtureDesk]):
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
         match message := event.message:
-            case m.MixtureReady():
+            case mm.MixtureReady():
                 self._ready(worker, message, now)
             case _ if isinstance(message, FromComposer):
                 self._from_composer(worker, event, now)
-            case m.ExpertsImproved() if self.policy.plan.offloads:
+            case mm.ExpertsImproved() if self.policy.plan.offloads:
                 self.offload.improved(worker, message, event.attachment)
             case m.EvalResult():
                 self.rounds.evaluated(worker, message)
             case _:
                 self._drop_attachment(event)
 
-    def _ready(self, worker: WorkerSession, message: m.MixtureReady, now: float) -> None:
+    def _ready(self, worker: WorkerSession, message: mm.MixtureReady, now: float) -> None:
         if worker.ready:
             return
         self.membership.ready(worker, now)
@@ -142,7 +149,7 @@ class MixtureController(RunController[MixtureDesk]):
             self.syncing.claims.pop(worker.worker, None)
         plan = self.policy.plan
         if plan.delivery == "gateway" and plan.held_out:
-            told = m.TokensReady(shard=HELD_OUT, first=0, count=len(plan.held_out))
+            told = mm.TokensReady(shard=HELD_OUT, first=0, count=len(plan.held_out))
             self.desk.send(worker.session, told, TokensOf(plan.held_out))
         self._standby.append(worker.session)
 
@@ -196,52 +203,52 @@ class MixtureController(RunController[MixtureDesk]):
             self._ask_again(composing, message)
             return
         match message:
-            case m.StepTaken():
+            case mm.StepTaken():
                 self._stepped(composing, message, now)
                 self.membership.succeeded(worker)
-            case m.ViewModel():
+            case mm.ViewModel():
                 self.rounds.viewed(message, event.payload)
-            case m.WantTokens():
+            case mm.WantTokens():
                 self._send_tokens(worker.session, message)
-            case m.PublishFragment():
+            case mm.PublishFragment():
                 self.syncing.published(worker.worker, message, event.payload, now)
-            case m.OfferSketches():
+            case mm.OfferSketches():
                 self.rounds.sketched(message.shard, event.payload_bytes)
                 plan, session = self.policy.plan, worker.session
                 if plan.offloads and not self.offload.offered(session, message, event.payload):
                     self.offload.send_experts(session, message.shard, message.layer)
-            case m.PublishSurrogates():
+            case mm.PublishSurrogates():
                 self.syncing.refreshed(message, event.payload)
-            case m.KeepShard():
+            case mm.KeepShard():
                 self._kept(composing, message, event.payload)
 
     def _ask_again(self, composing: Composing, message: FromComposer) -> None:
         """A payload is unusable: say what makes its composer send another one, where it would not by itself."""
         session = composing.session
         match message:
-            case m.PublishFragment() if (Tier(message.tier), message.fragment) in self.state.fragments:
+            case mm.PublishFragment() if (Tier(message.tier), message.fragment) in self.state.fragments:
                 self.syncing.send_fragment(session, Tier(message.tier), message.fragment)
-            case m.PublishSurrogates():
+            case mm.PublishSurrogates():
                 self.syncing.unusable_surrogates(composing)
-            case m.OfferSketches():
+            case mm.OfferSketches():
                 self.offload.unusable(session, message)
-            case m.KeepShard() if message.progress >= self.policy.plan.steps:
+            case mm.KeepShard() if message.progress >= self.policy.plan.steps:
                 # No later state will come: it has to save this one again.
                 known = {"shard": message.shard, "epoch": message.epoch, "step": message.step}
                 speaks, steps = self.syncing.spoken_for(message.shard), self.syncing.steps()
-                self.desk.send(session, m.OwnShard(**known, payload="", speaks=speaks, steps=steps))
+                self.desk.send(session, mm.OwnShard(**known, payload="", speaks=speaks, steps=steps))
             case _:
                 pass
 
-    def _stepped(self, composing: Composing, message: m.StepTaken, now: float) -> None:
+    def _stepped(self, composing: Composing, message: mm.StepTaken, now: float) -> None:
         composing.step, composing.progress_at = message.step, now
         composing.loss, composing.step_s = message.loss, message.seconds
         composing.surrogate_age = message.surrogate_age
         self.syncing.stepped(composing, now)
         self.offload.stepped(composing.session, message.shard, message.step)
-        self.desk.send(composing.session, m.RunProgress(steps=self.syncing.steps()))
+        self.desk.send(composing.session, mm.RunProgress(steps=self.syncing.steps()))
 
-    def _kept(self, composing: Composing, message: m.KeepShard, payload: str) -> None:
+    def _kept(self, composing: Composing, message: mm.KeepShard, payload: str) -> None:
         if message.step < self.state.shards[message.shard].step:
             self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")
             return
@@ -258,14 +265,14 @@ class MixtureController(RunController[MixtureDesk]):
             )
         )
 
-    def _send_tokens(self, session: int, wanted: m.WantTokens) -> None:
+    def _send_tokens(self, session: int, wanted: mm.WantTokens) -> None:
         plan = self.policy.plan
         last = wanted.first + wanted.count
         if not (0 <= wanted.first < last <= plan.most_steps and wanted.count <= plan.steps_ahead):
             self.syncing.refuse("unusable", f"shard {wanted.shard} wants tokens of steps {wanted.first} to {last}")
             return
         slices = tuple(plan.tokens_of(wanted.shard, step) for step in range(wanted.first, last))
-        message = m.TokensReady(shard=wanted.shard, first=wanted.first, count=wanted.count)
+        message = mm.TokensReady(shard=wanted.shard, first=wanted.first, count=wanted.count)
         self.desk.send(session, message, TokensOf(slices))
 
     # --- who comes and goes ------------------------------------------------------------------------------------------
@@ -315,7 +322,7 @@ class MixtureController(RunController[MixtureDesk]):
                 joined = Joined(worker.worker, None if claim is None else claim[0])
                 self.syncing.tell(joined, now)
             elif self.syncing.claims.pop(worker.worker, None) is not None:
-                self.desk.send(session, m.StandBy(reason="its shard belongs to another composer by now"))
+                self.desk.send(session, mm.StandBy(reason="its shard belongs to another composer by now"))
 
     def _why_nothing_goes_on(self) -> str:
         by_shard = {one.shard: one for one in self.composing.values()}

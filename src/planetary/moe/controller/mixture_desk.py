@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 from planetary.fabric.controller.desk import Desk
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.moe.controller.mixture_events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
 from planetary.moe.controller.records import MixtureState, apply
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 Subject = tuple[str, int | str, int]
 """What successive messages to a composer are about, each of which makes the one before it old."""
@@ -20,11 +21,11 @@ Make = Callable[[], tuple[m.Message, e.Payload]]
 def subject_of(message: m.Message) -> Subject | None:
     """Return what a message is about, if a later one makes it old."""
     match message:
-        case m.FragmentMerged():
+        case mm.FragmentMerged():
             return "fragment", message.tier, message.fragment
-        case m.SurrogatesReady():
+        case mm.SurrogatesReady():
             return "surrogates", message.shard, 0
-        case m.UseExperts():
+        case mm.UseExperts():
             return "experts", message.shard, message.layer
         case _:
             return None

@@ -5,14 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from planetary.core.step import FunctionSpec
+from planetary.core.token_slice import Slice
 from planetary.fabric.protocol.events import Event, Instruction, Payload
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.moe.controller.syncer_messages import SyncPolicy
 from planetary.moe.controller.work_queue import Lease, Work
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.protocol.mixture_messages import MixtureJob
 from planetary.moe.training.routing import RoutingAgreement
-from planetary.wire.messages import MixtureJob, Slice
 
 
 class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):

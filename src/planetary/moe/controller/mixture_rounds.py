@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
 from planetary.fabric.protocol.sessions import InFlight, WorkerSession
 from planetary.fabric.protocol.status import MixtureMetrics, RoundMetrics, ShardMetrics
@@ -17,7 +18,7 @@ from planetary.moe.controller.mixture_events import AssembleModel, ModelAssemble
 from planetary.moe.controller.patience import Task
 from planetary.moe.controller.records import ShardKept
 from planetary.moe.methods.tiers import Tier
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 
 class Composing(InFlight):
@@ -99,7 +100,7 @@ class Rounds:
         """A composer has sent a sketch."""
         self._sketch_bytes[shard] += nbytes
 
-    def viewed(self, message: m.ViewModel, payload: str) -> None:
+    def viewed(self, message: mm.ViewModel, payload: str) -> None:
         """A composer has said how it sees the model."""
         round_ = message.progress // self._desk.policy.plan.steps_per_round
         if round_ > self._desk.state.round:
@@ -274,7 +275,7 @@ class Rounds:
                 return
             one.session = free[0]
             busy.add(free[0])
-            message = m.EvaluateMixture(task=one.round, version=one.round, payload=one.payload)
+            message = mm.EvaluateMixture(task=one.round, version=one.round, payload=one.payload)
             self._desk.send(free[0], message, StoredPayload(one.payload))
 
     def unanswered(self) -> set[Task]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from planetary.fabric.protocol import messages as m
 from planetary.moe.controller.mixture_desk import MixtureDesk
 from planetary.moe.controller.mixture_events import FragmentMade, MakeFragment, Published, StoredPayload
 from planetary.moe.controller.mixture_rounds import Composing, Rounds
@@ -33,7 +34,7 @@ from planetary.moe.controller.syncer_messages import (
     Standby,
 )
 from planetary.moe.methods.tiers import Tier
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 
 class Syncing:
@@ -58,7 +59,7 @@ class Syncing:
         """Tell the machine something, and do what it says."""
         self.carry_out(self.machine.handle(event, now), now)
 
-    def published(self, worker: str, message: m.PublishFragment, payload: str, now: float) -> None:
+    def published(self, worker: str, message: mm.PublishFragment, payload: str, now: float) -> None:
         """A composer has published a fragment."""
         key = (Tier(message.tier), message.fragment)
         self._publisher.setdefault(key, {})[worker] = message.shard
@@ -101,7 +102,7 @@ class Syncing:
         self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, step, now)
         self.desk.send(
             session,
-            m.OwnShard(
+            mm.OwnShard(
                 shard=grant.shard,
                 epoch=grant.epoch,
                 step=step,
@@ -153,9 +154,9 @@ class Syncing:
         for one in self.composing.values():
             if one.shard in {before, said.by}:
                 one.surrogates.pop(said.shard, None)  # as it does when it hears this
-                self.desk.send(one.session, m.SpeakFor(shards=self.spoken_for(one.shard)))
+                self.desk.send(one.session, mm.SpeakFor(shards=self.spoken_for(one.shard)))
 
-    def refreshed(self, message: m.PublishSurrogates, payload: str) -> None:
+    def refreshed(self, message: mm.PublishSurrogates, payload: str) -> None:
         """A composer has published surrogates."""
         held = self.desk.state.shards[message.of]
         if held.speaker != message.shard:
@@ -185,14 +186,14 @@ class Syncing:
 
     def unusable_surrogates(self, one: Composing) -> None:
         """What a composer has changed of its surrogates cannot be used: being told anew, it sends them whole."""
-        self.desk.send(one.session, m.SpeakFor(shards=self.spoken_for(one.shard)))
+        self.desk.send(one.session, mm.SpeakFor(shards=self.spoken_for(one.shard)))
 
     def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:
         """Send a composer the newest version of a fragment."""
 
         def newest() -> tuple[m.Message, StoredPayload]:
             held = self.desk.state.fragments[tier, fragment]
-            message = m.FragmentMerged(
+            message = mm.FragmentMerged(
                 tier=tier.value,
                 fragment=fragment,
                 version=held.version,
@@ -208,7 +209,7 @@ class Syncing:
 
         def newest() -> tuple[m.Message, StoredPayload]:
             shard = self.desk.state.shards[number]
-            message = m.SurrogatesReady(
+            message = mm.SurrogatesReady(
                 shard=number,
                 step=shard.surrogate_step,
                 progress=shard.surrogate_progress,

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import msgspec
 
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.moe.composer.sketch_window import WaitingSketches
 from planetary.moe.controller.mixture_desk import MixtureDesk
@@ -40,7 +41,7 @@ from planetary.moe.controller.patience import Task
 from planetary.moe.controller.records import ExpertsAdvanced, SyncNote
 from planetary.moe.controller.work_queue import Lease, Work
 from planetary.moe.methods.acceptance import Policy, Refusal, lag_refusal
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 replace = msgspec.structs.replace
 
@@ -112,13 +113,13 @@ class Offload:
         self._sent: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the version that is there
         self._waiting = WaitingSketches((work.owner, work.layer, work.step) for work in waiting)
 
-    def unusable(self, session: int, message: m.OfferSketches) -> None:
+    def unusable(self, session: int, message: mm.OfferSketches) -> None:
         """What a composer has sent is no sketch; it is answered all the same."""
         if (message.shard, message.layer) in self._desk.state.experts:
             self._waiting.arrived(session, message.shard, message.layer, message.step)
             self.send_experts(session, message.shard, message.layer)
 
-    def offered(self, session: int, message: m.OfferSketches, payload: str) -> bool:
+    def offered(self, session: int, message: mm.OfferSketches, payload: str) -> bool:
         """A composer has made a sketch; return False where it came too late to be used."""
         plan = self._desk.policy.plan
         self._waiting.arrived(session, message.shard, message.layer, message.step)
@@ -208,7 +209,7 @@ class Offload:
             self._count("failed", self._experts(work.owner, work.layer))
         return self._waiting.over(work.owner, work.layer, work.step)
 
-    def improved(self, worker: WorkerSession, message: m.ExpertsImproved, attachment: int) -> None:
+    def improved(self, worker: WorkerSession, message: mm.ExpertsImproved, attachment: int) -> None:
         """A result has arrived."""
         one = self.improving.get(worker.session)
         if one is None or one.task != message.task:
@@ -289,7 +290,7 @@ class Offload:
             there = self._sent.get((session, shard, layer), -1)
             self._sent[session, shard, layer] = held.version
             arrived, waiting = self._waiting.said(session, shard, layer)
-            message = m.UseExperts(
+            message = mm.UseExperts(
                 shard=shard,
                 layer=layer,
                 version=held.version,
@@ -321,7 +322,7 @@ class Offload:
         self.improving[worker.session] = one
         work = one.lease.work
         known = {"shard": work.owner, "layer": work.layer, "progress": work.progress}
-        message = m.ImproveExperts(task=one.task, **known, fits=one.fits, payload="")
+        message = mm.ImproveExperts(task=one.task, **known, fits=one.fits, payload="")
         self._desk.send(worker.session, message, WorkOf(one.lease, one.before))
 
     def _judge(self, one: Improving, first: int, second: int) -> None:
@@ -355,7 +356,7 @@ class Offload:
         drawn = hashlib.sha256(f"{self._desk.policy.secret}/{what}/{work.key}".encode()).digest()
         return int.from_bytes(drawn[:8], "big") < share * 2**64
 
-    def _queue(self, offer: m.OfferSketches, shard: int, version: int, payloads: tuple[str, ...]) -> None:
+    def _queue(self, offer: mm.OfferSketches, shard: int, version: int, payloads: tuple[str, ...]) -> None:
         self._may_have_work = True
         self._desk.out.append(QueueWork(Work(offer.layer, shard, offer.step, payloads, offer.progress, version)))
 

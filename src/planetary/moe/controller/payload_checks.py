@@ -10,6 +10,7 @@ from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.fabric.protocol import messages as m
 from planetary.moe.composer.composer_view import routing_from
 from planetary.moe.methods.sketch import Sketch, decode
 from planetary.moe.methods.surrogate import newer_surrogate
@@ -18,14 +19,14 @@ from planetary.moe.payloads.payloads import fragment_from, sketch_from
 from planetary.moe.payloads.shard_payload import shard_from
 from planetary.moe.payloads.surrogate_payloads import changed_surrogates, surrogates_bytes, surrogates_from
 from planetary.moe.plan.plan import MixturePlan
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 
 KINDS: Mapping[type[m.Message], str] = {
-    m.PublishFragment: "fragment",
-    m.PublishSurrogates: "surrogate",
-    m.KeepShard: "shard",
-    m.OfferSketches: "sketch",
-    m.ViewModel: "view",
+    mm.PublishFragment: "fragment",
+    mm.PublishSurrogates: "surrogate",
+    mm.KeepShard: "shard",
+    mm.OfferSketches: "sketch",
+    mm.ViewModel: "view",
 }
 """What the payload of a message is, in the store's words."""
 
@@ -53,7 +54,7 @@ class PayloadChecks:
         """
         change, whole = getattr(message, "change", ""), data
         try:
-            if isinstance(message, m.PublishSurrogates) and change:
+            if isinstance(message, mm.PublishSurrogates) and change:
                 whole = self._changed(store.get(message.base), data)
             defect = self.defect(message, whole)
             if defect:
@@ -71,18 +72,18 @@ class PayloadChecks:
         """Return what is wrong with a message's payload, or ""."""
         try:
             match message:
-                case m.PublishFragment():
+                case mm.PublishFragment():
                     return self._fragment(message, fragment_from(data))
-                case m.PublishSurrogates():
+                case mm.PublishSurrogates():
                     return self._surrogates(message.of, data)
-                case m.KeepShard():
+                case mm.KeepShard():
                     return self._shard(message, data)
-                case m.OfferSketches():
+                case mm.OfferSketches():
                     sketch = decode(sketch_from(data))
                     if (sketch.layer, sketch.step, sketch.composer) != (message.layer, message.step, message.shard):
                         return f"it is of layer {sketch.layer}, step {sketch.step}, composer {sketch.composer}"
                     return self._sketch(sketch)
-                case m.ViewModel():
+                case mm.ViewModel():
                     routing_from(data, self._plan)
                     return ""
                 case _:
@@ -116,7 +117,7 @@ class PayloadChecks:
                     return defect
         return others if left else ""
 
-    def _fragment(self, message: m.PublishFragment, tensors: Tensors) -> str:
+    def _fragment(self, message: mm.PublishFragment, tensors: Tensors) -> str:
         names = self._fragments.get((Tier(message.tier), message.fragment))
         if names is None:
             return f"there is no fragment {message.fragment} of tier {message.tier}"
@@ -144,7 +145,7 @@ class PayloadChecks:
             return f"it has experts {sketch.ids.min()} to {sketch.ids.max()} of {model.n_expert}"
         return _not_finite({"u": sketch.inputs, "g_y": sketch.output_gradients, "gates": sketch.gates})
 
-    def _shard(self, message: m.KeepShard, data: Packed) -> str:
+    def _shard(self, message: mm.KeepShard, data: Packed) -> str:
         state, step, _ = shard_from(data, self._plan)
         if (state.number, step) != (message.shard, message.step):
             return f"it holds shard {state.number} after step {step}, not {message.shard} after {message.step}"
@@ -165,7 +166,7 @@ def impossible_steps(message: m.Message, plan: MixturePlan) -> str:
     progress = getattr(message, "progress", 0)
     if not 0 <= progress <= plan.steps:
         return f"it says that {progress} of the run's {plan.steps} steps are done"
-    if isinstance(message, m.StepTaken | m.KeepShard) and not 0 <= message.step <= plan.most_steps:
+    if isinstance(message, mm.StepTaken | mm.KeepShard) and not 0 <= message.step <= plan.most_steps:
         return f"it says that it has taken {message.step} of {plan.most_steps} steps"
     return ""
 

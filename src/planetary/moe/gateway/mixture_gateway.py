@@ -23,6 +23,7 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, PAYLOADS
 from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Mark, Record
 from planetary.fabric.protocol.status import RunStatus
 from planetary.moe.composer.composer_data import tokens_payload
@@ -62,7 +63,7 @@ from planetary.moe.gateway.syncer_work import (
     routing_of,
 )
 from planetary.moe.payloads.shard_payload import model_bytes
-from planetary.wire import messages as m
+from planetary.moe.protocol import mixture_messages as mm
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
 
@@ -74,6 +75,8 @@ QUEUE = "expert-work.sqlite"
 
 class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     """A run of a mixture: composers, expert workers, and the syncer between them."""
+
+    protocol = mm.MIXTURES
 
     def __init__(
         self,
@@ -130,7 +133,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         return Limits(tensor_bytes=2 * largest, tensors=1, messages_under_way=4)
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        expected = type(message) in KINDS or isinstance(message, m.ExpertsImproved)
+        expected = type(message) in KINDS or isinstance(message, mm.ExpertsImproved)
         if not expected or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
             raise RemoteProtocolError(
                 f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
@@ -144,7 +147,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             data = _payload(received.tensors)
             size = len(data)
             payload, defect = await asyncio.to_thread(self._keep, message, data)
-        elif isinstance(message, m.ExpertsImproved):
+        elif isinstance(message, mm.ExpertsImproved):
             self._results_taken += 1
             attachment = self._results_taken
             self._results[attachment] = _payload(received.tensors)

@@ -16,6 +16,7 @@ from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.core.token_slice import Slice
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
@@ -46,7 +47,6 @@ from planetary.moe.training.expert_work import HeldExperts
 from planetary.moe.training.replicas import only_shards
 from planetary.moe.training.states import TrainingState
 from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
-from planetary.wire.messages import Slice
 
 log = logging.getLogger(__name__)
 

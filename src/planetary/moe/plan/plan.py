@@ -14,6 +14,7 @@ from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
+from planetary.core.token_slice import Slice
 from planetary.data.slices import SliceOrder
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.options import configure
@@ -24,7 +25,6 @@ from planetary.moe.methods.surrogate import FitOptions, are_copies
 from planetary.moe.methods.tiers import Cadence, Tier, tier_fragments
 from planetary.moe.training.replicas import expert_fragments, held_shards, replicated_slots
 from planetary.moe.training.settings import MoeTraining
-from planetary.wire.messages import Slice
 
 AHEAD_BYTES = 1 << 20  # of tokens; at half a millisecond a step this is a second of a small model, else minutes
 MODEL = "planetary.models.latent_moe:build"

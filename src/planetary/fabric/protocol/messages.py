@@ -1,57 +1,68 @@
-"""Every control message, as a frozen typed struct. Tensors never travel inside one: they follow as raw frames.
+"""The messages of a run: what the gateway, its supervisors and its workers say, as frozen typed structs.
 
-A message is JSON on the wire (`{"type": "TrainTask", ...}`). `id` is stamped by the sending connection, counts up,
-and lets the receiver drop duplicates. `task` identifies one unit of work for one worker: a reply for a task that is
-not under way is stale and is dropped. `round` is the outer step that a task belongs to. `version` names a set of
-global parameters by the number of outer steps behind it (0 = initial).
+A message is JSON on the wire (`{"type": "TrainTask", ...}`). Tensors never travel inside one: they follow as raw
+frames. `id` is stamped by the sending connection, counts up, and lets the receiver drop duplicates. `task` identifies
+one unit of work for one worker: a reply for a task that is not under way is stale and is dropped. `round` is the outer
+step that a task belongs to. `version` names a set of global parameters by the number of outer steps behind it
+(0 = initial).
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
-from planetary.wire.message import Message
-from planetary.wire.mixture_messages import (
-    EvaluateMixture,
-    ExpertsImproved,
-    FragmentMerged,
-    ImproveExperts,
-    KeepShard,
-    MixtureJob,
-    MixtureReady,
-    OfferSketches,
-    OwnShard,
-    PublishFragment,
-    PublishSurrogates,
-    RunProgress,
-    SpeakFor,
-    StandBy,
-    StepTaken,
-    SurrogatesReady,
-    TokensReady,
-    UseExperts,
-    ViewModel,
-    WantTokens,
-)
+from planetary.core.token_slice import Slice
+from planetary.net.session import SESSION, Goodbye, Greeting, Heartbeat, Refused, Welcome
+from planetary.wire.message import Message, Order
+from planetary.wire.protocol import Protocol
 
-PROTOCOL_VERSION = 11
-"""Raised whenever a message changes in a way that an older peer would misread."""
+# Modules that handle messages name them all by this one.
+__all__ = [
+    "FABRIC",
+    "BlobData",
+    "CancelTask",
+    "DeviceRefused",
+    "EvalResult",
+    "EvalTask",
+    "FetchBlob",
+    "Goodbye",
+    "Heartbeat",
+    "Hello",
+    "Job",
+    "Message",
+    "Order",
+    "OuterState",
+    "Parameters",
+    "Progress",
+    "Ready",
+    "Reduce",
+    "ReduceDone",
+    "ReduceFailed",
+    "Refused",
+    "RestartWorker",
+    "RingJob",
+    "RoleJob",
+    "RoleMessage",
+    "SendOuterState",
+    "Shutdown",
+    "Slice",
+    "TaskFailed",
+    "TrainResult",
+    "TrainTask",
+    "Welcome",
+    "WorkerExited",
+    "WorkerStarted",
+]
 
 
-# --- session ---------------------------------------------------------------------------------------------------
-
-
-class Hello(Message, frozen=True, kw_only=True):
+class Hello(Greeting, frozen=True, kw_only=True):
     """First message of every connection, client to gateway."""
 
     role: Literal["supervisor", "worker"]
-    protocol: int
-    software: str  # version of planetary
-    token: str  # invite token; empty only on loopback without TLS
     worker: str  # the worker's stable name, e.g. "node-a/0"; survives restarts
     node: str
     pid: int  # of the process that speaks
@@ -62,32 +73,9 @@ class Hello(Message, frozen=True, kw_only=True):
     trial: bool = False  # worker only: it times the step for its machine's choice of a backend and takes no part
     chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
 
-
-class Welcome(Message, frozen=True, kw_only=True):
-    """The gateway accepts the connection."""
-
-    run: str
-    heartbeat_s: float  # each side sends at least one frame per this many seconds
-    silent_after_s: float  # a side that was silent for longer is lost
-
-
-class Refused(Message, frozen=True, kw_only=True):
-    """The gateway refuses the connection and closes it."""
-
-    code: Literal["protocol", "token", "iree", "target", "busy", "banned", "finished"]
-    reason: str  # one sentence for people: what was expected, what was found, which side to upgrade
-    retry: bool = False  # whether trying again later can help
-    kind: str = ""  # of a banned worker: as in `Shutdown`
-
-
-class Heartbeat(Message, frozen=True, kw_only=True):
-    """Sent in both directions when nothing else was sent for `heartbeat_s`."""
-
-
-class Goodbye(Message, frozen=True, kw_only=True):
-    """The sender closes the connection on purpose."""
-
-    reason: str
+    def sender(self) -> str:
+        """Return the role and the name."""
+        return f"{self.role} {self.worker!r}"
 
 
 # --- supervisor and gateway ------------------------------------------------------------------------------------
@@ -238,15 +226,6 @@ class ReduceFailed(Message, frozen=True, kw_only=True):
     reason: str
 
 
-class Slice(msgspec.Struct, frozen=True):
-    """A run of tokens in a token file."""
-
-    url: str  # path or any fsspec URL; "" when the tokens come along as a tensor named "tokens"
-    dtype: str  # "ui8", "ui16" or "ui32"
-    offset: int  # first token
-    count: int  # number of tokens
-
-
 class TrainTask(Message, frozen=True, kw_only=True):
     """Train `steps` inner steps from parameters `version` on `slice`, then answer with `TrainResult`."""
 
@@ -278,6 +257,7 @@ class CancelTask(Message, frozen=True, kw_only=True):
 class Progress(Message, frozen=True, kw_only=True):
     """The worker finished inner step `step` (1-based within the task)."""
 
+    order: ClassVar[Order] = Order.AHEAD
     task: int
     round: int
     step: int  # 0: the first one is about to start
@@ -300,6 +280,7 @@ class TrainResult(Message, frozen=True, kw_only=True):
 class EvalResult(Message, frozen=True, kw_only=True):
     """A finished eval task."""
 
+    order: ClassVar[Order] = Order.AHEAD
     task: int
     version: int
     loss: float  # mean over the batches
@@ -314,53 +295,54 @@ class TaskFailed(Message, frozen=True, kw_only=True):
     reason: str
     step: int = 0  # 1-based inner step at which it happened; 0: before the first
 
+    def sending_order(self) -> Order:
+        """Put a role's failure ahead: the role has forgotten its state, and what waits to be sent with it."""
+        return Order.IN_TURN if self.task else Order.AHEAD
 
-AnyMessage = (
-    Hello
-    | Welcome
-    | Refused
-    | Heartbeat
-    | Goodbye
-    | WorkerStarted
-    | WorkerExited
-    | RestartWorker
-    | Shutdown
-    | Job
-    | FetchBlob
-    | BlobData
-    | Ready
-    | DeviceRefused
-    | Parameters
-    | OuterState
-    | SendOuterState
-    | Reduce
-    | ReduceDone
-    | ReduceFailed
-    | TrainTask
-    | EvalTask
-    | CancelTask
-    | Progress
-    | TrainResult
-    | EvalResult
-    | TaskFailed
-    | MixtureJob
-    | MixtureReady
-    | OwnShard
-    | SpeakFor
-    | StandBy
-    | PublishFragment
-    | FragmentMerged
-    | PublishSurrogates
-    | RunProgress
-    | SurrogatesReady
-    | KeepShard
-    | StepTaken
-    | EvaluateMixture
-    | OfferSketches
-    | ImproveExperts
-    | ExpertsImproved
-    | TokensReady
-    | UseExperts
-    | ViewModel
-    | WantTokens
+
+# --- a worker's role in another kind of run --------------------------------------------------------------------
+
+
+class RoleMessage(Message, frozen=True, kw_only=True):
+    """Base of the messages that a worker's role handles, and of those that it sends.
+
+    One may carry a tensor of bytes, "payload". The kind of run declares the messages.
+    """
+
+
+class RoleJob(RoleMessage, frozen=True, kw_only=True):
+    """Base of the message that gives a worker its role: sent once after `Welcome`, in place of `Job`."""
+
+    run: str
+    artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
+    plan: str  # how the role is played, in JSON that the kind of run reads
+
+
+FABRIC = Protocol(
+    12,
+    *SESSION,
+    Hello,
+    WorkerStarted,
+    WorkerExited,
+    RestartWorker,
+    Shutdown,
+    Job,
+    FetchBlob,
+    BlobData,
+    Ready,
+    DeviceRefused,
+    Parameters,
+    OuterState,
+    SendOuterState,
+    Reduce,
+    ReduceDone,
+    ReduceFailed,
+    TrainTask,
+    EvalTask,
+    CancelTask,
+    Progress,
+    TrainResult,
+    EvalResult,
+    TaskFailed,
 )
+"""What is said in every kind of run."""

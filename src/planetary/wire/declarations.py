@@ -1,10 +1,9 @@
-"""Messages and tensor declarations to and from JSON."""
+"""Declarations of the tensors that follow a message, to and from JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -12,58 +11,15 @@ import numpy as np
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
 from planetary.wire.limits import Limits
-from planetary.wire.messages import AnyMessage, Message
 
-_messages = msgspec.json.Decoder(AnyMessage)
 _declarations = msgspec.json.Decoder(tuple[TensorSpec, ...])
 _encoder = msgspec.json.Encoder()
 
 _MOST_DIMENSIONS = 32
 _LONGEST_NAME = 1024
-_LAST_ID = 2**63 - 1
 
 # A bfloat16 is held as 16 raw bits, so an array of them is declared as `ui16`.
 _DECLARED: Mapping[np.dtype, str] = {host: name for name, host in HOST_DTYPES.items() if name != "bf16"}
-
-M = TypeVar("M", bound=Message)
-
-
-def stamp(message: M, id: int) -> M:
-    """Return the message with this id."""
-    return msgspec.structs.replace(message, id=id)
-
-
-def encode_message(message: Message, limits: Limits) -> bytes:
-    """Return the message's JSON. Raises `LocalProtocolError` when it is over the cap or has no JSON form."""
-    for field in msgspec.structs.fields(message):
-        value = getattr(message, field.name)
-        if isinstance(value, float) and not math.isfinite(value):
-            raise LocalProtocolError(
-                f"sending {type(message).__name__}: field {field.name!r} is {value}, which JSON has not; "
-                "report it as a failure instead"
-            )
-    try:
-        data = _encoder.encode(message)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise LocalProtocolError(f"sending {type(message).__name__}: it has no JSON form: {error}") from None
-    if len(data) > limits.message_bytes:
-        raise LocalProtocolError(
-            f"sending {type(message).__name__}: its JSON may have {limits.message_bytes} bytes, it has {len(data)}"
-        )
-    return data
-
-
-def decode_message(data: bytes | bytearray | memoryview) -> AnyMessage:
-    """Read a message; an unknown type, a bad field or an id out of range raises `RemoteProtocolError`."""
-    try:
-        message = _messages.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise RemoteProtocolError(f"reading a message: {error}; it began {bytes(data[:60])!r}") from None
-    if not 0 < message.id <= _LAST_ID:
-        raise RemoteProtocolError(
-            f"reading {type(message).__name__}: expected an id of 1 to 2^63 - 1, found {message.id}"
-        )
-    return message
 
 
 def declare(tensors: Mapping[str, np.ndarray]) -> tuple[TensorSpec, ...]:

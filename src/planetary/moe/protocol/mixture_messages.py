@@ -8,28 +8,22 @@ shards, as far as is known where it is said. The schedule of the learning rate g
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from planetary.core.step import FunctionSpec
-from planetary.wire.message import Message
+from planetary.fabric.protocol.messages import FABRIC, RoleJob, RoleMessage
+from planetary.wire.message import Order
 
 TierName = Literal["router", "latent", "backbone", "experts"]
 
 
-class MixtureMessage(Message, frozen=True, kw_only=True):
-    """Base of the messages that a worker's role handles, and of those that it sends."""
+class MixtureJob(RoleJob, frozen=True, kw_only=True):
+    """What the worker is to run: its `plan` is a `planetary.moe.plan.plan.MixturePlan`, in JSON."""
+
+    functions: dict[str, FunctionSpec]  # of the artifact's module
 
 
-class MixtureJob(MixtureMessage, frozen=True, kw_only=True):
-    """What the worker is to run: sent once after `Welcome`."""
-
-    run: str
-    artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
-    functions: dict[str, FunctionSpec]  # of that module
-    plan: str  # how the mixture is trained, JSON: `planetary.moe.plan.plan.MixturePlan`
-
-
-class MixtureReady(MixtureMessage, frozen=True, kw_only=True):
+class MixtureReady(RoleMessage, frozen=True, kw_only=True):
     """The worker loaded the artifact. It says which shard it has the state of, if any."""
 
     artifact: str
@@ -38,7 +32,7 @@ class MixtureReady(MixtureMessage, frozen=True, kw_only=True):
     step: int = 0
 
 
-class OwnShard(MixtureMessage, frozen=True, kw_only=True):
+class OwnShard(RoleMessage, frozen=True, kw_only=True):
     """The worker is the composer of this shard; the shard's state comes along unless the worker keeps its own."""
 
     shard: int
@@ -49,7 +43,7 @@ class OwnShard(MixtureMessage, frozen=True, kw_only=True):
     steps: tuple[int, ...]  # that every shard has taken
 
 
-class SpeakFor(MixtureMessage, frozen=True, kw_only=True):
+class SpeakFor(RoleMessage, frozen=True, kw_only=True):
     """The composer publishes the surrogates of these shards from now on, and of no others.
 
     With one owner of every expert they are those of its own shard. With several they come from the first that lives.
@@ -58,13 +52,13 @@ class SpeakFor(MixtureMessage, frozen=True, kw_only=True):
     shards: tuple[int, ...]
 
 
-class StandBy(MixtureMessage, frozen=True, kw_only=True):
+class StandBy(RoleMessage, frozen=True, kw_only=True):
     """The worker owns nothing; what it may have owned belongs to somebody else."""
 
     reason: str
 
 
-class PublishFragment(MixtureMessage, frozen=True, kw_only=True):
+class PublishFragment(RoleMessage, frozen=True, kw_only=True):
     """A composer's parameters of one fragment, trained from version `base` of it."""
 
     shard: int
@@ -77,7 +71,7 @@ class PublishFragment(MixtureMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class FragmentMerged(MixtureMessage, frozen=True, kw_only=True):
+class FragmentMerged(RoleMessage, frozen=True, kw_only=True):
     """A version of a fragment, merged from what the composers of `shards` published."""
 
     tier: TierName
@@ -87,7 +81,7 @@ class FragmentMerged(MixtureMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class PublishSurrogates(MixtureMessage, frozen=True, kw_only=True):
+class PublishSurrogates(RoleMessage, frozen=True, kw_only=True):
     """Surrogates of the shard `of`, fitted when the composer of `shard`, which owns these experts, had taken `step`
     steps.
     """
@@ -103,7 +97,7 @@ class PublishSurrogates(MixtureMessage, frozen=True, kw_only=True):
     base: str = ""
 
 
-class SurrogatesReady(MixtureMessage, frozen=True, kw_only=True):
+class SurrogatesReady(RoleMessage, frozen=True, kw_only=True):
     """A shard's surrogates, fitted by somebody else."""
 
     shard: int
@@ -114,9 +108,13 @@ class SurrogatesReady(MixtureMessage, frozen=True, kw_only=True):
     base: str = ""
 
 
-class KeepShard(MixtureMessage, frozen=True, kw_only=True):
-    """A shard's whole state after `step` steps: what its next owner goes on from."""
+class KeepShard(RoleMessage, frozen=True, kw_only=True):
+    """A shard's whole state after `step` steps: what its next owner goes on from.
 
+    Nothing that others wait for stands behind it.
+    """
+
+    order: ClassVar[Order] = Order.BESIDE
     shard: int
     epoch: int
     step: int
@@ -126,9 +124,10 @@ class KeepShard(MixtureMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class StepTaken(MixtureMessage, frozen=True, kw_only=True):
+class StepTaken(RoleMessage, frozen=True, kw_only=True):
     """A composer took a step."""
 
+    order: ClassVar[Order] = Order.AHEAD
     shard: int
     epoch: int
     step: int  # how many it has taken
@@ -138,18 +137,21 @@ class StepTaken(MixtureMessage, frozen=True, kw_only=True):
     surrogate_age: float | None = None
 
 
-class RunProgress(MixtureMessage, frozen=True, kw_only=True):
+class RunProgress(RoleMessage, frozen=True, kw_only=True):
     """How many steps every shard has taken; answers `StepTaken`."""
 
+    order: ClassVar[Order] = Order.AHEAD
     steps: tuple[int, ...]
 
 
-class ViewModel(MixtureMessage, frozen=True, kw_only=True):
+class ViewModel(RoleMessage, frozen=True, kw_only=True):
     """How a composer sees the model at the end of a round, on held-out batches.
 
-    With it come the router's probabilities of the first batch.
+    With it come the router's probabilities of the first batch. It is sent beside the others, before the state, because
+    it has to be there before it.
     """
 
+    order: ClassVar[Order] = Order.BESIDE
     shard: int
     epoch: int
     step: int
@@ -159,24 +161,29 @@ class ViewModel(MixtureMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class WantTokens(MixtureMessage, frozen=True, kw_only=True):
+class WantTokens(RoleMessage, frozen=True, kw_only=True):
     """A composer that cannot read its tokens asks for those of `count` steps of its shard, from step `first` on."""
 
+    order: ClassVar[Order] = Order.AHEAD
     shard: int
     epoch: int
     first: int
     count: int
 
 
-class TokensReady(MixtureMessage, frozen=True, kw_only=True):
+class TokensReady(RoleMessage, frozen=True, kw_only=True):
     """Tokens of a shard's steps, one after the other, in the token file's type; shard -1: of the held-out batches."""
 
     shard: int
     first: int
     count: int
 
+    def sending_order(self) -> Order:
+        """Send held-out tokens in turn: they have to be there before what they evaluate."""
+        return Order.BESIDE if self.shard >= 0 else Order.IN_TURN
 
-class EvaluateMixture(MixtureMessage, frozen=True, kw_only=True):
+
+class EvaluateMixture(RoleMessage, frozen=True, kw_only=True):
     """Evaluate the assembled model, which comes along, on held-out batches; answer with `EvalResult`."""
 
     task: int
@@ -184,7 +191,7 @@ class EvaluateMixture(MixtureMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class OfferSketches(MixtureMessage, frozen=True, kw_only=True):
+class OfferSketches(RoleMessage, frozen=True, kw_only=True):
     """What one layer's experts saw on a composer in one step, for expert workers."""
 
     shard: int
@@ -196,7 +203,7 @@ class OfferSketches(MixtureMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class ImproveExperts(MixtureMessage, frozen=True, kw_only=True):
+class ImproveExperts(RoleMessage, frozen=True, kw_only=True):
     """An expert worker is to improve a shard's experts of one layer with these sketches.
 
     The experts' weights and moments come along, and the sketches, packed into one payload.
@@ -210,14 +217,14 @@ class ImproveExperts(MixtureMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class ExpertsImproved(MixtureMessage, frozen=True, kw_only=True):
+class ExpertsImproved(RoleMessage, frozen=True, kw_only=True):
     """An expert worker's answer: the experts and their moments after the update."""
 
     task: int
     payload: str
 
 
-class UseExperts(MixtureMessage, frozen=True, kw_only=True):
+class UseExperts(RoleMessage, frozen=True, kw_only=True):
     """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one.
 
     Their weights come along, or what has changed since version `base`, and the surrogates that expert workers fitted;
@@ -232,3 +239,28 @@ class UseExperts(MixtureMessage, frozen=True, kw_only=True):
     arrived: int  # index of the step whose sketch of that layer came last on this connection; -1: none yet
     waiting: tuple[int, ...]  # steps of the shard's sketches of that layer that are not answered, whoever made them
     payload: str
+
+
+MIXTURES = FABRIC.extended(
+    MixtureJob,
+    MixtureReady,
+    OwnShard,
+    SpeakFor,
+    StandBy,
+    PublishFragment,
+    FragmentMerged,
+    PublishSurrogates,
+    RunProgress,
+    SurrogatesReady,
+    KeepShard,
+    StepTaken,
+    EvaluateMixture,
+    OfferSketches,
+    ImproveExperts,
+    ExpertsImproved,
+    TokensReady,
+    UseExperts,
+    ViewModel,
+    WantTokens,
+)
+"""What is said in a run of a mixture, and all that a worker has to read to take part in any kind of run."""

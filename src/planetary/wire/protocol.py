@@ -1,0 +1,92 @@
+"""What two peers can say to each other: a version and the classes of messages."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from operator import or_
+from typing import Any
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError, RemoteProtocolError
+from planetary.wire.limits import Limits
+from planetary.wire.message import Message
+
+_LAST_ID = 2**63 - 1
+_encoder = msgspec.json.Encoder()
+
+
+class Protocol:
+    """Encodes and decodes the messages of one protocol, and no others.
+
+    Each package declares its own messages and makes its protocol of them and of those that it builds upon. The class
+    of a message says how it is queued (`Message.order`).
+
+    Attributes:
+        version: the fifth byte of every frame. Raised whenever a message changes in a way that an older peer would
+            misread; a peer of another version is refused.
+        messages: the classes, in the order of declaration.
+    """
+
+    def __init__(self, version: int, *messages: type[Message]) -> None:
+        """Raise `LocalProtocolError` where two classes have the same name on the wire."""
+        if not 0 < version < 256:
+            raise LocalProtocolError(f"a protocol's version is 1 to 255, not {version}")
+        names = [_name(kind) for kind in messages]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            raise LocalProtocolError(f"a protocol has two messages named {', '.join(doubled)}")
+        self.version = version
+        self.messages = messages
+        self._known = frozenset(messages)
+        union: Any = reduce(or_, messages)
+        self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(union)
+
+    def __repr__(self) -> str:
+        """Name the version and how many messages there are."""
+        return f"Protocol({self.version}, {len(self.messages)} messages)"
+
+    def extended(self, *messages: type[Message]) -> Protocol:
+        """Return the protocol of the same version that has these messages, too."""
+        return Protocol(self.version, *self.messages, *messages)
+
+    def encode(self, message: Message, limits: Limits) -> bytes:
+        """Return a message's JSON.
+
+        Raises `LocalProtocolError` when it is none of the protocol's, is over the cap or has no JSON form.
+        """
+        name = type(message).__name__
+        if type(message) not in self._known:
+            raise LocalProtocolError(f"sending {name}: it is no message of this protocol")
+        for field in msgspec.structs.fields(message):
+            value = getattr(message, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise LocalProtocolError(
+                    f"sending {name}: field {field.name!r} is {value}, which JSON has not; "
+                    "report it as a failure instead"
+                )
+        try:
+            data = _encoder.encode(message)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise LocalProtocolError(f"sending {name}: it has no JSON form: {error}") from None
+        if len(data) > limits.message_bytes:
+            raise LocalProtocolError(
+                f"sending {name}: its JSON may have {limits.message_bytes} bytes, it has {len(data)}"
+            )
+        return data
+
+    def decode(self, data: bytes | bytearray | memoryview) -> Message:
+        """Read a message; an unknown type, a bad field or an id out of range raises `RemoteProtocolError`."""
+        try:
+            message = self._decoder.decode(data)
+        except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
+            raise RemoteProtocolError(f"reading a message: {error}; it began {bytes(data[:60])!r}") from None
+        if not 0 < message.id <= _LAST_ID:
+            raise RemoteProtocolError(
+                f"reading {type(message).__name__}: expected an id of 1 to 2^63 - 1, found {message.id}"
+            )
+        return message
+
+
+def _name(kind: type[Message]) -> str:
+    return str(kind.__struct_config__.tag)

@@ -29,36 +29,78 @@ def whole_batch(parts: Sequence[TensorSpec], count: int) -> tuple[TensorSpec, ..
     return tuple(msgspec.structs.replace(s, shape=(count * s.shape[0], *s.shape[1:])) for s in parts)
 
 
-def sum_over_parts(
-    batch: Sequence[Value], count: int, kinds: Sequence[Type], work: Callable[[list[Value]], Sequence[Value]]
+def over_parts(
+    batch: Sequence[Value],
+    count: int,
+    work: Callable[[list[Value]], Sequence[Value]],
+    *,
+    summed: Sequence[Type],
+    stacked: Sequence[Type] = (),
+    unrolled: bool = False,
 ) -> list[Value]:
-    """Emit the sums of `work(part)` over `count` equal parts of a batch, in order, as one loop.
+    """Emit `work(part)` for `count` equal parts of a batch, in order, as one loop or one after the other.
 
     Args:
         batch: tensors whose first dimensions are multiples of `count`.
         count: parts; for 1 no loop is emitted.
-        kinds: types of what `work` returns.
-        work: emits the results of one part.
+        work: emits the results of one part: those to sum, then those to stack.
+        summed: types of results that are added up.
+        stacked: types, for the whole batch, of results that are put one below the other along the first dimension.
+        unrolled: emit no loop. A part begins when the sums of the one before it are there (a barrier), so that
+            activations of one part are alive at a time, as in the loop; the graph is `count` times as large.
+
+    Returns:
+        The sums, then the stacks.
     """
     if count == 1:
         return list(work(list(batch)))
+
+    if unrolled:
+        return _one_after_the_other(batch, count, work, len(summed))
 
     def more(carried: list[Value]) -> Value:
         return ops.compare_number(carried[0], count, "LT")
 
     def add_part(carried: list[Value]) -> list[Value]:
-        index, *sums = carried
+        index, *before = carried
         results = work([_part(tensor, index, count) for tensor in batch])
-        grown = [ops.add(total, result) for total, result in zip(sums, results, strict=True)]
-        return [ops.add(index, ops.full_like(index, 1)), *grown]
+        pairs = list(zip(before, results, strict=True))
+        sums, stacks = pairs[: len(summed)], pairs[len(summed) :]
+        return [
+            ops.add(index, ops.full_like(index, 1)),
+            *(ops.add(total, result) for total, result in sums),
+            *(ops.dynamic_update_slice(whole, rows, _starts(whole, index, count)) for whole, rows in stacks),
+        ]
 
-    start = [ops.scalar(ir.i32(), 0), *(ops.zeros(kind) for kind in kinds)]
+    start = [ops.scalar(ir.i32(), 0), *(ops.zeros(kind) for kind in (*summed, *stacked))]
     return list(ops.while_op(start, more, add_part).results)[1:]
+
+
+def _one_after_the_other(
+    batch: Sequence[Value], count: int, work: Callable[[list[Value]], Sequence[Value]], summed: int
+) -> list[Value]:
+    sums: list[Value] = []
+    stacks: list[list[Value]] = []
+    for number in range(count):
+        index = ops.scalar(ir.i32(), number)
+        part = [_part(tensor, index, count) for tensor in batch]
+        if sums:
+            guarded = [*part, *sums]
+            after = list(ir.emit("stablehlo.optimization_barrier", guarded, [value.type for value in guarded]).results)
+            part, sums = after[: len(part)], after[len(part) :]
+        results = list(work(part))
+        sums = [ops.add(a, b) for a, b in zip(sums, results, strict=False)] if sums else results[:summed]
+        stacks.append(results[summed:])
+    return [*sums, *(ops.concatenate(list(parts), 0) for parts in zip(*stacks, strict=True))]
 
 
 def _part(tensor: Value, index: Value, count: int) -> Value:
     first, *rest = ir.shape_of(tensor)
-    size = first // count
+    return ops.dynamic_slice(tensor, _starts(tensor, index, count), [first // count, *rest])
+
+
+def _starts(whole: Value, index: Value, count: int) -> list[Value]:
+    """Where part `index` of `count` begins in a tensor."""
+    first, *rest = ir.shape_of(whole)
     zero = ops.full_like(index, 0)
-    starts = [ops.multiply(index, ops.full_like(index, size)), *(zero for _ in rest)]
-    return ops.dynamic_slice(tensor, starts, [size, *rest])
+    return [ops.multiply(index, ops.full_like(index, first // count)), *(zero for _ in rest)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from planetary.compiler import ir, ops
@@ -59,7 +60,7 @@ def rematerialise(block: Block, count: int, data: Sequence[Value], roots: Sequen
     place = {op: i for i, op in enumerate(backward)}
     for readers in _readers_by_segment(tape, chosen, backward):
         if readers:
-            _Recomputation(tape, chosen, set(data), backward, place).emit(readers)
+            _Recomputation(tape, chosen, set(data), backward, place, active).emit(readers)
     return chosen
 
 
@@ -115,6 +116,7 @@ class _Recomputation:
     data: set[Value]
     backward: Sequence[Operation]
     place: dict[Operation, int]  # in `backward`
+    active: AbstractSet[Operation]  # what depends on the batch
     copies: dict[Value, Value] = field(default_factory=dict)
 
     def emit(self, readers: _Readers) -> None:
@@ -156,9 +158,14 @@ class _Recomputation:
         return wanted, list(entries)
 
     def _cotangent(self, first: Operation) -> list[Value]:
-        """The newest value of the backward pass that is used from `first` on."""
+        """The newest value of the backward pass that depends on the batch and is used from `first` on.
+
+        A constant would be there from the start and delay nothing.
+        """
         start = self.place[first]
         for position in range(start - 1, -1, -1):
+            if self.backward[position] not in self.active:
+                continue
             for result in self.backward[position].results:
                 if any(self.place.get(_outermost(use.owner, self.place), -1) >= start for use in result.uses):
                     return [result]

@@ -21,7 +21,7 @@ from planetary.compiler.rewrites import normalise
 from planetary.compiler.rewrites.demotion import demote_f64, refuse_f64
 from planetary.compiler.rewrites.precision import LossScale, round_contractions, round_stochastically
 from planetary.compiler.step import optimizers
-from planetary.compiler.step.accumulation import sum_over_parts, whole_batch
+from planetary.compiler.step.accumulation import over_parts, whole_batch
 from planetary.compiler.step.remat import rematerialise
 from planetary.compiler.step.remat_policy import Plan
 from planetary.compiler.step.step_module import TrainStep
@@ -156,7 +156,7 @@ class _Graph:
 
         count = self.options.micro_batches
         wide = [ir.tensor(spec.shape, _element(optimizers.working_dtype(spec.dtype))) for spec in wrt]
-        found = sum_over_parts(batch, count, [ir.tensor((), ir.f32()), *wide], of_part)
+        found = over_parts(batch, count, of_part, summed=[ir.tensor((), ir.f32()), *wide])
         if self.options.precision != "f32" and not round_contractions(block, _element(self.options.precision)):
             raise UserError(
                 f"precision {self.options.precision} would change nothing: model {self.manifest.model} has no "

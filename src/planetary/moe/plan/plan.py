@@ -196,8 +196,12 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
             "stream of an expert's weights, and several owners train a copy each. Set moe.replicas = 1 (experts then "
             "survive a composer in the payload store), or moe.expert_workers = 0"
         )
-    if train.micro_batches != 1 or train.precision != "f32" or train.remat != "none":
-        raise UserError('a mixture over composers takes train.micro_batches = 1, precision = "f32" and remat = "none"')
+    if train.precision == "f16" or train.rounding != "nearest":
+        raise UserError(
+            'a mixture over composers takes train.precision = "f32" or "bf16" and train.rounding = "nearest": f16 '
+            "needs a scale of the loss that composers would have to share, and random rounding a step number that they "
+            "have not"
+        )
     if moe.redundant and moe.expert_workers == 1:
         raise UserError(
             f"moe.redundant = {moe.redundant} lets two expert workers make some updates, and there is one: set "

@@ -32,12 +32,15 @@ from planetary.compiler.autodiff.differentiate import (
     finish_module,
     load_for_differentiation,
 )
-from planetary.compiler.autodiff.reverse import Forward
 from planetary.compiler.frontend import chlo
 from planetary.compiler.ir import Value
 from planetary.compiler.rewrites import normalise
+from planetary.compiler.rewrites.precision import round_contractions
 from planetary.compiler.step import optimizers
-from planetary.compiler.step.step_options import StepOptions, optimizer_of
+from planetary.compiler.step.accumulation import over_parts
+from planetary.compiler.step.remat import rematerialise
+from planetary.compiler.step.step_options import StepOptions, optimizer_of, remat_budget
+from planetary.core.errors import UserError
 from planetary.core.step import RATE, FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.models.initial import Draw, Params, flat_names
@@ -71,12 +74,20 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
             Where it does not train its experts, it takes the weights that they compute with.
         options: of the optimizer of the dense parameters. Each tier is clipped by its own norm, because tiers
             synchronise at different times and a common norm would let one composer's backbone scale its router's step.
+            With `micro_batches` the batch is taken in as many parts: loss and gradients are means over them, and a
+            balance loss and a capacity are those of a part. `precision` is that of the factors in contractions of
+            `gradients` and `evaluate`, `remat` says what `gradients` recomputes.
 
     Raises:
         CompileError, UnsupportedOpError: the model cannot be differentiated.
+        UserError: the batch cannot be divided into the micro-batches, or an option is not for mixtures.
     """
+    parts = options.micro_batches
+    if shape.batch_size % parts:
+        raise UserError(f"a composer's batch of {shape.batch_size} sequences has no {parts} equal micro-batches")
     if not shape.train_experts:
         config = msgspec.structs.replace(config, ternary=False)
+    rows = shape.batch_size // parts
     tokens = shape.batch_size * config.sequence_length
     layers = range(config.n_layer)
     experts = expert_parameters(config, shape.slots)
@@ -84,8 +95,8 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
     if shape.rank:
         held["a"] = Draw((config.n_expert, config.n_latent, shape.rank))
         held["b"] = Draw((config.n_expert, shape.rank, config.n_latent))
-    batch = jax.ShapeDtypeStruct((shape.batch_size, config.sequence_length), jax.numpy.int32)
-    probe = jax.ShapeDtypeStruct((tokens, config.n_latent), jax.numpy.float32)
+    batch = jax.ShapeDtypeStruct((rows, config.sequence_length), jax.numpy.int32)
+    probe = jax.ShapeDtypeStruct((rows * config.sequence_length, config.n_latent), jax.numpy.float32)
     text = _lower(
         lambda p, e, h, q, x, y: composer_forward(p, e, h, q, (x, y), config=config, detach=shape.detach),
         [
@@ -116,24 +127,53 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
     arguments = (*dense, *owned, *kept, *data)
     first_probe = len(dense) + len(owned) + len(kept)
 
-    def forward(main: ir.Operation, values: Sequence[Value]) -> Forward:
-        given = [*values[:first_probe], *(ops.zeros(_tensor(spec)) for spec in probes), *values[first_probe:]]
-        return emit_forward(main, given)
+    gradients = [_gradient(spec) for spec in trained]
+    budget = remat_budget(options.remat)
+
+    def with_probes(values: Sequence[Value]) -> list[Value]:
+        return [*values[:first_probe], *(ops.zeros(ir.tensor(probe.shape, ir.f32())) for _ in probes)]
 
     def gradient(main: ir.Operation, values: Sequence[Value]) -> list[Value]:
-        made = forward(main, values)
-        wrt = [*range(len(trained)), *range(first_probe, first_probe + len(probes))]
-        seeds = [ops.full_like(made.results[0], 1), *(None for _ in made.results[1:])]
-        found = emit_backward(made, seeds, wrt)
-        observed = made.results[2 : 2 + len(seen)]
-        return [*made.results[:2], *found[: len(trained)], *observed, *found[len(trained) :]]
+        held = with_probes(values)
+
+        def of_part(part: list[Value]) -> list[Value]:
+            made = emit_forward(main, [*held, *part])
+            block = made.tape[-1].block
+            count = len(ir.operations(block))
+            wrt = [*range(len(trained)), *range(first_probe, first_probe + len(probes))]
+            seeds = [ops.full_like(made.results[0], 1), *(None for _ in made.results[1:])]
+            found = emit_backward(made, seeds, wrt)
+            losses, observed = made.results[:2], made.results[2 : 2 + len(seen)]
+            results = [*losses, *found[: len(trained)], *observed, *found[len(trained) :]]
+            if budget is not None:
+                rematerialise(block, count, part, results, budget)
+            return results
+
+        sums, stacks = [*scalars, *gradients], [*seen, *probes]
+        found = over_parts(
+            values[first_probe:], parts, of_part, summed=_tensors(sums), stacked=_tensors(stacks), unrolled=True
+        )
+        if parts == 1:
+            return found
+        # The whole batch's loss is the mean over parts, and so are its gradients, those of the probes (g_y) included.
+        means, others = found[: len(sums)], found[len(sums) :]
+        observed, g_y = others[: len(seen)], others[len(seen) :]
+        return [*_divided(means, parts), *observed, *_divided(g_y, parts)]
 
     def evaluate(main: ir.Operation, values: Sequence[Value]) -> list[Value]:
-        results = forward(main, values).results
-        return [results[1], *results[2 + len(seen) :]]
+        held = with_probes(values)
 
-    builder = _Builder(text, lookups=not config.capacity)
-    gradients = [_gradient(spec) for spec in trained]
+        def of_part(part: list[Value]) -> list[Value]:
+            results = emit_forward(main, [*held, *part]).results
+            return [results[1], *results[2 + len(seen) :]]
+
+        data, summed = values[first_probe:], _tensors(scalars[1:])
+        entropy, *probabilities = over_parts(
+            data, parts, of_part, summed=summed, stacked=_tensors(routing), unrolled=True
+        )
+        return [*(_divided([entropy], parts) if parts > 1 else [entropy]), *probabilities]
+
+    builder = _Builder(text, lookups=not config.capacity, precision=options.precision)
     builder.add("gradients", arguments, (*scalars, *gradients, *seen, *probes), gradient)
     builder.add("evaluate", arguments, (scalars[1], *routing), evaluate)
     builder.add_update(dense, options)
@@ -145,7 +185,9 @@ def expert_program(config: LatentMoeConfig, slots: int, tokens: int, options: St
 
     `gradients(experts..., u, g_y, gates)` returns the gradient of Σ ⟨g_y, Σ_e g_e E_e(u)⟩, `proxy` (same arguments) its
     value per slot, f32 [slots], and `update(experts..., state..., rate, gradients...)` one step of the optimizer,
-    without clipping: a norm over several experts would tie together what is owned apart.
+    without clipping: a norm over several experts would tie together what is owned apart. `options.precision` is that of
+    the factors in contractions of `gradients`; the proxy is computed in float32, because audits compare its small
+    differences with those that others compute.
     """
     experts = expert_parameters(config, slots)
     rows = jax.ShapeDtypeStruct((tokens, config.n_latent), jax.numpy.float32)
@@ -169,10 +211,10 @@ def expert_program(config: LatentMoeConfig, slots: int, tokens: int, options: St
         forward = emit_forward(main, values)
         return emit_backward(forward, [ops.full_like(forward.results[0], 1), None], range(len(specs)))
 
-    builder = _Builder(text, lookups=not config.capacity)
+    builder = _Builder(text, lookups=not config.capacity, precision=options.precision)
     builder.add("gradients", arguments, tuple(_gradient(spec) for spec in specs), gradients)
     per_slot = (TensorSpec("proxy", "f32", (slots,)),)
-    builder.add("proxy", arguments, per_slot, lambda m, v: [emit_forward(m, v).results[1]])
+    builder.add("proxy", arguments, per_slot, lambda m, v: [emit_forward(m, v).results[1]], rounds=False)
     # Here experts are named without where they are in a model.
     builder.add_update(specs, msgspec.structs.replace(options, clip_norm=0.0, matrix_stacks=("*",)))
     return builder.finish()
@@ -204,19 +246,38 @@ def clip_each_tier(limit: float) -> optimizers.Transform:
 
 Emit = Callable[[ir.Operation, Sequence[Value]], list[Value]]
 
+_FACTORS: dict[str, Callable[[], ir.Type] | None] = {"f32": None, "bf16": ir.bf16}
+"""Precision -> element type that factors are rounded to. f16 would need a loss scale that composers share."""
+
 
 class _Builder:
     """Collects functions over one lowered JAX function and emits them into one module."""
 
-    def __init__(self, text: str, *, lookups: bool) -> None:
+    def __init__(self, text: str, *, lookups: bool, precision: str) -> None:
+        if precision not in _FACTORS:
+            raise UserError(
+                f'a mixture over composers multiplies in {" or ".join(_FACTORS)}, found train.precision = "{precision}"'
+            )
         self._text = text
         self._lookups = lookups
+        self._element = _FACTORS[precision]
+        self._rounded: set[str] = set()  # functions whose contractions multiply in that type
         self._functions: dict[str, FunctionSpec] = {}
         self._emits: dict[str, Emit] = {}
 
-    def add(self, name: str, arguments: Sequence[TensorSpec], results: Sequence[TensorSpec], emit: Emit) -> None:
+    def add(
+        self,
+        name: str,
+        arguments: Sequence[TensorSpec],
+        results: Sequence[TensorSpec],
+        emit: Emit,
+        *,
+        rounds: bool = True,
+    ) -> None:
         self._functions[name] = FunctionSpec(tuple(arguments), tuple(results))
         self._emits[name] = emit
+        if rounds:
+            self._rounded.add(name)
 
     def add_update(self, params: Sequence[TensorSpec], options: StepOptions) -> None:
         plain = optimizer_of(msgspec.structs.replace(options, clip_norm=0.0))
@@ -234,7 +295,7 @@ class _Builder:
 
         gradients = [_gradient(spec) for spec in params]
         norm = TensorSpec("gradient_norm", "f32", ())
-        self.add("update", (*params, *state, RATE, *gradients), (*params, *state, norm), emit)
+        self.add("update", (*params, *state, RATE, *gradients), (*params, *state, norm), emit, rounds=False)
 
     def finish(self) -> Program:
         with ir.new_context():
@@ -245,7 +306,10 @@ class _Builder:
             main = ir.main_function(module)
             for name, spec in self._functions.items():
                 with ir.new_function(module, name, [_tensor(s) for s in spec.arguments]) as (arguments, finish):
-                    finish(self._emits[name](main, arguments))
+                    results = self._emits[name](main, arguments)
+                    if self._element is not None and name in self._rounded:
+                        round_contractions(ir.entry_block(ir.functions(module)[name]), self._element())
+                    finish(results)
             ir.erase_function(main)
             finish_module(module)
             chlo.expand(module)
@@ -276,6 +340,14 @@ def _per_layer(config: LatentMoeConfig, part: str, tree: Params) -> list[TensorS
 
 def _gradient(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(GRADIENT + spec.name, spec.dtype, spec.shape)
+
+
+def _divided(values: Sequence[Value], count: int) -> list[Value]:
+    return [ops.divide(value, ops.full_like(value, count)) for value in values]
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> list[ir.Type]:
+    return [_tensor(spec) for spec in specs]
 
 
 def _tensor(spec: TensorSpec) -> ir.Type:

@@ -180,13 +180,16 @@ def test_a_run_under_way_is_stopped_and_resumed(fake: type[FakeRun]) -> None:
 
 
 def test_a_callback_may_stop_the_run(fake: type[FakeRun]) -> None:
-    run = planetary.train({"train": {"rounds": 10_000}}, wait=False, on_round=lambda metrics: stop(metrics.round))
+    returned = threading.Event()
 
-    def stop(round_: int) -> None:
-        if round_ == 3:
+    def on_round(metrics: RoundMetrics) -> None:
+        if metrics.round == 3:
+            assert returned.wait(WAIT_S)
             run.stop()
 
-    assert len(run.wait(WAIT_S).metrics) < 10_000
+    run = planetary.train({"train": {"rounds": 10_000}}, wait=False, on_round=on_round)
+    returned.set()
+    assert 3 <= len(run.wait(WAIT_S).metrics) < 10
 
 
 def test_an_interrupt_while_waiting_stops_the_run_first(fake: type[FakeRun], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,8 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import Target, compile_artifact
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.core.config import Config, load_config
 from planetary.core.tensors import Tensors
 from planetary.data.bigram import bigram_baseline

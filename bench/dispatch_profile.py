@@ -31,11 +31,12 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(2**62), "MALLOC_TRIM_THRESHOLD_": s
 
 
 def _compile(options: dict[str, Any], flags: list[str], module: Path) -> StepSpec:
-    from planetary.compiler import StepOptions, build_train_step, export_model, ir
+    from planetary.compiler import ir
     from planetary.compiler.backends.iree import compiler_version, run_compiler
     from planetary.compiler.backends.targets import Target, compiler_flags
+    from planetary.compiler.frontend.export import export_model
     from planetary.compiler.rewrites import normalise
-    from planetary.compiler.step.train_step import replaced_arguments
+    from planetary.compiler.step.train_step import StepOptions, build_train_step, replaced_arguments
     from planetary.core.artifact_label import ArtifactLabel
     from planetary.runtime.host import host_features
 

@@ -33,7 +33,11 @@ def tokens(count: int) -> np.ndarray:
 
 def row_of(file: Path, rate: float) -> str:
     from planetary.artifacts.store import BlobStore
-    from planetary.compiler import StepOptions, Target, build_train_step, compile_artifact, load_model, verify_artifact
+    from planetary.compiler.backends.iree import compile_artifact
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.check.verify import verify_artifact
+    from planetary.compiler.frontend.export import load_model
+    from planetary.compiler.step.train_step import StepOptions, build_train_step
     from planetary.core.errors import CompileError
     from planetary.core.schedules import Schedule
     from planetary.runtime.host import host_features

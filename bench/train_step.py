@@ -158,7 +158,10 @@ _MAKERS = {"iree": _iree, "pjrt": _pjrt, "jax": _jax, "torch": _torch, "torch-co
 
 def _prepare(folder: Path, options: dict[str, int], emulate: str | None) -> dict[str, float]:
     """Leave in `folder` what the contenders need; return the seconds of each stage."""
-    from planetary.compiler import StepOptions, Target, build_train_step, compile_artifact, export_model
+    from planetary.compiler.backends.iree import compile_artifact
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.frontend.export import export_model
+    from planetary.compiler.step.train_step import StepOptions, build_train_step
     from planetary.runtime.host import architecture, host_features
 
     target = Target("cpu", EMULATED[emulate][0], architecture()) if emulate else Target("cpu", "host", host_features())

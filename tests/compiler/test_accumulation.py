@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from step_runs import Run, close, mlp_batch, mlp_model, mlp_params
 
-from planetary.compiler import build_train_step, export_model
 from planetary.compiler.check.reference import run_reference
-from planetary.compiler.frontend.export import export_loss
+from planetary.compiler.frontend.export import export_loss, export_model
 from planetary.compiler.step.step_options import StepOptions
+from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 

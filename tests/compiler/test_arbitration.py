@@ -9,13 +9,15 @@ import jax
 import numpy as np
 import pytest
 
-from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.check import verify as verification
 from planetary.compiler.check.interpreter import run_interpreter
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verification_report import VerifyReport
-from planetary.compiler.frontend.export import Model
-from planetary.compiler.step.train_step import TrainStep
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import Model, export_model
+from planetary.compiler.step.train_step import TrainStep, build_train_step
 from planetary.core.errors import CompileError
 
 MODEL = """

@@ -5,12 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from planetary.compiler import build_train_step, export_model, ir
+from planetary.compiler import ir
 from planetary.compiler.autodiff.differentiate import differentiate
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend import chlo
-from planetary.compiler.frontend.export import export_loss
+from planetary.compiler.frontend.export import export_loss, export_model
 from planetary.compiler.frontend.markers import stop_gradient
+from planetary.compiler.step.train_step import build_train_step
 
 X = np.array([-30.0, -1.5, 0.0, 0.3, 2.0, 30.0], np.float32)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import StepOptions, Target, build_train_step, compile_artifact, export_model
 from planetary.compiler.backends import iree
 from planetary.compiler.backends.flag_choice import (
     DEFAULT,
@@ -21,8 +20,10 @@ from planetary.compiler.backends.flag_choice import (
     read_choice,
     structure_digest,
 )
-from planetary.compiler.backends.targets import compiler_flags
-from planetary.compiler.step.train_step import TrainStep
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target, compiler_flags
+from planetary.compiler.frontend.export import export_model
+from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 from planetary.core.errors import UserError
 
 FAST, FASTER = FlagSet("fast", ("--fast",)), FlagSet("faster", ("--faster", "--still"))

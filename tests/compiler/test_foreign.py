@@ -9,9 +9,13 @@ import pytest
 from safetensors.numpy import save_file
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import Target, build_train_step, compile_artifact, load_model, verify_artifact
 from planetary.compiler.autodiff.differentiate import differentiate
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.check.reference import run_reference
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import load_model
+from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import CompileError, UserError
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor

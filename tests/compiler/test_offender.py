@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 from step_runs import mlp_model, mlp_params
 
-from planetary.compiler import Target, build_train_step, compile_artifact, ir, ops, verify_artifact
-from planetary.compiler.backends.iree import Artifact
+from planetary.compiler import ir, ops
+from planetary.compiler.backends.iree import Artifact, compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.check import verify as verification
 from planetary.compiler.check.offender import Refused, deviation, name_offender, nudged, place
 from planetary.compiler.check.pieces import cut_out, outline
 from planetary.compiler.check.reference import run_reference
+from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import export_loss
 from planetary.compiler.step.step_options import StepOptions
-from planetary.compiler.step.train_step import TrainStep
+from planetary.compiler.step.train_step import TrainStep, build_train_step
 from planetary.core.errors import CompileError, ResourceError
 from planetary.core.step import StepSpec
 

@@ -12,7 +12,7 @@ import optax.contrib
 import pytest
 from step_runs import Run, close, mlp_batch, mlp_loss, mlp_model, mlp_params
 
-from planetary.compiler import build_train_step, ir
+from planetary.compiler import ir
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import Model
 from planetary.compiler.step import optimizers
@@ -23,6 +23,7 @@ from planetary.compiler.step.optimizers_adafactor import (
     scale_by_parameter_rms,
 )
 from planetary.compiler.step.step_options import StepOptions
+from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec

@@ -8,12 +8,11 @@ import itertools
 import numpy as np
 import pytest
 
-from planetary.compiler import build_train_step, export_model
 from planetary.compiler.check.interpreter import run_interpreter
-from planetary.compiler.frontend.export import Model
+from planetary.compiler.frontend.export import Model, export_model
 from planetary.compiler.step.remat_policy import Plan, Step, plan
 from planetary.compiler.step.step_options import StepOptions, remat_budget
-from planetary.compiler.step.train_step import TrainStep
+from planetary.compiler.step.train_step import TrainStep, build_train_step
 
 # --- the policy ---------------------------------------------------------------------------------------------
 

@@ -11,12 +11,14 @@ import pytest
 from step_runs import Run, scalars
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import Target, build_train_step, compile_artifact, load_model, verify_artifact
 from planetary.compiler.backends.artifact_manifest import read_manifest
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.check.reference import run_reference
-from planetary.compiler.frontend.export import Model
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import Model, load_model
 from planetary.compiler.step.step_options import StepOptions
-from planetary.compiler.step.train_step import TrainStep
+from planetary.compiler.step.train_step import TrainStep, build_train_step
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import to_host_dtype
 from planetary.runtime.host import host_features

@@ -7,8 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from planetary.artifacts.safetensors_file import read_safetensors
-from planetary.compiler import export_model
-from planetary.compiler.frontend.export import Model
+from planetary.compiler.frontend.export import Model, export_model
 from planetary.compiler.frontend.weights import with_weights
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec, to_host_dtype

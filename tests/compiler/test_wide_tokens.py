@@ -8,13 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from planetary.compiler import Target, build_train_step, compile_artifact, load_model, verify_artifact
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.check.reference import run_reference
-from planetary.compiler.check.verify import make_trial, run_expected, run_found
-from planetary.compiler.frontend.export import Model
+from planetary.compiler.check.verify import make_trial, run_expected, run_found, verify_artifact
+from planetary.compiler.frontend.export import Model, load_model
 from planetary.compiler.frontend.manifest import manifest_from_json
 from planetary.compiler.step.step_options import StepOptions
-from planetary.compiler.step.train_step import TrainStep
+from planetary.compiler.step.train_step import TrainStep, build_train_step
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype, stablehlo_dtype
 from planetary.runtime.host import host_features

@@ -14,9 +14,12 @@ import pytest
 from stablehlo_interpreter import interpret
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
 from planetary.compiler.autodiff.differentiate import differentiate
-from planetary.compiler.frontend.export import Model, find_builder
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import Model, export_model, find_builder
+from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import UserError
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor

@@ -11,9 +11,12 @@ import pytest
 from stablehlo_interpreter import interpret
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
 from planetary.compiler.autodiff.differentiate import differentiate
-from planetary.compiler.frontend.export import find_builder
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import export_model, find_builder
+from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import UserError
 from planetary.models import gpt2, llama, mamba2, moe, vit
 from planetary.models.initial import count

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from moe_support import TINY, Built, build, worker
 
-from planetary.compiler import Target
+from planetary.compiler.backends.targets import Target
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.models import latent_experts, latent_moe
 from planetary.models.initial import count

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from moe_support import TINY, build, worker
 
-from planetary.compiler import Target
+from planetary.compiler.backends.targets import Target
 from planetary.core.errors import ResourceError, UserError
 from planetary.moe.program.execution import IreeRunner
 from planetary.moe.program.part import loaded_program

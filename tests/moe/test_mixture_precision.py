@@ -7,7 +7,8 @@ import pytest
 from moe_support import OPTIONS, TINY, build, train
 from msgspec.structs import replace
 
-from planetary.compiler import Target, ir
+from planetary.compiler import ir
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.step.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.moe.program.execution import IreeRunner, XlaRunner

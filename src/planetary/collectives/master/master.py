@@ -279,7 +279,12 @@ class Master:
         A thread of the master's whole life: Python 3.12 starts none while a program ends, and a master may serve then.
         """
         while (problem := self._problems.get()) is not None:
-            self._posted.append(Solved(problem.group, problem.peers, solve(problem.costs), problem.purpose))
+            try:
+                ring = solve(problem.costs)
+            except Exception:
+                log.exception("no ring was found for the %d peers of group %d", len(problem.peers), problem.group)
+                ring = None  # as where no ring is possible: the old one stays
+            self._posted.append(Solved(problem.group, problem.peers, ring, problem.purpose))
             self._wake()
 
     def _wake(self) -> None:

@@ -29,7 +29,7 @@ import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fabric.protocol.records import AnyRecord, DeltaAccepted, EvalFinished, RoundFinished, RoundStarted
-from planetary.run.announcement import read_announcement
+from planetary.run.processes.announcement import read_announcement
 from planetary.testing.shaped_relay import Route, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 

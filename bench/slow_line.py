@@ -25,7 +25,7 @@ import psutil
 
 from planetary.artifacts.jsonl import JsonLinesTail
 from planetary.core.config import load_config
-from planetary.run.announcement import Announcement, read_announcement
+from planetary.run.processes.announcement import Announcement, read_announcement
 from planetary.testing.shaped_relay import Route, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 

@@ -26,7 +26,7 @@ RECORDS = (
     "planetary.run.metrics:Metrics",
     "planetary.monitor.report:Report",
     "planetary.artifacts.checkpoint:Checkpoint",
-    "planetary.run.authoring:Compiled",
+    "planetary.run.model.authoring:Compiled",
     "planetary.compiler.frontend.export:Model",
 )
 PACKAGES = ("planetary.collectives", "planetary.models", "planetary.testing", "planetary.compat.pccl")

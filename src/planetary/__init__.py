@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from planetary.collectives import Communicator
     from planetary.core.config_schema import Config
     from planetary.fabric.protocol.status import RoundMetrics
-    from planetary.run.authoring import compile, export, vjp
     from planetary.run.handle import Run
+    from planetary.run.model.authoring import compile, export, vjp
     from planetary.run.simulate import Simulated, simulate
     from planetary.run.train import train, train_async
     from planetary.simulation.faults import Fault
@@ -42,9 +42,9 @@ __all__ = [
 
 _HOMES = {
     "Communicator": "planetary.collectives",
-    "compile": "planetary.run.authoring",
-    "export": "planetary.run.authoring",
-    "vjp": "planetary.run.authoring",
+    "compile": "planetary.run.model.authoring",
+    "export": "planetary.run.model.authoring",
+    "vjp": "planetary.run.model.authoring",
     "Config": "planetary.core.config_schema",
     "Fault": "planetary.simulation.faults",
     "RoundMetrics": "planetary.fabric.protocol.status",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from planetary.core.config import load_config
-from planetary.run.trained_model import can_generate
+from planetary.run.model.trained_model import can_generate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pcp"
 

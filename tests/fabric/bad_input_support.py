@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from planetary.run.announcement import Announcement, read_announcement
+from planetary.run.processes.announcement import Announcement, read_announcement
 
 DEADLINE_S = 90.0  # of one command; most take 5 s
 

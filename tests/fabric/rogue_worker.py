@@ -15,7 +15,7 @@ from planetary.fabric.protocol.messages import FABRIC
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
-from planetary.run.announcement import Announcement
+from planetary.run.processes.announcement import Announcement
 from planetary.runtime.host import target_features
 from planetary.runtime.iree_executor import iree_version
 from planetary.version import __version__

@@ -15,7 +15,7 @@ from killable_run import ROOT, Event, kill
 
 from planetary.artifacts.jsonl import JsonLinesTail, read_json_lines
 from planetary.moe.controller.records import MixtureRecord
-from planetary.run.announcement import Announcement, read_announcement
+from planetary.run.processes.announcement import Announcement, read_announcement
 
 Role = Literal["composer", "expert worker", "gateway"]
 START_LIMIT_S = 120.0  # until a gateway listens: it starts Python and JAX on a machine that may be busy

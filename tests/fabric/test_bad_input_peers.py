@@ -19,7 +19,7 @@ from planetary.core.errors import PlanetaryError, TrustError
 from planetary.fabric.protocol import messages as m
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
-from planetary.run.announcement import Announcement
+from planetary.run.processes.announcement import Announcement
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(180)]
 

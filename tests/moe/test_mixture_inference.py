@@ -31,7 +31,7 @@ from planetary.moe.results.inference import Experts, MixtureLosses, experts_name
 from planetary.moe.results.run_state import read_mixture, read_run
 from planetary.moe.training.saved_training import SavedTraining, write_training
 from planetary.moe.training.trainer import MoeTrainer
-from planetary.run.trained_model import load_trained
+from planetary.run.model.trained_model import load_trained
 
 STEPS, PER_ROUND = 8, 4
 # Nothing is merged or refreshed after the last step: composers judge what they save, with the newest surrogates.

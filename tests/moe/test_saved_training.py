@@ -25,7 +25,7 @@ from planetary.moe.results.merged_export import export_merged
 from planetary.moe.training.saved_training import SavedTraining, read_training, write_training
 from planetary.moe.training.states import merged_model
 from planetary.moe.training.trainer import MoeTrainer
-from planetary.run.trained_model import load_trained
+from planetary.run.model.trained_model import load_trained
 
 OFFLOAD = {"cadence": TOGETHER, "sketches": "all", "precision": "4bit", "update_form": "topk"}
 

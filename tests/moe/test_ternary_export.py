@@ -25,7 +25,7 @@ from planetary.moe.gateway.mixture_preparation import model_values
 from planetary.moe.methods.ternary import ternary
 from planetary.moe.training.saved_training import SavedTraining, write_training
 from planetary.moe.training.trainer import MoeTrainer
-from planetary.run.trained_model import load_trained
+from planetary.run.model.trained_model import load_trained
 
 WEIGHTS, UP = "merged.safetensors", "layers.0.experts.up"
 TOKENS = jnp.asarray(np.random.default_rng(3).integers(0, TINY.vocab_size, (2, TINY.sequence_length)), jnp.int32)

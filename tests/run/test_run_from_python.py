@@ -19,9 +19,9 @@ from planetary.core.errors import NumericsError, PlanetaryError, UserError
 from planetary.fabric.gateway.run_files import RunLock, holder_of
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.run import handle
-from planetary.run.announcement import Failure, read_failure, write_failure
-from planetary.run.local_run import LocalRunOptions, Outcome, RunObserver
 from planetary.run.metrics import Metrics
+from planetary.run.processes.announcement import Failure, read_failure, write_failure
+from planetary.run.processes.local_run import LocalRunOptions, Outcome, RunObserver
 
 WAIT_S = 30.0
 TABLES = {"model": {"options": {"n_layer": 1}}, "train": {"rounds": 2}}

@@ -13,13 +13,13 @@ from planetary.fabric.gateway.run_files import EVENTS
 from planetary.fabric.protocol.status import RunStatus
 from planetary.fabric.shell.child import on_stop_signals
 from planetary.monitor.screen import Screen, open_screen
-from planetary.run.announcement import Announcement
-from planetary.run.local_run import LocalRun, Outcome
+from planetary.run.processes.announcement import Announcement
+from planetary.run.processes.local_run import LocalRun, Outcome
 from planetary.run.status_source import status_source
 
 
 class ScreenObserver:
-    """Shows the gateway's status; a `planetary.run.local_run.RunObserver`. To be closed."""
+    """Shows the gateway's status; a `planetary.run.processes.local_run.RunObserver`. To be closed."""
 
     def __init__(self, folder: Path) -> None:
         """Show the run in `folder`; the screen opens when its gateway listens."""

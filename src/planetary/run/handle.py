@@ -21,16 +21,16 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, hold
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, load_history, read_metrics
-from planetary.run.background import EXIT_LIMIT_S, BackgroundRun
 from planetary.run.choice import resumed_run
-from planetary.run.local_run import LocalRun, LocalRunOptions
 from planetary.run.metrics import Metrics
 from planetary.run.places import cache_folder
-from planetary.run.round_observer import OnRound, RoundObserver
+from planetary.run.processes.background import EXIT_LIMIT_S, BackgroundRun
+from planetary.run.processes.local_run import LocalRun, LocalRunOptions
+from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source
 
 if TYPE_CHECKING:
-    from planetary.run.trained_model import TrainedModel
+    from planetary.run.model.trained_model import TrainedModel
 
 STOP_ELSEWHERE_S = 30.0  # for a gateway of another program to end after SIGTERM
 _POLL_S = 0.2
@@ -153,14 +153,14 @@ class Run:
             UserError: no checkpoint, an empty prompt, or a model without logits.
             NumericsError: the logits are not finite.
         """
-        from planetary.run.generation import continue_text
-        from planetary.run.sampling import Sampling
+        from planetary.run.model.generation import continue_text
+        from planetary.run.model.sampling import Sampling
 
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
         return "".join(continue_text(self._model(round, experts), prompt, max_tokens, sampling))
 
     def _model(self, round_: int | None, experts: str) -> TrainedModel:
-        from planetary.run.trained_model import load_trained
+        from planetary.run.model.trained_model import load_trained
 
         path = self._checkpoint_path(round_) if round_ is not None else None
         entries = list_checkpoints(self.folder / CHECKPOINTS)

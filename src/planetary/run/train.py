@@ -14,9 +14,9 @@ from planetary.core.config_toml import toml_value
 from planetary.core.errors import UserError
 from planetary.run.choice import ConfigSource, new_run
 from planetary.run.handle import Run, start_run
-from planetary.run.local_run import LocalRunOptions
 from planetary.run.places import cache_folder
-from planetary.run.round_observer import OnRound
+from planetary.run.processes.local_run import LocalRunOptions
+from planetary.run.processes.round_observer import OnRound
 
 
 def train(

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def load_given_model(args: argparse.Namespace) -> Model:
     """Return the model that the arguments of `add_model_arguments` name."""
     from planetary.cli.option_values import key_values
-    from planetary.run.authoring import load
+    from planetary.run.model.authoring import load
 
     options, roles = key_values(args.set, "--set"), key_values(args.role, "--role")
     return load(args.model, options=options, roles=roles, preset=args.preset)
@@ -88,7 +88,7 @@ def load_given_model(args: argparse.Namespace) -> Model:
 def given_step_options(args: argparse.Namespace) -> StepOptions:
     """Return the options in `--step`, or raise `UserError`."""
     from planetary.cli.option_values import key_values
-    from planetary.run.authoring import step_options
+    from planetary.run.model.authoring import step_options
 
     return step_options(key_values(args.step, "--step"))
 
@@ -117,7 +117,7 @@ def _compile(args: argparse.Namespace, model: Model) -> int:
     import msgspec
 
     from planetary.monitor.human_numbers import count, duration, size
-    from planetary.run.authoring import compile as compile_step
+    from planetary.run.model.authoring import compile as compile_step
 
     options = given_step_options(args)
     compiled = compile_step(model, args.target, step=options, output=args.output, cache=args.cache)

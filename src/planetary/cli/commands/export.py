@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.artifacts.store import write_atomically
     from planetary.cli.option_values import key_values
     from planetary.monitor.human_numbers import count
-    from planetary.run.authoring import export
+    from planetary.run.model.authoring import export
 
     options, roles = key_values(args.set, "--set"), key_values(args.role, "--role")
     model = export(args.source, args.output, options=options, roles=roles, force=args.force)

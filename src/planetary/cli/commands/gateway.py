@@ -12,7 +12,7 @@ from planetary.cli.option_values import port
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
-    from planetary.run.announcement import Announcement
+    from planetary.run.processes.announcement import Announcement
 
 DEFAULT_PORT = 8080
 
@@ -74,9 +74,9 @@ def _run(args: argparse.Namespace) -> None:
     from functools import partial
 
     from planetary.fabric.gateway.gateway import GatewayOptions
-    from planetary.run.gateway_role import HostOptions, host_run
     from planetary.run.kinds import kind_of
     from planetary.run.places import cache_folder
+    from planetary.run.processes.gateway_role import HostOptions, host_run
 
     config, folder = _what_to_run(args)
     kind_of(config).check(config)
@@ -115,7 +115,7 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
 def _listening(args: argparse.Namespace, announced: Announcement) -> None:
     """Tell the parent process, or the operator, where workers connect."""
     from planetary.artifacts.store import write_atomically
-    from planetary.run.announcement import write_announcement
+    from planetary.run.processes.announcement import write_announcement
 
     if args.announce is not None:
         write_announcement(args.announce, announced)
@@ -135,7 +135,7 @@ def _state(args: argparse.Namespace) -> Path:
 
 def _report_to_parent(announcement: Path, error: BaseException) -> None:
     from planetary.cli.errors import error_class_of, exit_code_of, explain
-    from planetary.run.announcement import Failure, write_failure
+    from planetary.run.processes.announcement import Failure, write_failure
 
     write_failure(announcement, Failure(error_class_of(exit_code_of(error)).__name__, explain(error)))
 

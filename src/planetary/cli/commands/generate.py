@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--tokens must be at least 1, found {args.tokens}")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
 
-    from planetary.run.generation import continue_text
-    from planetary.run.sampling import Sampling
-    from planetary.run.trained_model import load_trained
+    from planetary.run.model.generation import continue_text
+    from planetary.run.model.sampling import Sampling
+    from planetary.run.model.trained_model import load_trained
 
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, seed=args.seed)
     model = load_trained(args.run, args.checkpoint, args.experts)

@@ -11,7 +11,7 @@ from planetary.cli.option_values import port
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
-    from planetary.run.local_run import LocalRunOptions
+    from planetary.run.processes.local_run import LocalRunOptions
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     from planetary.monitor.run_folder import load_history
     from planetary.run.baseline import baseline_of
     from planetary.run.choice import new_run, resumed_run
-    from planetary.run.local_run import LocalRunOptions
     from planetary.run.places import cache_folder
+    from planetary.run.processes.local_run import LocalRunOptions
     from planetary.run.results import write_results
 
     if (args.config is None) == (args.resume is None):
@@ -128,7 +128,7 @@ def _train(config: Config, options: LocalRunOptions, *, quiet: bool) -> None:
     import os
 
     from planetary.cli.live_display import ScreenObserver, run_until_signal
-    from planetary.run.local_run import LocalRun
+    from planetary.run.processes.local_run import LocalRun
 
     with contextlib.ExitStack() as stack:
         observer = None
@@ -144,7 +144,7 @@ def _say_what_happened(folder: Path, report: Any) -> None:
 
     from planetary.core.config import load_config
     from planetary.fabric.gateway.run_files import CONFIG
-    from planetary.run.trained_model import can_generate
+    from planetary.run.model.trained_model import can_generate
 
     shown = os.path.relpath(folder)
     quality, speed = report.quality, report.speed

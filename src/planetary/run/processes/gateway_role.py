@@ -19,8 +19,8 @@ from planetary.monitor.dashboard import Dashboard
 from planetary.monitor.run_folder import collect_facts, write_facts
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
-from planetary.run.announcement import Announcement
 from planetary.run.kinds import kind_of
+from planetary.run.processes.announcement import Announcement
 from planetary.run.results import failure_of, write_results
 
 INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes

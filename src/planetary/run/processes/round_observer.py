@@ -7,13 +7,13 @@ from pathlib import Path
 
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.monitor.run_folder import METRICS, read_metrics
-from planetary.run.announcement import Announcement
+from planetary.run.processes.announcement import Announcement
 
 OnRound = Callable[[RoundMetrics], object]
 
 
 class RoundObserver:
-    """Follows `metrics.jsonl`, and knows the dashboard's address; a `planetary.run.local_run.RunObserver`."""
+    """Follows `metrics.jsonl`, and knows the dashboard's address; a `planetary.run.processes.local_run.RunObserver`."""
 
     def __init__(self, folder: Path, on_round: OnRound | None) -> None:
         """Follow the run in `folder`; rounds that it holds already are not reported."""

@@ -66,7 +66,9 @@ def export(
     from planetary.models.zoo import ZOO
 
     if folder is not None and (Path(folder) / MANIFEST).exists() and not force:
-        raise UserError(f"cannot export to {folder}: it already holds a model; choose another folder, or force it")
+        raise UserError(
+            f"cannot export to {folder}: it already holds a model; use another, or replace it (--force, force=True)"
+        )
     if isinstance(source, str):
         _find_modules_here()
         model = export_model(ZOO[source].source if source in ZOO else source, options, roles=roles)
@@ -103,7 +105,9 @@ def load(
         entry = ZOO[name]
         return export_model(entry.source, entry.options(preset or "default") | dict(options or {}), roles=roles)
     if preset is not None:
-        raise UserError(f"presets are for models of the zoo ({', '.join(ZOO)}), found {name!r}; give options instead")
+        raise UserError(
+            f"presets are for models of the zoo ({', '.join(ZOO)}), found {name!r}; else use --set and options"
+        )
     if ":" in name and "://" not in name:
         _find_modules_here()
         return export_model(name, options, roles=roles)
@@ -113,7 +117,7 @@ def load(
             "path of a .mlir file or an exported folder"
         )
     if options:
-        raise UserError(f"options belong to a model function; {name} is a file")
+        raise UserError(f"options (--set) belong to a model function; {name} is a file")
     return load_model(Path(name), roles=roles)
 
 

@@ -13,7 +13,7 @@ import msgspec
 from planetary.core.config import Config, to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
 from planetary.fabric.shell.child import Child, describe_exit, planetary_command
-from planetary.run.announcement import Announcement, read_announcement, read_failure
+from planetary.run.processes.announcement import Announcement, read_announcement, read_failure
 from planetary.runtime.backends import CPU_BACKENDS, check_device
 from planetary.runtime.host import usable_cores
 

@@ -13,13 +13,13 @@ import contextlib
 import threading
 from typing import Protocol
 
-from planetary.run.local_run import STOP_LIMIT_S, Outcome
+from planetary.run.processes.local_run import STOP_LIMIT_S, Outcome
 
 EXIT_LIMIT_S = 3 * STOP_LIMIT_S
 
 
 class Orchestration(Protocol):
-    """Starts, follows and ends the processes of a run: `planetary.run.local_run.LocalRun`."""
+    """Starts, follows and ends the processes of a run: `planetary.run.processes.local_run.LocalRun`."""
 
     async def run(self) -> Outcome:
         """Run to the end, or until `stop`."""

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from planetary.data.tokenizer import Tokenizer
-from planetary.run.sampling import Sampling, continue_tokens
-from planetary.run.trained_model import TrainedModel
+from planetary.run.model.sampling import Sampling, continue_tokens
+from planetary.run.model.trained_model import TrainedModel
 
 
 def continue_text(model: TrainedModel, prompt: str, max_tokens: int, sampling: Sampling) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 import planetary
+from planetary.core.errors import UserError
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(240)]
 
@@ -75,3 +77,28 @@ def test_processes_of_a_run_end_with_the_interpreter(tmp_path: Path, shared_cach
     assert not any(psutil.pid_exists(pid) for pid in pids)
     assert done.stderr == ""
     assert planetary.Run.open(tmp_path / "run").status.state == "stopped"
+
+
+def test_stop_ends_a_run_that_another_program_carries(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_text('{"event": "run_started", "t": 1.0, "run": "x", "rounds": 2}\n')
+    script = """
+        import signal, sys
+        from pathlib import Path
+        from planetary.fabric.gateway.run_files import RunLock
+
+        lock = RunLock(Path(sys.argv[1]))
+        print("locked", flush=True)
+        signal.pause()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as gateway:
+        assert gateway.stdout is not None
+        assert gateway.stdout.readline() == "locked\n"
+        run = planetary.Run.open(tmp_path)
+        assert run.under_way
+        with pytest.raises(TimeoutError, match="goes on"):
+            run.wait(0.01)
+        with pytest.raises(UserError, match="it is under way"):
+            run.resume()
+        assert not run.stop().under_way
+        assert gateway.wait(WAIT_S) == -signal.SIGTERM

@@ -1,0 +1,60 @@
+"""The tour names places that exist, and its reading order is as long as it says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import planetary
+
+PACKAGE = Path(planetary.__file__).parent
+PAGE = (Path(__file__).parents[1] / "docs" / "tour.md").read_text()
+PLACE = re.compile(r"`([a-z_0-9/]+\.py):([A-Za-z_0-9.]+)`")
+ROW = re.compile(r"^\| `([a-z_0-9/]+\.py)` \| (\d+) \|", re.MULTILINE)
+LONGEST = 2500  # lines to read
+
+
+def names_in(path: Path) -> set[str]:
+    """Functions, classes and methods (`Class.method`) of a module."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{inner.name}"
+                for inner in node.body
+                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+    return found
+
+
+@pytest.mark.parametrize("place", sorted(set(PLACE.findall(PAGE))), ids=":".join)
+def test_every_place_of_the_tour_exists(place: tuple[str, str]) -> None:
+    file, name = place
+    assert (PACKAGE / file).is_file()
+    assert name in names_in(PACKAGE / file)
+
+
+def test_there_are_five_journeys_and_every_hop_names_a_place() -> None:
+    journeys = PAGE.split("\n## ")[2:]
+    assert [journey[:2] for journey in journeys] == ["1.", "2.", "3.", "4.", "5."]
+    for journey in journeys:
+        hops = re.findall(r"^(\d+)\. (.*)$", journey.partition("\n")[2], re.MULTILINE)
+        assert [int(number) for number, _ in hops] == list(range(1, len(hops) + 1))
+        assert len(hops) > 5
+        assert all(PLACE.match(text) for _, text in hops)
+
+
+def test_the_reading_order_is_short_and_passes_the_line_where_a_step_is_executed() -> None:
+    rows = ROW.findall(PAGE)
+    assert rows[0][0] == "run/train.py"
+    lines = {file: len((PACKAGE / file).read_text().splitlines()) for file, _ in rows}
+    wrong = {file: lines[file] for file, said in rows if abs(lines[file] - int(said)) > 15}
+    assert not wrong, f"docs/tour.md: these files have other numbers of lines: {wrong}"
+    assert sum(lines.values()) <= LONGEST
+    assert "executor.train_step(" in (PACKAGE / "fabric/worker/compute.py").read_text()
+    assert "fabric/worker/compute.py" in lines

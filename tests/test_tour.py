@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 from pathlib import Path
 
 import pytest
 
 import planetary
 
+ROOT = Path(__file__).parents[1]
 PACKAGE = Path(planetary.__file__).parent
-PAGE = (Path(__file__).parents[1] / "docs" / "tour.md").read_text()
+PAGE = (ROOT / "docs" / "tour.md").read_text()
 PLACE = re.compile(r"`([a-z_0-9/]+\.py):([A-Za-z_0-9.]+)`")
 ROW = re.compile(r"^\| `([a-z_0-9/]+\.py)` \| (\d+) \|", re.MULTILINE)
 LONGEST = 2500  # lines to read
@@ -58,3 +60,16 @@ def test_the_reading_order_is_short_and_passes_the_line_where_a_step_is_executed
     assert sum(lines.values()) <= LONGEST
     assert "executor.train_step(" in (PACKAGE / "fabric/worker/compute.py").read_text()
     assert "fabric/worker/compute.py" in lines
+
+
+def test_the_example_kills_a_worker_and_the_gateway_and_computes_the_parameters_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runpy.run_path(str(ROOT / "examples" / "tour.py"), run_name="__main__")
+    told = capsys.readouterr().out
+    events = [line.split()[2] for line in told.splitlines() if " s  " in line]
+    assert events[0] == "run_started"
+    assert events[-1] == "run_finished"
+    assert {"worker_lost", "lease_returned", "run_resumed"} <= set(events)
+    assert "faults that hit: kill_worker, kill_gateway" in told
+    assert "equal in every bit after 4 rounds" in told

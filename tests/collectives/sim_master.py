@@ -11,6 +11,7 @@ from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
 from planetary.collectives.protocol import messages as m
 from planetary.simulation.world import World
+from planetary.wire import Inbox, Outbox, Protocol
 
 if TYPE_CHECKING:
     from sim_peer import SimPeer
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 SILENT_S = 4.0
 GRACE_S = 10.0
+
+
+def framed(protocol: Protocol, message: m.Message) -> bytes:
+    """Encode a message, as a connection's first."""
+    return Outbox(protocol, m.MEMBER).frame_of(message)
 
 
 class Channel:
@@ -56,7 +62,9 @@ class SimMaster:
                     if number in self.connections:
                         if isinstance(message, m.Contributions):
                             self.group.story.decided.add((self.connections[number][0].name, message.call))
-                        self.connections[number][1].put(m.Unpacker(at_master=False).feed(m.pack(message))[0])
+                        self.connections[number][1].put(
+                            Inbox(m.FROM_MASTER, m.MEMBER).feed(framed(m.FROM_MASTER, message))[0].message
+                        )
                 case me.Close(number, reason):
                     closed = self.connections.pop(number, None)
                     if closed is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sim_master import GRACE_S, Channel
+from sim_master import GRACE_S, Channel, framed
 
 from planetary.collectives.master import master_events as me
 from planetary.collectives.peer import peer_events as pe
@@ -19,6 +19,7 @@ from planetary.collectives.reduction.operation import Operation, piece_elements
 from planetary.collectives.reduction.ring_plan import plan
 from planetary.collectives.reduction.small_operations import combine
 from planetary.collectives.transport.shared_state import digest
+from planetary.wire import Inbox
 
 if TYPE_CHECKING:
     from sim_ring import SimGroup
@@ -94,7 +95,7 @@ class SimPeer(ABC):
                     del master.connections[number]
                     master.handle(me.Closed(number, "connection reset"))
                 else:
-                    master.handle(me.Received(number, m.Unpacker(at_master=True).feed(item)[0], "10.0.0.1"))
+                    master.handle(me.Received(number, Inbox(m.FROM_PEER, m.MEMBER).feed(item)[0].message, "10.0.0.1"))
 
         self._up = Channel(self.world, up, self.group.slowest)
         self.world.after(0.001, lambda: self.handle(pe.Connected()) if number == self.connection else None)
@@ -156,7 +157,7 @@ class SimPeer(ABC):
         match instruction:
             case pe.SendMaster(message):
                 assert self._up is not None
-                self._up.put(m.pack(message))
+                self._up.put(framed(m.FROM_PEER, message))
             case pe.Reconnect(after_s):
                 self.connection = 0
                 self.world.after(after_s, self._dial)

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from planetary.collectives import (
     SyncStrategy,
     TooFewPeersError,
 )
+from planetary.collectives.peer.peer_machine import PeerMachine
 from planetary.collectives.transport.shared_memory import FOLDER, remove_stale
 from planetary.core.errors import UserError
 
@@ -252,3 +254,20 @@ def test_torch_and_jax_arrays() -> None:
             assert (np.asarray(out, np.float32) == 3).all()
 
         together(work, 2)
+
+
+def test_deadlines_are_read_while_no_call_begins_or_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control thread reads the deadlines of calls that other threads begin: a call was changed under its eyes."""
+    with ring(2) as (_, peers):
+        locks: dict[int, Any] = {id(peer._machine): peer._lock for peer in peers}
+        read: list[bool] = []
+        next_deadline = PeerMachine.next_deadline
+
+        def observed(machine: PeerMachine) -> float | None:
+            read.append(locks[id(machine)]._is_owned())
+            return next_deadline(machine)
+
+        monkeypatch.setattr(PeerMachine, "next_deadline", observed)
+        together(lambda i: peers[i].barrier(), 2)
+        assert read
+        assert all(read)

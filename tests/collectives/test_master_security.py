@@ -22,6 +22,13 @@ from planetary.collectives.transport.sockets import parse_address
 from planetary.core.errors import RemoteProtocolError, TrustError, UserError
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
+from planetary.wire import Inbox, Outbox, Protocol, refuse_tensors
+from planetary.wire.message import stamp
+
+
+def framed(*said: messages.Message) -> bytes:
+    outbox = Outbox(messages.FROM_PEER, messages.MEMBER)
+    return b"".join(outbox.frame_of(message) for message in said)
 
 
 def ends(sock: socket.socket) -> bool:
@@ -51,8 +58,8 @@ def say_and_finish(sock: socket.socket, data: bytes) -> None:
         struct.pack(">I", 2**31),
         struct.pack(">I", 2) + b"{}",
         struct.pack(">I", 4) + b"\xff\xff\xff\xff",
-        messages.pack(messages.Alive()),
-        messages.pack(messages.Leave()),
+        framed(messages.Alive()),
+        framed(messages.Leave()),
     ],
 )
 def test_a_stranger_is_turned_out_and_the_ring_goes_on(data: bytes) -> None:
@@ -69,17 +76,60 @@ def test_a_stranger_is_turned_out_and_the_ring_goes_on(data: bytes) -> None:
 
 def test_messages_may_be_cut_anywhere() -> None:
     start = messages.Start(call=1, timeout_s=2.0, tag=3, spec=Spec(kind="all_reduce", dtype="f32", count=4, op="sum"))
-    data = messages.pack(start) + messages.pack(messages.Leave())
+    data = framed(start, messages.Leave())
     for cut in range(len(data)):
-        unpacker = messages.Unpacker(at_master=True)
-        assert [*unpacker.feed(data[:cut]), *unpacker.feed(data[cut:])] == [start, messages.Leave()]
+        inbox = Inbox(messages.FROM_PEER, messages.STRANGER, refuse_tensors)
+        found = [received.message for received in (*inbox.feed(data[:cut]), *inbox.feed(data[cut:]))]
+        assert found == [stamp(start, 1), messages.Leave(id=2)]
+
+
+def test_every_flipped_bit_of_a_message_is_refused_or_incomplete() -> None:
+    data = framed(messages.Vote(call=1, number=2, timeout_s=3.0))
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with contextlib.suppress(RemoteProtocolError):
+            assert not Inbox(messages.FROM_PEER, messages.MEMBER, refuse_tensors).feed(damaged)
+
+
+def test_a_stranger_may_send_small_messages_without_tensors_only() -> None:
+    long = framed(
+        messages.Leave(), messages.Register(protocol=1, group=0, name="x" * 16384, host="", port=1, machine="")
+    )
+    with pytest.raises(RemoteProtocolError, match="may have 1 to 16384 bytes"):
+        Inbox(messages.FROM_PEER, messages.STRANGER, refuse_tensors).feed(long)
+    assert len(Inbox(messages.FROM_PEER, messages.MEMBER, refuse_tensors).feed(long)) == 2
+    outbox = Outbox(messages.FROM_PEER)
+    outbox.add(messages.Alive(), {"w": np.ones(3)})
+    declared = outbox.next_frame()
+    assert declared is not None
+    for limits in (messages.STRANGER, messages.MEMBER):
+        with pytest.raises(RemoteProtocolError, match="its header may have 0 to 0 bytes"):
+            Inbox(messages.FROM_PEER, limits, refuse_tensors).feed(declared.head)
+
+
+def test_a_peer_of_another_version_learns_which_side_to_upgrade() -> None:
+    theirs = Protocol(messages.PROTOCOL + 1, *messages.FROM_PEER.messages)
+    with Master("127.0.0.1:0") as master:
+        for said in (Outbox(theirs).frame_of(messages.Alive()), struct.pack(">I", 20) + b'{"type":"Register"}'):
+            with socket.create_connection(parse_address(master.address)) as stranger:
+                stranger.sendall(said)
+                stranger.settimeout(5)
+                answer = b""
+                while part := stranger.recv(4096):
+                    answer += part
+            with pytest.raises(RemoteProtocolError, match="speaks 5, the peer speaks 4; upgrade planetary on the"):
+                Inbox(theirs).feed(answer)
+            (told,) = Inbox(messages.FROM_MASTER, messages.MEMBER).feed(answer)
+            assert isinstance(told.message, messages.Rejected)
+            assert "upgrade planetary on" in told.message.reason
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=80))
 def test_random_bytes_are_refused_or_incomplete(data: bytes) -> None:
     try:
-        found = messages.Unpacker(at_master=True).feed(data)
+        found = Inbox(messages.FROM_PEER, messages.STRANGER, refuse_tensors).feed(data)
     except RemoteProtocolError:
         return
     assert not found

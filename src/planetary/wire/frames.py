@@ -24,8 +24,8 @@ versions that share nothing else still notice each other.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 from zlib import crc32
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
@@ -48,8 +48,7 @@ class Kind(IntEnum):
     WITHDRAW = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
+class Prefix(NamedTuple):
     """A frame's prefix, checked against the limits."""
 
     kind: Kind
@@ -69,7 +68,7 @@ def decode_prefix(data: Buffer, version: int, limits: Limits) -> Prefix:
     """Read `PREFIX_BYTES` bytes. Raises `RemoteProtocolError` for anything that must not be read further."""
     check_start(data, version)
     _, _, kind, zero, header_bytes, payload_bytes, header_crc, payload_crc = _FIELDS.unpack_from(data)
-    if _CHECK.unpack_from(data, _FIELDS.size)[0] != crc32(bytes(data[: _FIELDS.size])):
+    if _CHECK.unpack_from(data, _FIELDS.size)[0] != crc32(data[: _FIELDS.size]):
         raise RemoteProtocolError("reading a frame: its prefix does not match its checksum; the bytes are damaged")
     if zero or kind not in Kind._value2member_map_:
         raise RemoteProtocolError(f"reading a frame: expected kind 1, 2 or 3, found {kind} (reserved {zero})")
@@ -79,14 +78,14 @@ def decode_prefix(data: Buffer, version: int, limits: Limits) -> Prefix:
 
 
 def check_start(data: Buffer, version: int) -> None:
-    """Raise `RemoteProtocolError` unless the first `START_BYTES` bytes are our magic and this protocol version."""
-    magic, theirs = bytes(data[: len(MAGIC)]), data[len(MAGIC)]
+    """Raise `RemoteProtocolError` unless a frame begins with our magic and, where it is there, this version."""
+    magic = bytes(data[: len(MAGIC)])
     if magic != MAGIC:
         raise RemoteProtocolError(
             f"reading a frame: expected it to start with {MAGIC!r}, found {magic!r}{_guess(magic)}"
         )
-    if theirs != version:
-        raise RemoteProtocolError(skew_text(theirs, version))
+    if len(data) >= START_BYTES and data[len(MAGIC)] != version:
+        raise RemoteProtocolError(skew_text(data[len(MAGIC)], version))
 
 
 def skew_text(theirs: int, ours: int) -> str:
@@ -108,20 +107,23 @@ def check_chunk_bytes(chunk_bytes: int, limits: Limits) -> None:
 
 
 def _check_lengths(prefix: Prefix, limits: Limits) -> None:
+    header, payload = prefix.header_bytes, prefix.payload_bytes
     if prefix.kind is Kind.CONTROL:
-        header = (0, limits.declaration_bytes)
-        payload = (1, limits.message_bytes)
+        least_header, most_header, least, most = 0, limits.declaration_bytes, 1, limits.message_bytes
+    elif prefix.kind is Kind.CHUNK:
+        least_header, most_header, least, most = 1, limits.header_bytes, 1, limits.chunk_bytes
     else:
-        header = (1, limits.header_bytes)
-        payload = (1, limits.chunk_bytes) if prefix.kind is Kind.CHUNK else (0, 0)
-    for what, length, (least, most) in (
-        ("header", prefix.header_bytes, header),
-        ("payload", prefix.payload_bytes, payload),
-    ):
-        if not least <= length <= most:
-            raise RemoteProtocolError(
-                f"reading a {prefix.kind.name} frame: its {what} may have {least} to {most} bytes, it has {length}"
-            )
+        least_header, most_header, least, most = 1, limits.header_bytes, 0, 0
+    if not least_header <= header <= most_header:
+        raise _length_error(prefix.kind, "header", header, least_header, most_header)
+    if not least <= payload <= most:
+        raise _length_error(prefix.kind, "payload", payload, least, most)
+
+
+def _length_error(kind: Kind, what: str, length: int, least: int, most: int) -> RemoteProtocolError:
+    return RemoteProtocolError(
+        f"reading a {kind.name} frame: its {what} may have {least} to {most} bytes, it has {length}"
+    )
 
 
 def _guess(magic: bytes) -> str:
@@ -129,4 +131,6 @@ def _guess(magic: bytes) -> str:
         return "; the peer speaks TLS and this side does not"
     if magic in (b"GET ", b"HTTP", b"POST", b"HEAD", b"PUT "):
         return "; the peer speaks HTTP: is this the right port?"
+    if magic[:2] == b"\0\0":
+        return "; a peer of planetary.collectives before protocol 4 speaks like this: upgrade planetary on the peer"
     return "; the peer does not speak planetary's protocol"

@@ -18,7 +18,7 @@ import numpy as np
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.wire.declarations import decode_declaration
-from planetary.wire.frames import PREFIX_BYTES, START_BYTES, Kind, Prefix, check_start, decode_prefix, verify
+from planetary.wire.frames import MAGIC, PREFIX_BYTES, START_BYTES, Kind, Prefix, check_start, decode_prefix, verify
 from planetary.wire.limits import Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
@@ -132,16 +132,14 @@ class Inbox:
         try:
             if self._header is not None:  # a chunk's payload: checked while it is still in the processor's cache
                 self._payload_crc = crc32(self._view[start : self._filled], self._payload_crc)
-            if self._prefix is None and start < START_BYTES <= self._filled:
-                check_start(
-                    self._view, self._protocol.version
-                )  # before the rest is waited for: another protocol may never send it
+            if self._prefix is None and start < START_BYTES and self._filled >= len(MAGIC):
+                # Before the rest is waited for: another protocol may never send it.
+                check_start(self._view[: self._filled], self._protocol.version)
             if self._filled < len(self._view):
                 return []
             return self._advance()
         except Exception as error:
-            self._error = error
-            self._arrivals.clear()
+            self._break(error)
             raise
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Received]:
@@ -149,6 +147,9 @@ class Inbox:
         rest = memoryview(data)
         received: list[Received] = []
         while rest:
+            if count := self._take_control(rest, received):
+                rest = rest[count:]
+                continue
             buffer = self.next_buffer()
             count = min(len(buffer), len(rest))
             buffer[:count] = rest[:count]
@@ -176,7 +177,7 @@ class Inbox:
             self._expect(bytearray(prefix.header_bytes + (prefix.payload_bytes if whole_frame else 0)))
             return []
         if prefix.kind is Kind.CONTROL:
-            received = self._on_control(prefix)
+            received = self._on_control(prefix, self._view)
         elif self._header is not None:
             received = self._on_payload(prefix, self._header)
         else:
@@ -194,12 +195,33 @@ class Inbox:
     def _expect(self, buffer: bytearray | memoryview) -> None:
         self._view, self._filled = memoryview(buffer), 0
 
-    def _on_control(self, prefix: Prefix) -> list[Received]:
-        declaration, payload = self._view[: prefix.header_bytes], self._view[prefix.header_bytes :]
-        verify("header", declaration, prefix.header_crc)
+    def _take_control(self, data: memoryview, received: list[Received]) -> int:
+        """Read a control frame that is whole in `data`, without copying it; return its bytes, 0 for anything else."""
+        if self._error is not None or self._prefix is not None or self._filled or len(data) < PREFIX_BYTES:
+            return 0
+        try:
+            prefix = decode_prefix(data[:PREFIX_BYTES], self._protocol.version, self.limits)
+            end = PREFIX_BYTES + prefix.header_bytes + prefix.payload_bytes
+            if prefix.kind is not Kind.CONTROL or len(data) < end:
+                return 0
+            received += self._on_control(prefix, data[PREFIX_BYTES:end])
+        except Exception as error:
+            self._break(error)
+            raise
+        self.bytes_received += end
+        return end
+
+    def _break(self, error: Exception) -> None:
+        self._error = error
+        self._arrivals.clear()
+
+    def _on_control(self, prefix: Prefix, data: memoryview) -> list[Received]:
+        declaration, payload = data[: prefix.header_bytes], data[prefix.header_bytes :]
+        if prefix.header_bytes or prefix.header_crc:
+            verify("header", declaration, prefix.header_crc)
         verify("payload", payload, prefix.payload_crc)
         message = self._protocol.decode(payload)
-        specs = decode_declaration(declaration, self.limits)
+        specs = decode_declaration(declaration, self.limits) if prefix.header_bytes else ()
         duplicate = message.id <= self._last_id
         if duplicate:
             self.duplicates += 1

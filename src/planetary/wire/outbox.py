@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planetary.core.errors import LocalProtocolError
 from planetary.wire.declarations import declare, encode_declaration
 from planetary.wire.frames import Kind, check_chunk_bytes, encode_prefix
 from planetary.wire.limits import MIB, Limits
@@ -135,6 +136,17 @@ class Outbox:
         head = encode_prefix(self._protocol.version, Kind.CHUNK, encoded, data) + encoded
         outgoing.nbytes += len(head) + len(data)
         return Frame(head, data, outgoing, last=not outgoing.has_more)
+
+    def frame_of(self, message: Message) -> bytes:
+        """Return the frame of a message without tensors, to be sent now: for a connection that queues nothing here.
+
+        Raises as `add` does.
+        """
+        if self._control:
+            raise LocalProtocolError(f"sending {type(message).__name__}: others were queued before it and wait")
+        payload = self._protocol.encode(stamp(message, self._last_id + 1), self._limits)
+        self._last_id += 1
+        return encode_prefix(self._protocol.version, Kind.CONTROL, b"", payload) + payload
 
 
 def _runs(tensors: Mapping[str, np.ndarray], chunk_bytes: int) -> Iterator[tuple[int, int, memoryview]]:

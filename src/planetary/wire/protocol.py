@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -38,7 +38,7 @@ class Protocol:
             raise LocalProtocolError(f"a protocol has two messages named {', '.join(doubled)}")
         self.version = version
         self.messages = messages
-        self._known = frozenset(messages)
+        self._floats = {kind: _float_fields(kind) for kind in messages}
         union: Any = reduce(or_, messages)
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(union)
 
@@ -56,14 +56,14 @@ class Protocol:
         Raises `LocalProtocolError` when it is none of the protocol's, is over the cap or has no JSON form.
         """
         name = type(message).__name__
-        if type(message) not in self._known:
+        floats = self._floats.get(type(message))
+        if floats is None:
             raise LocalProtocolError(f"sending {name}: it is no message of this protocol")
-        for field in msgspec.structs.fields(message):
-            value = getattr(message, field.name)
+        for field in floats:
+            value = getattr(message, field)
             if isinstance(value, float) and not math.isfinite(value):
                 raise LocalProtocolError(
-                    f"sending {name}: field {field.name!r} is {value}, which JSON has not; "
-                    "report it as a failure instead"
+                    f"sending {name}: field {field!r} is {value}, which JSON has not; report it as a failure instead"
                 )
         try:
             data = _encoder.encode(message)
@@ -86,6 +86,10 @@ class Protocol:
                 f"reading {type(message).__name__}: expected an id of 1 to 2^63 - 1, found {message.id}"
             )
         return message
+
+
+def _float_fields(kind: type[Message]) -> tuple[str, ...]:
+    return tuple(f.name for f in msgspec.structs.fields(kind) if float in (f.type, *get_args(f.type)))
 
 
 def _name(kind: type[Message]) -> str:

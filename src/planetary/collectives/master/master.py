@@ -29,13 +29,16 @@ from planetary.collectives.master.master_events import (
 )
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
-from planetary.collectives.protocol.messages import MEMBER_BYTES, Register, Rejected, Unpacker, pack
+from planetary.collectives.protocol.messages import FROM_MASTER, FROM_PEER, MEMBER, STRANGER, Register, Rejected
 from planetary.collectives.transport.sockets import listen, parse_address, prepare
 from planetary.collectives.transport.tls import TlsLayer
-from planetary.core.errors import PlanetaryError, TrustError, UserError
+from planetary.core.errors import LocalProtocolError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.net import invite
 from planetary.net.addresses import is_loopback
 from planetary.net.authority import Authority
+from planetary.wire.inbox import Inbox, refuse_tensors
+from planetary.wire.message import Message
+from planetary.wire.outbox import Outbox
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +94,7 @@ class Master:
         self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}
         self._count = 0
+        self._arriving = memoryview(bytearray(_READ))  # a new object of that size costs more than a message
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._posted: deque[Event] = deque()
@@ -214,17 +218,18 @@ class Master:
 
     def _read(self, connection: _Connection) -> None:
         try:
-            data = connection.sock.recv(_READ)
+            count = connection.sock.recv_into(self._arriving)
         except (BlockingIOError, InterruptedError):
             return
-        if not data:
+        if not count:
             self._lose(connection, "its connection was closed")
             return
+        data: memoryview | bytes = self._arriving[:count]
         if connection.tls is not None:
             data = connection.tls.receive(data)
             connection.unsent += connection.tls.outgoing()
             self._flush(connection)
-        for message in connection.unpacker.feed(data):
+        for message in self._parse(connection, data):
             if connection.closing:
                 return
             if isinstance(message, Register):
@@ -234,8 +239,20 @@ class Master:
                     self._close(connection)
                     return
                 connection.deadline = None
-                connection.unpacker.most = MEMBER_BYTES
+                connection.inbox.limits = MEMBER
             self._handle(Received(connection.number, message, connection.where))  # type: ignore[arg-type]
+
+    def _parse(self, connection: _Connection, data: memoryview | bytes) -> list[Message]:
+        try:
+            return [received.message for received in connection.inbox.feed(data)]
+        except RemoteProtocolError as error:
+            if connection.deadline is None:
+                raise
+            # A stranger: whoever speaks another version learns it from the first bytes of the answer.
+            log.info("a stranger from %s was turned away: %s", connection.where, error)
+            self._send(connection, Rejected(reason=str(error)))
+            self._close(connection)
+            return []
 
     def _check_token(self, hello: Register) -> str:
         if self._authority is None:
@@ -300,10 +317,16 @@ class Master:
         if deadline is not None and deadline <= now:
             self._handle(Tick())
 
-    def _send(self, connection: _Connection, message: object) -> None:
+    def _send(self, connection: _Connection, message: Message) -> None:
         if connection.closing:
             return
-        data = pack(message)  # type: ignore[arg-type]
+        try:
+            data = connection.outbox.frame_of(message)
+        except LocalProtocolError as error:
+            log.error("a message to %s could not be sent: %s", connection.where, error)
+            self._forget(connection)
+            self._posted.append(Closed(connection.number, str(error)))
+            return
         if connection.tls is not None:
             connection.tls.send(data)
             data = connection.tls.outgoing()
@@ -353,7 +376,8 @@ class _Connection:
     def __init__(self, number: int, sock: socket.socket, tls: TlsLayer | None, where: str, deadline: float) -> None:
         self.number, self.sock, self.tls, self.where = number, sock, tls, where
         self.deadline: float | None = deadline  # for the first message, or for the rest of a goodbye
-        self.unpacker = Unpacker(at_master=True)
+        self.inbox = Inbox(FROM_PEER, STRANGER, refuse_tensors)
+        self.outbox = Outbox(FROM_MASTER, MEMBER)
         self.unsent = bytearray()
         self.mask = selectors.EVENT_READ
         self.closing = False

@@ -59,7 +59,7 @@ class ControlThread:
             for message in self._stream.receive(self._until_next()):
                 owner._handle(e.FromMasterReceived(message))
             owner._watch()
-            deadline = machine.next_deadline()
+            deadline = self._next_deadline()
             if deadline is not None and deadline <= time.monotonic():
                 owner._handle(e.PeerTick())
             if machine.state == "away":
@@ -81,7 +81,11 @@ class ControlThread:
                 return True
         return False
 
+    def _next_deadline(self) -> float | None:
+        with self._owner._lock:  # other threads begin and end calls
+            return self._machine.next_deadline()
+
     def _until_next(self) -> float:
-        deadline = self._machine.next_deadline()
+        deadline = self._next_deadline()
         wait = _WATCH_S if self._owner._active else 1.0
         return wait if deadline is None else min(wait, max(deadline - time.monotonic(), 0.0))

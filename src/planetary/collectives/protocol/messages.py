@@ -1,4 +1,4 @@
-"""Control messages between a peer and the master: JSON with a `type`, each behind its length.
+"""Control messages between a peer and the master, in the frames of `planetary.wire`.
 
 A peer numbers its requests with `call`; an answer names the call it is for. `seq` numbers the operations that began,
 over the life of a group: it stands in every frame of bulk data, so a frame of an operation that is over is known as
@@ -7,26 +7,19 @@ stale. `epoch` numbers the rings of a group.
 
 from __future__ import annotations
 
-import struct
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from planetary.collectives.protocol.options import Spec, SyncStrategy
-from planetary.core.errors import LocalProtocolError, RemoteProtocolError
+from planetary.wire.limits import KIB, MIB, Limits
+from planetary.wire.message import Message
+from planetary.wire.protocol import Protocol
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised whenever a message or frame changes in a way that an older peer would misread."""
 
-STRANGER_BYTES = 16 << 10
-MEMBER_BYTES = 16 << 20
-"""Longest message before and after registration."""
-
 Code = Literal["lost", "straggler", "disagreement", "too_few", "removed", "aborted", "master"]
-
-
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
-    """Base of all control messages."""
 
 
 class PeerInfo(msgspec.Struct, frozen=True):
@@ -300,54 +293,11 @@ FromMaster = (
     | Alive
 )
 
-_encoder = msgspec.json.Encoder()
-_from_peer = msgspec.json.Decoder(FromPeer)
-_from_master = msgspec.json.Decoder(FromMaster)
-_LENGTH = struct.Struct(">I")
+FROM_PEER = Protocol(PROTOCOL, *get_args(FromPeer))
+FROM_MASTER = Protocol(PROTOCOL, *get_args(FromMaster))
 
-
-def pack(message: Message) -> bytes:
-    """Return the bytes of a message on the wire."""
-    body = _encoder.encode(message)
-    if len(body) > MEMBER_BYTES:
-        raise LocalProtocolError(
-            f"{type(message).__name__} may have {MEMBER_BYTES} bytes, it has {len(body)}; "
-            "has the shared state too many names?"
-        )
-    return _LENGTH.pack(len(body)) + body
-
-
-class Unpacker:
-    """Takes bytes as they come, however they are cut, and gives whole messages.
-
-    Attributes:
-        most: longest message that is accepted, in bytes.
-    """
-
-    def __init__(self, *, at_master: bool) -> None:
-        """`at_master`: whether peers' messages are expected, or the master's."""
-        self._decoder = _from_peer if at_master else _from_master
-        self._buffer = bytearray()
-        self.most = STRANGER_BYTES if at_master else MEMBER_BYTES
-
-    def feed(self, data: bytes | bytearray | memoryview) -> list[FromPeer | FromMaster]:
-        """Return the messages that are whole now. Raises `RemoteProtocolError`; nothing can be read after it."""
-        buffer = self._buffer
-        buffer += data
-        found: list[FromPeer | FromMaster] = []
-        position = 0
-        while len(buffer) - position >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer, position)
-            if length > self.most:
-                raise RemoteProtocolError(f"a message may have {self.most} bytes, one of {length} was announced")
-            end = position + _LENGTH.size + length
-            if len(buffer) < end:
-                break
-            try:
-                found.append(self._decoder.decode(bytes(buffer[position + _LENGTH.size : end])))
-            except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-                raise RemoteProtocolError(f"reading a control message: {error}") from None
-            position = end
-            # What follows a registration may be longer; the master raises `most` only after it has seen it.
-        del buffer[:position]
-        return found
+STRANGER = Limits(
+    message_bytes=16 * KIB, declaration_bytes=0, header_bytes=0, tensor_bytes=0, tensors=0, messages_under_way=0
+)
+MEMBER = msgspec.structs.replace(STRANGER, message_bytes=16 * MIB)
+"""What may be sent before and after registration: a message names every array of the shared state; none has tensors."""

@@ -7,12 +7,15 @@ import select
 import socket
 import threading
 
-from planetary.collectives.protocol.messages import FromMaster, Message, Unpacker, pack
+from planetary.collectives.protocol.messages import FROM_MASTER, FROM_PEER, MEMBER, FromMaster
 from planetary.collectives.transport.sockets import Deadline, dial
 from planetary.collectives.transport.tls import TlsLayer, master_context
 from planetary.core.errors import PeerError, UserError
 from planetary.net.addresses import is_loopback
 from planetary.net.client import Trust
+from planetary.wire.inbox import Inbox, refuse_tensors
+from planetary.wire.message import Message
+from planetary.wire.outbox import Outbox
 
 _SEND_S = 10.0
 
@@ -30,8 +33,10 @@ class ControlStream:
         where = f"{host}:{port}"
         self._tls: TlsLayer | None = None
         self._lock = threading.Lock()
-        self._unpacker = Unpacker(at_master=False)
+        self._inbox = Inbox(FROM_MASTER, MEMBER, refuse_tensors)
+        self._outbox = Outbox(FROM_PEER, MEMBER)
         self._early: list[FromMaster] = []
+        self._arriving = memoryview(bytearray(256 << 10))
         if trust.invite is not None:
             first = dial(host, port, timeout_s) if trust.authority is None else None
             if first is not None:
@@ -64,8 +69,8 @@ class ControlStream:
 
     def send(self, message: Message) -> None:
         """Send a message. Raises `PeerError` when the connection is over or takes nothing for a while."""
-        data = pack(message)
         with self._lock:
+            data = self._outbox.frame_of(message)
             if self._tls is not None:
                 self._tls.send(data)
                 data = self._tls.outgoing()
@@ -89,18 +94,19 @@ class ControlStream:
 
     def _take(self) -> list[FromMaster]:
         try:
-            data = self._sock.recv(256 << 10)
+            count = self._sock.recv_into(self._arriving)
         except (BlockingIOError, InterruptedError):
             return []
         except (OSError, ValueError) as error:
             raise PeerError(str(error)) from None
-        if not data:
+        if not count:
             raise PeerError("it was closed")
+        data: memoryview | bytes = self._arriving[:count]
         if self._tls is not None:
             with self._lock:
                 data = self._tls.receive(data)
                 self._write(self._tls.outgoing())
-        return self._unpacker.feed(data)  # type: ignore[return-value]  # its decoder gives the master's messages only
+        return [received.message for received in self._inbox.feed(data)]  # type: ignore[misc]  # the master's only
 
     def _shake_hands(self, deadline: Deadline) -> None:
         assert self._tls is not None

@@ -32,7 +32,7 @@ class TlsLayer:
         self._tls = context.wrap_bio(self._in, self._out, server_side=server, server_hostname=name)
         self.ready = False
 
-    def receive(self, data: bytes) -> bytes:
+    def receive(self, data: bytes | memoryview) -> bytes:
         """Take bytes of the network; return what they say. Raises `TrustError` or `PeerError`."""
         self._in.write(data)
         parts = []

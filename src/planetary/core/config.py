@@ -37,11 +37,11 @@ from planetary.core.config_strict import (
     check_known,
     check_value,
     expects_text,
-    show_found,
     takes_table,
 )
 from planetary.core.config_toml import toml_document
 from planetary.core.errors import UserError
+from planetary.core.ranges import show_found
 
 __all__ = [
     "BUILT_IN_TOKENIZERS",
@@ -208,7 +208,9 @@ def _override_value(text: str, wants_text: bool, free: bool, origin: str) -> obj
 
 def to_toml(config: Config) -> str:
     """Return every key of `config` as TOML; `load_config` of it gives an equal `Config`."""
-    return toml_document(msgspec.to_builtins(config))
+    tables = msgspec.to_builtins(config)
+    tables["optimizer"] = {"name": config.optimizer.name} | tables["optimizer"]  # which is the first that is looked for
+    return toml_document(tables)
 
 
 def config_hash(config: Config) -> str:

@@ -6,29 +6,30 @@ the comment says what it means and in which unit.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Meta
 
-Count = Annotated[int, Meta(ge=1)]
-Index = Annotated[int, Meta(ge=0)]
-Seed = Annotated[int, Meta(ge=0, lt=2**32)]
-Port = Annotated[int, Meta(ge=0, le=65535)]
-Positive = Annotated[float, Meta(gt=0)]
-NotNegative = Annotated[float, Meta(ge=0)]
-Decay = Annotated[float, Meta(ge=0, lt=1)]  # of a moving average: 0 keeps nothing, 1 would keep everything
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-Share = Annotated[float, Meta(gt=0, le=1)]
-ProperFraction = Annotated[float, Meta(gt=0, lt=1)]
-Text = Annotated[str, Meta(min_length=1)]
-Memory = Annotated[
-    str,
-    Meta(
-        pattern=r"^(none|blocks|\d+(\.\d+)? ?([KMG]?B|[KMG]iB)?)$",
-        description='"none", "blocks" or a string of bytes such as "200MiB"',
-    ),
-]
+from planetary.core.ranges import (
+    Count,
+    Decay,
+    Factors,
+    Float64,
+    Fraction,
+    Index,
+    InnerOptimizer,
+    Memory,
+    NotNegative,
+    Port,
+    Positive,
+    ProperFraction,
+    Rounding,
+    Seed,
+    Share,
+    Text,
+)
+from planetary.core.step_options import UpdateOptions
+
 # What executes the training step: drivers of IREE, or XLA through PJRT; "auto": what is fastest on each machine
 Backend = Literal["auto", "cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]
 BACKEND_ALIASES = {"rocm": "hip"}
@@ -89,49 +90,35 @@ class TrainConfig(msgspec.Struct, frozen=True):
     # unless it is told the rounds; the run's `config.toml` has what it chose, and 0 here
     target_minutes: NotNegative = 0.0
     inner_steps: Count = 30  # H: inner steps of each worker in one round
-    # Sequences in a batch of one worker, and target tokens in a sequence. 0, and with a compiled model the default: as
-    # that model takes them
+    # sequences in a batch of one worker; 0, and with a compiled model the default: as that model takes them
     batch_size: Index = 8
-    sequence_length: Index = 128
+    sequence_length: Index = 128  # target tokens in a sequence; 0 as of batch_size
     inner_state: Literal["persist", "reset"] = "persist"  # the optimizer's state at the start of a round
     micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
-    precision: Literal["f32", "bf16", "f16"] = "f32"  # of the factors in matrix products; parameters stay float32
-    rounding: Literal["nearest", "stochastic"] = "nearest"  # of parameters to bf16 or f16
+    precision: Factors = "f32"  # of the factors in matrix products; parameters stay float32
+    rounding: Rounding = "nearest"  # of parameters to bf16 or f16
     # what a model computes in float64: "demote" computes it in float32 and says so, "refuse" is an error
-    f64: Literal["demote", "refuse"] = "demote"
+    f64: Float64 = "demote"
     # recompute activations to save memory: "none", "blocks" (as many as possible), or the bytes they may take
     remat: Memory = "none"
 
 
-class OptimizerConfig(msgspec.Struct, frozen=True):
+class OptimizerConfig(UpdateOptions, frozen=True):
     """`[optimizer]`: the inner optimizer, which is part of the compiled step."""
 
-    name: Literal["adamw", "sgd", "lion", "adafactor", "muon"] = "adamw"
+    name: InnerOptimizer = "adamw"  # the kind
     learning_rate: Positive = 3e-3  # at its peak, after the warm-up; "lion" wants a third to a tenth of adamw's
-    beta1: Decay = 0.9  # "adamw", "lion", and what "muon" leaves to AdamW
-    beta2: Decay = 0.95
-    epsilon: Positive = 1e-8
-    momentum: Decay = 0.95  # "sgd" and "muon"
-    nesterov: bool = True  # "sgd" and "muon"
-    # "muon": name patterns of matrices that AdamW updates
-    adam_for: tuple[str, ...] = ("*embed*", "*wte*", "*head*", "*router*")
-    matrix_stacks: tuple[str, ...] = ("*experts*",)  # "muon" and "adafactor": of [n, rows, columns], n by themselves
-    weight_decay: NotNegative = 0.1  # decoupled, times the learning rate
-    decay_min_rank: Index = 2  # parameters of fewer dimensions do not decay
-    no_decay: tuple[str, ...] = ()  # nor do those whose name matches one of these patterns
-    clip_norm: NotNegative = 1.0  # the gradient's global norm is cut to this; 0: never
     warmup_steps: Index = 20  # inner steps of linear rise from 0; a run that is shorter warms up for a fifth of it
     schedule: Literal["cosine", "linear", "constant", "wsd", "inverse-sqrt"] = "cosine"  # what follows the warm-up
     final_fraction: Fraction = 0.1  # of the peak, at the end of "cosine", "linear" and "wsd"
     cooldown_fraction: ProperFraction = 0.2  # of the run, at its end, in which "wsd" falls
-    average_decay: Decay = 0.0  # of a moving average of the weights in the optimizer's state; 0: none is kept
 
 
 class OuterConfig(msgspec.Struct, frozen=True):
     """`[outer]`: the outer Nesterov step that the training controller takes."""
 
-    learning_rate: Positive = 0.7
-    momentum: Decay = 0.9
+    learning_rate: Positive = 0.7  # of the step along the mean of the workers' deltas
+    momentum: Decay = 0.9  # Nesterov's
 
 
 class FabricConfig(msgspec.Struct, frozen=True):
@@ -144,7 +131,7 @@ class FabricConfig(msgspec.Struct, frozen=True):
     abandon_after_s: NotNegative = 600.0  # a run without any connected worker fails after this; 0: never
     host: Text = "127.0.0.1"  # that the gateway listens on
     port: Port = 0  # that the gateway listens on; 0: any free one
-    backend: Backend = "cpu"
+    backend: Backend = "cpu"  # a driver of IREE, or XLA ("pjrt:…"); "auto": the fastest on each machine
     # what the step is compiled for: "host", "baseline", or a chip such as "sm_80"; PJRT compiles it on the worker
     target: Text = "host"
     island: Count = 1  # devices of one worker, which run every step together; above 1 for PJRT only
@@ -178,15 +165,14 @@ class MoeConfig(msgspec.Struct, frozen=True):
     refresh_form: Literal["exact", "bf16", "4bit"] = "exact"
     fitted_by: Literal["composers", "expert-workers"] = "composers"  # who fits surrogates
     detach: bool = True  # stop the gradient at the surrogates' input
-    router_every: Count = (
-        2  # steps between two merges of the routers; 1: after every step that finds the last merge done
-    )
+    # steps between two merges of the routers; 1: after every step that finds the last merge done
+    router_every: Count = 2
     latent_every: Count = 2  # of the latent projections
     backbone_every: Count = 8  # of everything else that is no expert
     backbone_fragments: Count = 1  # parts of the backbone that are merged at different steps
     refresh_every: Count = 5  # steps between two fits of an owner's surrogates, and between two copies of its state
     outer_rate: Positive = 1.0  # of the outer Nesterov step that follows a merge, in place of `[outer]`
-    outer_momentum: Decay = 0.0
+    outer_momentum: Decay = 0.0  # of that step
     radial: bool = True  # merge lengths and directions apart; false: plain weighted means
     sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
     precision: Literal["f32", "4bit"] = "4bit"  # of sketches

@@ -6,7 +6,6 @@ The rules come from the types in `config_schema`; this file only finds the words
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import Any
@@ -16,6 +15,7 @@ from msgspec import inspect
 
 from planetary.core.config_schema import ALIASES, Config
 from planetary.core.errors import UserError
+from planetary.core.ranges import convert_value, describe, show_found
 
 log = logging.getLogger(__name__)
 
@@ -84,61 +84,16 @@ def takes_table(section: str, key: str) -> bool:
     return isinstance(FIELDS[section][key].type, inspect.DictType)
 
 
-def describe(kind: inspect.Type) -> str:
-    """Say in words what a key takes, e.g. `"a whole number >= 1"`."""
-    if isinstance(kind, inspect.Metadata):
-        return (kind.extra_json_schema or {}).get("description") or describe(kind.type)
-    if isinstance(kind, inspect.BoolType):
-        return "true or false"
-    if isinstance(kind, inspect.IntType | inspect.FloatType):
-        limits = [
-            f"{sign} {limit}"
-            for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
-            if limit is not None
-        ]
-        noun = "a whole number" if isinstance(kind, inspect.IntType) else "a finite number"
-        return " ".join([noun, " and ".join(limits)]).strip()
-    if isinstance(kind, inspect.LiteralType):
-        return "one of " + ", ".join(f'"{value}"' for value in kind.values)
-    if isinstance(kind, inspect.StrType):
-        return "a string that is not empty" if kind.min_length else "a string"
-    if isinstance(kind, inspect.DictType):
-        value = kind.value_type
-        return "a table" if isinstance(value, inspect.AnyType) else f"a table whose values are {describe(value)}"
-    if isinstance(kind, inspect.VarTupleType):
-        return f"an array whose values are {describe(kind.item_type)}"
-    raise AssertionError(f"no words for {kind}")  # a schema change must add them
-
-
-def show_found(value: object) -> str:
-    """Name a value and its TOML type, cut to a length that fits an error message."""
-    names = {
-        bool: "boolean",
-        int: "whole number",
-        float: "number",
-        str: "string",
-        list: "array",
-        dict: "table",
-    }
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
-    if len(text) > 60:
-        text = text[:57] + "..."
-    return f"{text} ({names.get(type(value), type(value).__name__)})"
-
-
 def check_value(section: str, key: str, value: object, origin: str) -> Any:
     """Return `value` as the type that the known key takes, or raise `UserError` saying what was expected."""
     kind = FIELDS[section][key].type
     wanted = next(field.type for field in msgspec.structs.fields(SECTIONS[section]) if field.name == key)
     if isinstance(value, str):
         value = ALIASES.get((section, key), {}).get(value, value)
-    # Comparisons with a NaN are all false, so the ranges in the types do not catch it.
-    if not isinstance(value, float) or math.isfinite(value):
-        try:
-            return msgspec.convert(value, wanted, strict=True)
-        except msgspec.ValidationError:
-            pass
-    raise UserError(f"{origin}: {section}.{key}: expected {describe(kind)}, found {show_found(value)}")
+    try:
+        return convert_value(value, wanted)
+    except ValueError:  # msgspec's own error is one
+        raise UserError(f"{origin}: {section}.{key}: expected {describe(kind)}, found {show_found(value)}") from None
 
 
 def build_config(tables: Mapping[str, object], origin: str) -> Config:

@@ -3,53 +3,59 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 import msgspec
 
 from planetary.core.errors import UserError
+from planetary.core.ranges import (
+    Count,
+    Decay,
+    Factors,
+    Float64,
+    Index,
+    InnerOptimizer,
+    NotNegative,
+    Positive,
+    Rounding,
+    check_ranges,
+)
 
 
-class StepOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a training step computes and updates the parameters. The learning rate is an argument of every step."""
+class UpdateOptions(msgspec.Struct, frozen=True):
+    """The keys of `[optimizer]` that are compiled into the step; `config_schema.OptimizerConfig` adds the schedule."""
 
-    optimizer: Literal["adamw", "sgd", "lion", "adafactor", "muon"] = "adamw"
-    beta1: float = 0.9  # "adamw", "lion"; "muon" for what is not a matrix
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    momentum: float = 0.95  # "sgd" and "muon"
+    beta1: Decay = 0.9  # "adamw", "lion", and the non-matrices of "muon"
+    beta2: Decay = 0.95  # of the squares; "adamw" and "lion"
+    epsilon: Positive = 1e-8  # added to the root of the squares
+    momentum: Decay = 0.95  # "sgd" and "muon"
     nesterov: bool = True  # "sgd" and "muon"
     # "muon": name patterns of matrices that AdamW updates
     adam_for: tuple[str, ...] = ("*embed*", "*wte*", "*head*", "*router*")
     matrix_stacks: tuple[str, ...] = ("*experts*",)  # "muon" and "adafactor": of [n, rows, columns], n by themselves
-    weight_decay: float = 0.1
-    decay_min_rank: int = 2  # parameters of fewer dimensions do not decay
+    weight_decay: NotNegative = 0.1  # decoupled, times the learning rate
+    decay_min_rank: Index = 2  # parameters of fewer dimensions do not decay
     no_decay: tuple[str, ...] = ()  # nor do those whose name matches one of these patterns
-    clip_norm: float = 1.0  # global gradient norm; 0: no clipping
-    average_decay: float = 0.0  # of a moving average of the weights, kept in the state; 0: none
-    micro_batches: int = 1  # parts of a batch, one after the other; the model is made for one part
-    precision: Literal["f32", "bf16", "f16"] = "f32"  # of the factors in contractions
-    rounding: Literal["nearest", "stochastic"] = "nearest"  # of parameters, wherever they become bf16 or f16
-    # of what the model computes in float64 between its arguments and its loss: in float32, or an error
-    f64: Literal["demote", "refuse"] = "demote"
+    clip_norm: NotNegative = 1.0  # the gradient's global norm is cut to this; 0: never
+    average_decay: Decay = 0.0  # of a moving average of the weights in the optimizer's state; 0: none is kept
+
+
+class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
+    """How a training step computes and updates the parameters. The learning rate is an argument of every step.
+
+    Raises:
+        UserError: a value is of another type or out of its range.
+    """
+
+    optimizer: InnerOptimizer = "adamw"
+    micro_batches: Count = 1  # parts of a batch, one after the other; the model is made for one part
+    precision: Factors = "f32"  # of the factors in contractions
+    rounding: Rounding = "nearest"  # of parameters, wherever they become bf16 or f16
+    f64: Float64 = "demote"  # of what the model computes in float64 between its arguments and its loss
     remat: str = "none"  # what is recomputed: "none", "blocks", or bytes that activations may take, as "200MiB"
 
     def __post_init__(self) -> None:
-        """Raise `UserError` for a value outside its range."""
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise UserError(f"beta1 and beta2 must be in [0, 1), found {self.beta1} and {self.beta2}")
-        if not (0 <= self.momentum < 1 and 0 <= self.average_decay < 1):
-            raise UserError(
-                f"momentum and average_decay must be in [0, 1), found {self.momentum} and {self.average_decay}"
-            )
-        if not self.epsilon > 0:
-            raise UserError(f"epsilon must be above 0, found {self.epsilon}")
-        if not (self.weight_decay >= 0 and self.clip_norm >= 0):
-            raise UserError(
-                f"weight_decay and clip_norm must be at least 0, found {self.weight_decay} and {self.clip_norm}"
-            )
-        if self.micro_batches < 1:
-            raise UserError(f"micro_batches must be at least 1, found {self.micro_batches}")
+        """Check every field."""
+        check_ranges(self)
         remat_budget(self.remat)
 
 

@@ -14,7 +14,7 @@ from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config, ModelConfig, is_function
 from planetary.core.errors import TrustError, UserError
 from planetary.core.schedules import Schedule
-from planetary.core.step_options import StepOptions
+from planetary.core.step_options import StepOptions, UpdateOptions
 from planetary.core.tensors import host_dtype
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare
@@ -122,19 +122,8 @@ def step_options(config: Config) -> StepOptions:
     """Return what the configuration says about the training step, but for its learning rate."""
     optimizer, train = config.optimizer, config.train
     return StepOptions(
+        **{name: getattr(optimizer, name) for name in UpdateOptions.__struct_fields__},
         optimizer=optimizer.name,
-        beta1=optimizer.beta1,
-        beta2=optimizer.beta2,
-        epsilon=optimizer.epsilon,
-        momentum=optimizer.momentum,
-        nesterov=optimizer.nesterov,
-        adam_for=optimizer.adam_for,
-        matrix_stacks=optimizer.matrix_stacks,
-        weight_decay=optimizer.weight_decay,
-        decay_min_rank=optimizer.decay_min_rank,
-        no_decay=optimizer.no_decay,
-        clip_norm=optimizer.clip_norm,
-        average_decay=optimizer.average_decay,
         micro_batches=train.micro_batches,
         precision=train.precision,
         rounding=train.rounding,

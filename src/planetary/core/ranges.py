@@ -1,0 +1,103 @@
+"""The types of options with their ranges, the words for them, and the check of a value against its type."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, inspect
+
+from planetary.core.errors import UserError
+
+Count = Annotated[int, Meta(ge=1)]
+Index = Annotated[int, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=0, lt=2**32)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+Positive = Annotated[float, Meta(gt=0)]
+NotNegative = Annotated[float, Meta(ge=0)]
+Decay = Annotated[float, Meta(ge=0, lt=1)]  # of a moving average: 0 keeps nothing, 1 would keep everything
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+ProperFraction = Annotated[float, Meta(gt=0, lt=1)]
+Text = Annotated[str, Meta(min_length=1)]
+Memory = Annotated[
+    str,
+    Meta(
+        pattern=r"^(none|blocks|\d+(\.\d+)? ?([KMG]?B|[KMG]iB)?)$",
+        description='"none", "blocks" or a string of bytes such as "200MiB"',
+    ),
+]
+Factors = Literal["f32", "bf16", "f16"]
+Rounding = Literal["nearest", "stochastic"]
+Float64 = Literal["demote", "refuse"]
+InnerOptimizer = Literal["adamw", "sgd", "lion", "adafactor", "muon"]
+
+
+def describe(kind: inspect.Type) -> str:
+    """Say in words what a key takes, e.g. `"a whole number >= 1"`."""
+    if isinstance(kind, inspect.Metadata):
+        return (kind.extra_json_schema or {}).get("description") or describe(kind.type)
+    if isinstance(kind, inspect.BoolType):
+        return "true or false"
+    if isinstance(kind, inspect.IntType | inspect.FloatType):
+        limits = [
+            f"{sign} {limit}"
+            for sign, limit in ((">=", kind.ge), (">", kind.gt), ("<=", kind.le), ("<", kind.lt))
+            if limit is not None
+        ]
+        noun = "a whole number" if isinstance(kind, inspect.IntType) else "a finite number"
+        return " ".join([noun, " and ".join(limits)]).strip()
+    if isinstance(kind, inspect.LiteralType):
+        return "one of " + ", ".join(f'"{value}"' for value in kind.values)
+    if isinstance(kind, inspect.StrType):
+        return "a string that is not empty" if kind.min_length else "a string"
+    if isinstance(kind, inspect.DictType):
+        value = kind.value_type
+        return "a table" if isinstance(value, inspect.AnyType) else f"a table whose values are {describe(value)}"
+    if isinstance(kind, inspect.VarTupleType):
+        return f"an array whose values are {describe(kind.item_type)}"
+    raise AssertionError(f"no words for {kind}")  # a schema change must add them
+
+
+def show_found(value: object) -> str:
+    """Name a value and its TOML type, cut to a length that fits an error message."""
+    names = {
+        bool: "boolean",
+        int: "whole number",
+        float: "number",
+        str: "string",
+        list: "array",
+        dict: "table",
+    }
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    if len(text) > 60:
+        text = text[:57] + "..."
+    return f"{text} ({names.get(type(value), type(value).__name__)})"
+
+
+def convert_value(value: object, wanted: Any) -> Any:
+    """Return `value` as a type with its range. Raises `ValueError` for another type, a value out of range, or a NaN."""
+    # Comparisons with a NaN are all false, so the ranges in the types do not catch it.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(value)
+    return msgspec.convert(value, wanted, strict=True)
+
+
+def check_ranges(options: msgspec.Struct) -> None:
+    """Check every field of a struct that was made in Python; files are checked when they are read.
+
+    Raises:
+        UserError: naming the first field that is of another type or out of its range.
+    """
+    info = inspect.type_info(type(options))
+    assert isinstance(info, inspect.StructType)
+    kinds = {field.name: field.type for field in info.fields}
+    for field in msgspec.structs.fields(type(options)):
+        value = getattr(options, field.name)
+        try:
+            convert_value(value, field.type)
+        except ValueError:  # msgspec's own error is one
+            raise UserError(
+                f"{field.name}: expected {describe(kinds[field.name])}, found {show_found(value)}"
+            ) from None

@@ -1,10 +1,11 @@
-"""The tour names places that exist, and its reading order is as long as it says."""
+"""The tour and the architecture page name places that exist, and their numbers are true."""
 
 from __future__ import annotations
 
 import ast
 import re
 import runpy
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,11 @@ PACKAGE = Path(planetary.__file__).parent
 PAGE = (ROOT / "docs" / "tour.md").read_text()
 PLACE = re.compile(r"`([a-z_0-9/]+\.py):([A-Za-z_0-9.]+)`")
 ROW = re.compile(r"^\| `([a-z_0-9/]+\.py)` \| (\d+) \|", re.MULTILINE)
+ROW_OF_SUB_PACKAGE = re.compile(r"^\| `([a-z]+)/([a-z]+)` \|", re.MULTILINE)
 LONGEST = 2500  # lines to read
+# Files that a journey enters at most: lower these when a hop is removed. Key: the journey's number.
+MOST_FILES = {"2": 21, "3": 22}
+CONNECTION = slice(3, 12)  # hops of journey 2 that every message of journey 3 takes, too
 
 
 def names_in(path: Path) -> set[str]:
@@ -34,6 +39,11 @@ def names_in(path: Path) -> set[str]:
     return found
 
 
+def hops_of(journey: str) -> str:
+    """The numbered lines of a journey."""
+    return "\n".join(line for line in journey.splitlines() if re.match(r"\d+\. `", line))
+
+
 @pytest.mark.parametrize("place", sorted(set(PLACE.findall(PAGE))), ids=":".join)
 def test_every_place_of_the_tour_exists(place: tuple[str, str]) -> None:
     file, name = place
@@ -49,6 +59,28 @@ def test_there_are_five_journeys_and_every_hop_names_a_place() -> None:
         assert [int(number) for number, _ in hops] == list(range(1, len(hops) + 1))
         assert len(hops) > 5
         assert all(PLACE.match(text) for _, text in hops)
+
+
+def test_hops_and_files_of_a_journey_are_counted_and_do_not_grow() -> None:
+    files = {journey[0]: [file for file, _ in PLACE.findall(hops_of(journey))] for journey in PAGE.split("\n## ")[2:]}
+    for journey in PAGE.split("\n## ")[2:]:
+        entered = files[journey[0]]
+        assert f"{len(entered)} hops, {len(set(entered))} files" in " ".join(journey.split())
+    with_connection = set(files["3"]) | set(files["2"][CONNECTION])
+    assert f"; {len(with_connection)} files with those of the connection." in PAGE
+    assert len(set(files["2"])) <= MOST_FILES["2"]
+    assert len(with_connection) <= MOST_FILES["3"]
+
+
+def test_the_architecture_page_has_the_sub_packages_in_the_order_of_the_contracts() -> None:
+    rows = ROW_OF_SUB_PACKAGE.findall((ROOT / "docs" / "architecture.md").read_text())
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = {name.removeprefix("planetary."): c["layers"] for c in contracts for name in c.get("containers", ())}
+    for package in sorted({path.parent.parent.name for path in PACKAGE.glob("*/*/__init__.py")} - {"cli", "compat"}):
+        described = [name for row, name in rows if row == package]
+        assert sorted(described) == sorted(path.parent.name for path in PACKAGE.glob(f"{package}/*/__init__.py"))
+        height = {name: i for i, layer in enumerate(layers[package]) for name in re.split(r"\s*[|:]\s*", layer)}
+        assert [height[name] for name in described] == sorted(height[name] for name in described), package
 
 
 def test_the_reading_order_is_short_and_passes_the_line_where_a_step_is_executed() -> None:

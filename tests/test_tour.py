@@ -61,6 +61,16 @@ def test_there_are_five_journeys_and_every_hop_names_a_place() -> None:
         assert all(PLACE.match(text) for _, text in hops)
 
 
+def test_every_message_event_and_record_of_the_tour_exists() -> None:
+    quoted = [code for code in re.findall(r"`([^`\n]+)`", PAGE) if "/" not in code]
+    named = {name for code in quoted for name in re.findall(r"\b(?:[A-Z][a-z]+){2,}\b", code)}
+    classes = {
+        name for path in PACKAGE.rglob("*.py") for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE)
+    }
+    assert {"TrainResult", "OfferSketches"} <= named
+    assert named <= classes, f"docs/tour.md: no such classes: {sorted(named - classes)}"
+
+
 def test_hops_and_files_of_a_journey_are_counted_and_do_not_grow() -> None:
     files = {journey[0]: [file for file, _ in PLACE.findall(hops_of(journey))] for journey in PAGE.split("\n## ")[2:]}
     for journey in PAGE.split("\n## ")[2:]:
@@ -90,7 +100,12 @@ def test_the_reading_order_is_short_and_passes_the_line_where_a_step_is_executed
     wrong = {file: lines[file] for file, said in rows if abs(lines[file] - int(said)) > 15}
     assert not wrong, f"docs/tour.md: these files have other numbers of lines: {wrong}"
     assert sum(lines.values()) <= LONGEST
-    assert "executor.train_step(" in (PACKAGE / "fabric/worker/compute.py").read_text()
+    said = re.search(r"`fabric/worker/compute.py:inner_steps`: `([^`]+)`", PAGE)
+    assert said is not None
+    assert said[1] in (PACKAGE / "fabric/worker/compute.py").read_text()
+    told = re.search(r"one order of ([\d,]+) lines", (ROOT / "README.md").read_text())
+    assert told is not None
+    assert abs(sum(lines.values()) - int(told[1].replace(",", ""))) <= 100
     assert "fabric/worker/compute.py" in lines
 
 

@@ -16,13 +16,13 @@ from planetary.wire.message import Order
 
 OF = {"shard": 1, "epoch": 1, "step": 5}
 STEP = mm.StepTaken(**OF, loss=1.0, seconds=1.0)
-WANT = mm.WantTokens(**{k: OF[k] for k in ("shard", "epoch")}, first=0, count=1)
+WANT = mm.RequestTokens(**{k: OF[k] for k in ("shard", "epoch")}, first=0, count=1)
 FRAGMENT = mm.PublishFragment(
     shard=1, epoch=1, tier="router", fragment=0, base=0, tokens=1, steps=1, payload="fragment/0"
 )
 SURROGATES = mm.PublishSurrogates(**OF, of=1, progress=5, error=None, payload="surrogate/0")
 VIEW = mm.ViewModel(**OF, progress=5, mixed_loss=1.0, surrogate_loss=1.0, payload="view/0")
-STATE = mm.KeepShard(**OF, progress=5, payload="shard/0")
+STATE = mm.SaveShard(**OF, progress=5, payload="shard/0")
 
 
 def payload() -> Mapping[str, np.ndarray]:
@@ -58,7 +58,7 @@ async def exchange(held: threading.Event, sent: list[tuple[str, int, bool]]) -> 
         while len(found) < 6:
             received = await other.receive(20)
             found.append(type(received.message).__name__)
-            if isinstance(received.message, mm.KeepShard):
+            if isinstance(received.message, mm.SaveShard):
                 held.set()
         await outbox.drain()
         return found
@@ -73,8 +73,8 @@ async def exchange(held: threading.Event, sent: list[tuple[str, int, bool]]) -> 
 def test_small_messages_and_states_do_not_wait_for_a_payload_that_takes_its_time() -> None:
     sent: list[tuple[str, int, bool]] = []
     found = asyncio.run(exchange(threading.Event(), sent))
-    assert set(found[:2]) == {"StepTaken", "WantTokens"}
-    assert found[2:] == ["ViewModel", "KeepShard", "PublishFragment", "PublishSurrogates"]
+    assert set(found[:2]) == {"StepTaken", "RequestTokens"}
+    assert found[2:] == ["ViewModel", "SaveShard", "PublishFragment", "PublishSurrogates"]
     assert [name for name, _, _ in sent] == found[2:]
     assert all(300_000 < nbytes < 301_000 and tensors for _, nbytes, tensors in sent)
 
@@ -101,8 +101,8 @@ def test_draining_ends_with_the_connection() -> None:
 
 
 def test_what_a_composer_is_told_keeps_its_order() -> None:
-    message = mm.OwnShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))
-    later = (FRAGMENT, mm.SpeakFor(shards=(0,)), mm.TokensReady(shard=-1, first=0, count=1))
+    message = mm.GrantShard(shard=0, epoch=1, step=0, payload="", speaks=(0,), steps=(0, 0))
+    later = (FRAGMENT, mm.AssignSpeaker(shards=(0,)), mm.TokensReady(shard=-1, first=0, count=1))
     assert {one.sending_order() for one in (message, *later)} == {Order.IN_TURN}
     assert m.Progress(task=1, round=1, step=1, loss=None).sending_order() is Order.AHEAD
     assert mm.RunProgress(steps=(1, 1)).sending_order() is Order.AHEAD  # the answer to one who has his shard

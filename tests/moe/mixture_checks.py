@@ -99,7 +99,7 @@ def check_window(cluster: MixtureCluster) -> None:
                 out = unanswered(cluster, worker, layer)
                 assert len(out) <= max(1, plan.window), (worker.name, layer, out)
                 window, waits = worker.driver.machine._sketches, [*worker.driver._inbox]
-                if not waits and not worker.down.messages(mm.OwnShard) and not worker.down.messages(mm.UseExperts):
+                if not waits and not worker.down.messages(mm.GrantShard) and not worker.down.messages(mm.ExpertsUpdate):
                     assert window._sent[layer] | (window._waiting[layer] or set()) == out, (worker.name, layer, out)
 
 

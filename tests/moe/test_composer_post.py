@@ -13,7 +13,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.moe.composer.composer_post import ComposerPost
 from planetary.moe.protocol import mixture_messages as mm
 
-STATE = mm.KeepShard(shard=0, epoch=1, step=2, progress=2, payload="")
+STATE = mm.SaveShard(shard=0, epoch=1, step=2, progress=2, payload="")
 STEP = mm.StepTaken(shard=0, epoch=1, step=2, loss=1.0, seconds=1.0)
 
 
@@ -32,7 +32,7 @@ def test_a_payload_is_named_by_its_kind_and_digest(packing: Later | None) -> Non
         assert [message for message, _ in sent] == [STEP]  # which waits for nothing
         packing.run()
     name = f"shard/{hashlib.sha256(b'state').hexdigest()}"
-    kept = mm.KeepShard(shard=0, epoch=1, step=2, progress=2, payload=name)
+    kept = mm.SaveShard(shard=0, epoch=1, step=2, progress=2, payload=name)
     assert sorted(sent, key=str) == sorted([(kept, b"state"), (STEP, None)], key=str)
 
 

@@ -249,7 +249,7 @@ def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_
     spoil(w, wrong("weights", "up", np.nan))
     cluster.until(lambda: a.driver.machine.done >= 12)
     shard = a.driver.machine.shard
-    told = [s for s in cluster.told if isinstance(s, mm.UseExperts) and s.shard == shard]
+    told = [s for s in cluster.told if isinstance(s, mm.ExpertsUpdate) and s.shard == shard]
     assert {(s.version, s.base, bool(s.payload)) for s in told[1:]} == {(0, 0, False)}
     assert len({s.step for s in told}) > 3  # nobody waits
     updates = of_kind(cluster, ExpertsAdvanced)
@@ -356,7 +356,8 @@ def test_in_lock_step_work_that_nobody_can_do_ends_the_run_and_otherwise_its_com
         assert end.ok == (pace == "free")
         if pace == "lockstep":
             assert (
-                f"nobody could improve the experts of shard {gone.shard} layer {gone.layer} after step 1" in end.reason
+                f"no expert worker could improve the experts of shard {gone.shard} layer {gone.layer} after step 1"
+                in end.reason
             )
         else:
             failed = sum(line.mixture.updates.get("failed", 0) for line in cluster.metrics if line.mixture)

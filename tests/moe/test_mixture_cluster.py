@@ -290,7 +290,7 @@ def test_who_does_not_speak_for_a_shard_or_sends_other_experts_than_its_own_is_r
     of_another = replace(said, shard=1, epoch=second.driver.machine.epoch, step=said.step + 1)
     cluster._arrive(second.session, of_another, cluster.store.get(said.payload))
     cluster._arrive(first.session, replace(said, of=1), cluster.store.get(said.payload))
-    kept = [s for s in cluster.sent if isinstance(s, mm.KeepShard) and s.shard == 1][-1]
+    kept = [s for s in cluster.sent if isinstance(s, mm.SaveShard) and s.shard == 1][-1]
     state, step, held = shard_from(cluster.store.get(kept.payload), cluster.plan)
     wrong = shard_bytes(replace(state, slots=state.slots[:, ::-1]), step, held, cluster.plan)
     cluster._arrive(second.session, replace(kept, payload=f"shard/{digest_of(wrong)}"), wrong)
@@ -363,13 +363,13 @@ def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path)
     bad = mm.PublishFragment(**common, tier="router", fragment=0, base=0, tokens=1, steps=1, payload="x")
     cluster._arrive(a.session, bad, b"nonsense")
     cluster._arrive(a.session, mm.StepTaken(shard=machine.shard, epoch=9, step=1, loss=1.0, seconds=0.1), None)
-    for kind in (mm.KeepShard, mm.PublishSurrogates):
+    for kind in (mm.SaveShard, mm.PublishSurrogates):
         old = next(s for s in cluster.sent if isinstance(s, kind) and s.shard == machine.shard)
         cluster._arrive(a.session, old, cluster.store.get(old.payload))
-    cluster._arrive(a.session, mm.WantTokens(**common, first=26, count=7), None)
+    cluster._arrive(a.session, mm.RequestTokens(**common, first=26, count=7), None)
     for step in (10**12, -(10**12)):
         cluster._arrive(a.session, mm.StepTaken(**common, step=step, loss=1.0, seconds=0.1), None)
-    kept = next(s for s in cluster.sent if isinstance(s, mm.KeepShard) and s.shard == machine.shard)
+    kept = next(s for s in cluster.sent if isinstance(s, mm.SaveShard) and s.shard == machine.shard)
     payload = cluster.store.get(kept.payload)
     cluster._arrive(a.session, replace(kept, epoch=machine.epoch, progress=10**15), payload)
     before = dict(cluster.controller.rounds.refused)

@@ -75,7 +75,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(
     updates = cluster.metrics[-1].mixture.updates
     assert sum(updates.values()) == plan.steps * plan.model.n_layer * plan.model.n_expert
     assert updates["accepted"] > 0
-    changes = [s for s in cluster.told if isinstance(s, mm.UseExperts) and s.base >= 0 and s.payload]
+    changes = [s for s in cluster.told if isinstance(s, mm.ExpertsUpdate) and s.base >= 0 and s.payload]
     assert bool(changes) == (form != "exact" and not ternary)
     shards, experts = cluster.controller.state.shards, cluster.controller.state.experts_of
     made = assembled_model(cluster.store, [s.payload for s in shards], [experts(n) for n in range(len(shards))], plan)

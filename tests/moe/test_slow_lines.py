@@ -29,12 +29,12 @@ def test_a_composer_on_a_slow_line_has_one_state_and_one_set_of_surrogates_on_it
     most = 0
     while cluster.finished is None:
         cluster.turn()
-        assert waiting(a, mm.KeepShard) <= 1
+        assert waiting(a, mm.SaveShard) <= 1
         assert waiting(a, mm.PublishSurrogates) <= 1
         assert waiting(a, mm.ViewModel) <= 1
         assert waiting(a, mm.PublishFragment) <= len(cluster.controller.state.fragments)
-        assert waiting(a, mm.StepTaken, mm.WantTokens) == 0
-        most = max(most, waiting(a, mm.KeepShard, mm.PublishSurrogates, mm.PublishFragment))
+        assert waiting(a, mm.StepTaken, mm.RequestTokens) == 0
+        most = max(most, waiting(a, mm.SaveShard, mm.PublishSurrogates, mm.PublishFragment))
         assert cluster.now < 2000
     assert most >= 3  # it was slow
     assert cluster.finished.ok

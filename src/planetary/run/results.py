@@ -28,10 +28,10 @@ def failure_of(kind: EndKind, reason: str, folder: Path) -> PlanetaryError:
 
     again = f"planetary train --resume {folder}"
     what_next = {
-        "compile": f"What was trained before is kept; when this is mended: {again}",
-        "data": f"What was trained before is kept; when the data is mended: {again}",
-        "resource": f"What was trained before is kept; when there is enough: {again}",
+        "compile": f"Progress is saved. Fix the problem, then run: {again}",
+        "data": f"Progress is saved. Fix the data, then run: {again}",
+        "resource": f"Progress is saved. Free the resource, then run: {again}",
         # Every try from the same state would end the same way, and another learning rate is another run.
-        "numerics": f"Finished rounds are kept in {folder}; start a new run with other values",
+        "numerics": f"Finished rounds are saved in {folder}; start a new run with other values",
     }
-    return error_class(kind)(f"{reason}. {what_next.get(kind, f'The run can go on: {again}')}")
+    return error_class(kind)(f"{reason}. {what_next.get(kind, f'Progress is saved. Continue with: {again}')}")

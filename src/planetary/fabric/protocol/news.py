@@ -7,7 +7,7 @@ from planetary.fabric.protocol.records import Record
 
 
 def news_of(record: Record) -> str:
-    """Say a record in a sentence, or "" when nobody is waiting to hear it."""
+    """Return a record as a sentence, or "" for one that is not news."""
     match record:
         case r.ArtifactPublished():
             return f"training step for {record.backend}:{record.target} published ({record.verified})"
@@ -15,19 +15,20 @@ def news_of(record: Record) -> str:
             how = "".join(f"; {text}" for text in (record.chosen, record.verified) if text)
             return f"worker {record.worker} joined (process {record.pid}){how}"
         case r.WorkerRefused():
-            return f"worker {record.worker} is refused: {record.reason}"
+            return f"worker {record.worker} refused: {record.reason}"
         case r.WorkerLost():
             return f"worker {record.worker} lost: {record.reason}"
         case r.LeaseReturned() if record.task:
-            return f"lease {record.lease} came back from {record.worker}: {record.reason}"
+            return f"lease {record.lease} returned by {record.worker}: {record.reason}"
         case r.DeltaRejected():
             return f"result of {record.worker} rejected: {record.reason}"
         case r.DeltaWithdrawn():
-            return f"what {record.worker} had trained is lost: {record.reason}"
+            return f"result of {record.worker} lost: {record.reason}"
         case r.ReduceRetried():
-            return f"round {record.round}: the reduction failed and is tried again: {record.reason}"
+            return f"round {record.round}: reduction failed, retrying: {record.reason}"
         case r.DigestsDiffered():
-            return f"round {record.round}: {', '.join(record.workers)} had other parameters than most"
+            who = ", ".join(record.workers)
+            return f"round {record.round}: parameters of {who} differ from the majority's; resynchronising"
         case r.RolledBack():
             return f"back to round {record.mark.round}: {record.reason}"
         case r.TaskAborted():

@@ -193,7 +193,7 @@ class ReduceRetried(Record, frozen=True, kw_only=True, tag="reduce_retried"):
 
 
 class DigestsDiffered(Record, frozen=True, kw_only=True, tag="digests_differed"):
-    """Ring: workers had other parameters than most after the outer step; they are given the others'."""
+    """Ring: parameters of workers differed from the majority's after the outer step; they are resynchronised."""
 
     round: int
     workers: tuple[str, ...]

@@ -12,7 +12,7 @@ class UnderWay:
     """Payloads of messages that are sent in turn, by session and in that order."""
 
     def __init__(self) -> None:
-        """Nothing is."""
+        """Start with no payload in flight."""
         self._queues: dict[int, deque[Payload]] = {}
 
     def add(self, session: int, message: Message, payload: Payload | None) -> None:

@@ -163,7 +163,7 @@ class ComposerDriver:
                 case c.View():
                     self._view()
                 case c.AskForTokens():
-                    self._tell(mm.WantTokens, first=action.first, count=action.count)
+                    self._tell(mm.RequestTokens, first=action.first, count=action.count)
                 case c.Step() if self._surrogates is None or not self._surrogates.behind:
                     self._step()
                     stepped = True
@@ -189,7 +189,7 @@ class ComposerDriver:
 
     def _received(self, message: m.Message, payload: Packed) -> None:
         match message:
-            case mm.OwnShard():
+            case mm.GrantShard():
                 self._own(message, payload)
             case mm.StandBy():
                 self.machine.stands_by()
@@ -200,11 +200,11 @@ class ComposerDriver:
                     self._arrived[key] = payload
             case mm.RunProgress():
                 self.machine.told(message.steps)
-            case mm.SpeakFor():
+            case mm.AssignSpeaker():
                 self._speak_for(message.shards)
             case mm.SurrogatesReady() if self._surrogates is not None:
                 self._surrogates.received(message, payload)
-            case mm.UseExperts():
+            case mm.ExpertsUpdate():
                 self._use_experts(message, payload)
             case mm.ImproveExperts():
                 self._improve(message, payload)
@@ -216,7 +216,7 @@ class ComposerDriver:
             case _:
                 pass
 
-    def _own(self, message: mm.OwnShard, payload: Packed) -> None:
+    def _own(self, message: mm.GrantShard, payload: Packed) -> None:
         self._speak_for(message.speaks)
         self.machine.told(message.steps)
         if not message.payload:
@@ -270,7 +270,7 @@ class ComposerDriver:
             known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
             self._tell(mm.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
 
-    def _use_experts(self, message: mm.UseExperts, payload: Packed) -> None:
+    def _use_experts(self, message: mm.ExpertsUpdate, payload: Packed) -> None:
         if self.composer is None or message.shard != self.machine.shard:
             return
         self.machine.answered(message.layer, message.arrived, message.waiting)
@@ -326,7 +326,7 @@ class ComposerDriver:
     def _keep(self) -> None:
         assert self.composer is not None
         pack = partial(shard_bytes, self.composer.state, self.machine.done, dict(self.machine.held), self.plan)
-        self._tell(mm.KeepShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
+        self._tell(mm.SaveShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
         self._losses.saved(self.machine.progress // self.plan.steps_per_round)
 
     def _view(self) -> None:

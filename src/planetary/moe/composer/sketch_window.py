@@ -1,8 +1,8 @@
 """Which sketches of a composer nobody has answered yet, on both sides of a connection; pure.
 
 A composer has at most a window of sketches of a layer out: more would be made with experts that are too old when it is
-their turn. The gateway says with every `UseExperts` how things are: the newest sketch that has come on this connection,
-and those that wait for what becomes of them. It does not say what has happened: such messages come unasked, too, and
+their turn. The gateway reports with every `ExpertsUpdate` the newest sketch that has come on this connection, and
+those that wait for what becomes of them. It does not say what has happened: such messages come unasked, too, and
 the newest stands for those before it, which a slow line leaves out. A composer then counts what waits and what it has
 sent since, no matter how often it was told. What was on its way when a connection was lost is not among either, and
 what its shard's last owner has left is.

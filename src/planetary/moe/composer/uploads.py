@@ -27,7 +27,7 @@ def sketch_upload(layer: int) -> Upload:
 def upload_of(message: m.Message) -> Upload | None:
     """Return which upload a message is."""
     match message:
-        case mm.KeepShard():
+        case mm.SaveShard():
             return STATE
         case mm.PublishSurrogates():
             return SURROGATES

@@ -50,11 +50,11 @@ COLLECT_EVERY_S = 30.0
 FromComposer = (
     mm.PublishFragment
     | mm.PublishSurrogates
-    | mm.KeepShard
+    | mm.SaveShard
     | mm.StepTaken
     | mm.OfferSketches
     | mm.ViewModel
-    | mm.WantTokens
+    | mm.RequestTokens
 )
 
 
@@ -168,7 +168,10 @@ class MixtureController(RunController[MixtureDesk]):
         work = event.work
         if event.failed and self.policy.plan.pace == "lockstep":
             what = f"the experts of shard {work.owner} layer {work.layer} after step {work.step + 1}"
-            self._end("peer", f"nobody could improve {what}, as often as it was tried; in lock step all wait for them")
+            self._end(
+                "peer",
+                f"no expert worker could improve {what} in any attempt; in lock step all composers wait for them",
+            )
         if self.offload.over(event):
             self._send_experts(work.owner, work.layer)
 
@@ -208,7 +211,7 @@ class MixtureController(RunController[MixtureDesk]):
                 self.membership.succeeded(worker)
             case mm.ViewModel():
                 self.rounds.viewed(message, event.payload)
-            case mm.WantTokens():
+            case mm.RequestTokens():
                 self._send_tokens(worker.session, message)
             case mm.PublishFragment():
                 self.syncing.published(worker.worker, message, event.payload, now)
@@ -219,7 +222,7 @@ class MixtureController(RunController[MixtureDesk]):
                     self.offload.send_experts(session, message.shard, message.layer)
             case mm.PublishSurrogates():
                 self.syncing.refreshed(message, event.payload)
-            case mm.KeepShard():
+            case mm.SaveShard():
                 self._kept(composing, message, event.payload)
 
     def _ask_again(self, composing: Composing, message: FromComposer) -> None:
@@ -232,11 +235,11 @@ class MixtureController(RunController[MixtureDesk]):
                 self.syncing.unusable_surrogates(composing)
             case mm.OfferSketches():
                 self.offload.unusable(session, message)
-            case mm.KeepShard() if message.progress >= self.policy.plan.steps:
+            case mm.SaveShard() if message.progress >= self.policy.plan.steps:
                 # No later state will come: it has to save this one again.
                 known = {"shard": message.shard, "epoch": message.epoch, "step": message.step}
                 speaks, steps = self.syncing.spoken_for(message.shard), self.syncing.steps()
-                self.desk.send(session, mm.OwnShard(**known, payload="", speaks=speaks, steps=steps))
+                self.desk.send(session, mm.GrantShard(**known, payload="", speaks=speaks, steps=steps))
             case _:
                 pass
 
@@ -248,7 +251,7 @@ class MixtureController(RunController[MixtureDesk]):
         self.offload.stepped(composing.session, message.shard, message.step)
         self.desk.send(composing.session, mm.RunProgress(steps=self.syncing.steps()))
 
-    def _kept(self, composing: Composing, message: mm.KeepShard, payload: str) -> None:
+    def _kept(self, composing: Composing, message: mm.SaveShard, payload: str) -> None:
         if message.step < self.state.shards[message.shard].step:
             self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")
             return
@@ -265,7 +268,7 @@ class MixtureController(RunController[MixtureDesk]):
             )
         )
 
-    def _send_tokens(self, session: int, wanted: mm.WantTokens) -> None:
+    def _send_tokens(self, session: int, wanted: mm.RequestTokens) -> None:
         plan = self.policy.plan
         last = wanted.first + wanted.count
         if not (0 <= wanted.first < last <= plan.most_steps and wanted.count <= plan.steps_ahead):
@@ -284,7 +287,9 @@ class MixtureController(RunController[MixtureDesk]):
         composed = self.composing.pop(worker.session, None) is not None
         self.syncing.tell(Lost(worker.worker), now)
         if composed and self.policy.plan.pace == "lockstep":
-            self._end("peer", f"composer {worker.worker} was lost ({reason}), and in lock step nobody can go on")
+            self._end(
+                "peer", f"composer {worker.worker} was lost ({reason}), and in lock step the others cannot continue"
+            )
 
     # --- what follows -----------------------------------------------------------------------------------------
 
@@ -328,7 +333,7 @@ class MixtureController(RunController[MixtureDesk]):
         by_shard = {one.shard: one for one in self.composing.values()}
         missing = [n for n in range(self.policy.composers) if n not in by_shard]
         if missing:
-            return f"nobody composes shard {', '.join(map(str, missing))}: {self.membership.whom_we_wait_for()}"
+            return f"no composer for shard {', '.join(map(str, missing))}: {self.membership.whom_we_wait_for()}"
         unsaved = [n for n, shard in enumerate(self.state.shards) if shard.progress < self.policy.plan.steps]
         if unsaved and self._all_steps_are_taken:
             whose = ", ".join(f"{n} ({by_shard[n].worker})" for n in unsaved)

@@ -25,7 +25,7 @@ def subject_of(message: m.Message) -> Subject | None:
             return "fragment", message.tier, message.fragment
         case mm.SurrogatesReady():
             return "surrogates", message.shard, 0
-        case mm.UseExperts():
+        case mm.ExpertsUpdate():
             return "experts", message.shard, message.layer
         case _:
             return None

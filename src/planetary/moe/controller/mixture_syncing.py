@@ -102,7 +102,7 @@ class Syncing:
         self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, step, now)
         self.desk.send(
             session,
-            mm.OwnShard(
+            mm.GrantShard(
                 shard=grant.shard,
                 epoch=grant.epoch,
                 step=step,
@@ -154,7 +154,7 @@ class Syncing:
         for one in self.composing.values():
             if one.shard in {before, said.by}:
                 one.surrogates.pop(said.shard, None)  # as it does when it hears this
-                self.desk.send(one.session, mm.SpeakFor(shards=self.spoken_for(one.shard)))
+                self.desk.send(one.session, mm.AssignSpeaker(shards=self.spoken_for(one.shard)))
 
     def refreshed(self, message: mm.PublishSurrogates, payload: str) -> None:
         """A composer has published surrogates."""
@@ -186,7 +186,7 @@ class Syncing:
 
     def unusable_surrogates(self, one: Composing) -> None:
         """What a composer has changed of its surrogates cannot be used: being told anew, it sends them whole."""
-        self.desk.send(one.session, mm.SpeakFor(shards=self.spoken_for(one.shard)))
+        self.desk.send(one.session, mm.AssignSpeaker(shards=self.spoken_for(one.shard)))
 
     def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:
         """Send a composer the newest version of a fragment."""

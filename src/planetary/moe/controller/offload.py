@@ -290,7 +290,7 @@ class Offload:
             there = self._sent.get((session, shard, layer), -1)
             self._sent[session, shard, layer] = held.version
             arrived, waiting = self._waiting.said(session, shard, layer)
-            message = mm.UseExperts(
+            message = mm.ExpertsUpdate(
                 shard=shard,
                 layer=layer,
                 version=held.version,

@@ -10,8 +10,9 @@ from planetary.fabric.protocol.sessions import InFlight
 Task = tuple[int, Literal["work", "evaluation"], int]
 """Session, what it is, and its number."""
 
-LONGER = 20.0
-"""Times the longest that was seen of its kind. Before one was seen, as many times what is granted at least."""
+STUCK_FACTOR = 20.0
+"""A task is stuck after this many times the longest duration seen for its kind; before, after so many times the granted
+minimum."""
 
 
 class Patience:
@@ -73,7 +74,7 @@ class Patience:
             return float("inf")
         kinds = {other[1] for other in self._waited if other[0] == task[0]}
         longest = max(self._longest.get(kind, self._least_s) for kind in kinds)
-        return one.complete_at + max(self._least_s, LONGER * longest)
+        return one.complete_at + max(self._least_s, STUCK_FACTOR * longest)
 
     def _lives(self, session: int, now: float) -> None:
         for task, one in self._waited.items():

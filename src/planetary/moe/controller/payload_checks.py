@@ -24,7 +24,7 @@ from planetary.moe.protocol import mixture_messages as mm
 KINDS: Mapping[type[m.Message], str] = {
     mm.PublishFragment: "fragment",
     mm.PublishSurrogates: "surrogate",
-    mm.KeepShard: "shard",
+    mm.SaveShard: "shard",
     mm.OfferSketches: "sketch",
     mm.ViewModel: "view",
 }
@@ -76,7 +76,7 @@ class PayloadChecks:
                     return self._fragment(message, fragment_from(data))
                 case mm.PublishSurrogates():
                     return self._surrogates(message.of, data)
-                case mm.KeepShard():
+                case mm.SaveShard():
                     return self._shard(message, data)
                 case mm.OfferSketches():
                     sketch = decode(sketch_from(data))
@@ -145,7 +145,7 @@ class PayloadChecks:
             return f"it has experts {sketch.ids.min()} to {sketch.ids.max()} of {model.n_expert}"
         return _not_finite({"u": sketch.inputs, "g_y": sketch.output_gradients, "gates": sketch.gates})
 
-    def _shard(self, message: mm.KeepShard, data: Packed) -> str:
+    def _shard(self, message: mm.SaveShard, data: Packed) -> str:
         state, step, _ = shard_from(data, self._plan)
         if (state.number, step) != (message.shard, message.step):
             return f"it holds shard {state.number} after step {step}, not {message.shard} after {message.step}"
@@ -166,7 +166,7 @@ def impossible_steps(message: m.Message, plan: MixturePlan) -> str:
     progress = getattr(message, "progress", 0)
     if not 0 <= progress <= plan.steps:
         return f"it says that {progress} of the run's {plan.steps} steps are done"
-    if isinstance(message, mm.StepTaken | mm.KeepShard) and not 0 <= message.step <= plan.most_steps:
+    if isinstance(message, mm.StepTaken | mm.SaveShard) and not 0 <= message.step <= plan.most_steps:
         return f"it says that it has taken {message.step} of {plan.most_steps} steps"
     return ""
 

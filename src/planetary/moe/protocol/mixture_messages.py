@@ -32,18 +32,18 @@ class MixtureReady(RoleMessage, frozen=True, kw_only=True):
     step: int = 0
 
 
-class OwnShard(RoleMessage, frozen=True, kw_only=True):
+class GrantShard(RoleMessage, frozen=True, kw_only=True):
     """The worker is the composer of this shard; the shard's state comes along unless the worker keeps its own."""
 
     shard: int
     epoch: int
     step: int  # of the state that comes along
     payload: str  # "": go on with the state that you have
-    speaks: tuple[int, ...]  # as in `SpeakFor`
+    speaks: tuple[int, ...]  # as in `AssignSpeaker`
     steps: tuple[int, ...]  # that every shard has taken
 
 
-class SpeakFor(RoleMessage, frozen=True, kw_only=True):
+class AssignSpeaker(RoleMessage, frozen=True, kw_only=True):
     """The composer publishes the surrogates of these shards from now on, and of no others.
 
     With one owner of every expert they are those of its own shard. With several they come from the first that lives.
@@ -108,7 +108,7 @@ class SurrogatesReady(RoleMessage, frozen=True, kw_only=True):
     base: str = ""
 
 
-class KeepShard(RoleMessage, frozen=True, kw_only=True):
+class SaveShard(RoleMessage, frozen=True, kw_only=True):
     """A shard's whole state after `step` steps: what its next owner goes on from.
 
     Nothing that others wait for stands behind it.
@@ -161,7 +161,7 @@ class ViewModel(RoleMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class WantTokens(RoleMessage, frozen=True, kw_only=True):
+class RequestTokens(RoleMessage, frozen=True, kw_only=True):
     """A composer that cannot read its tokens asks for those of `count` steps of its shard, from step `first` on."""
 
     order: ClassVar[Order] = Order.AHEAD
@@ -224,7 +224,7 @@ class ExpertsImproved(RoleMessage, frozen=True, kw_only=True):
     payload: str
 
 
-class UseExperts(RoleMessage, frozen=True, kw_only=True):
+class ExpertsUpdate(RoleMessage, frozen=True, kw_only=True):
     """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one.
 
     Their weights come along, or what has changed since version `base`, and the surrogates that expert workers fitted;
@@ -244,23 +244,23 @@ class UseExperts(RoleMessage, frozen=True, kw_only=True):
 MIXTURES = FABRIC.extended(
     MixtureJob,
     MixtureReady,
-    OwnShard,
-    SpeakFor,
+    GrantShard,
+    AssignSpeaker,
     StandBy,
     PublishFragment,
     FragmentMerged,
     PublishSurrogates,
     RunProgress,
     SurrogatesReady,
-    KeepShard,
+    SaveShard,
     StepTaken,
     EvaluateMixture,
     OfferSketches,
     ImproveExperts,
     ExpertsImproved,
     TokensReady,
-    UseExperts,
+    ExpertsUpdate,
     ViewModel,
-    WantTokens,
+    RequestTokens,
 )
 """What is said in a run of a mixture, and all that a worker has to read to take part in any kind of run."""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from planetary.compiler.backends.targets import Target
-from planetary.core.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
 from planetary.moe.methods.ownership import round_robin
 from planetary.moe.plan.mixture_program import combined

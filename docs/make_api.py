@@ -135,7 +135,7 @@ def _fields(kind: type) -> Iterator[str]:
 
 def _sections_of_config(config: type) -> str:
     sections = [f"`{name}`" for name in config.__struct_fields__]  # type: ignore[attr-defined]
-    return f"Sections: {', '.join(sections)}. The keys of each are in `src/planetary/core/config_schema.py`.\n"
+    return f"Sections: {', '.join(sections)}. The keys of each are in `src/planetary/core/configuration/schema.py`.\n"
 
 
 def _signature(name: str, function: Any) -> str:

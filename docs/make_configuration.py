@@ -13,15 +13,15 @@ from pathlib import Path
 import msgspec
 from msgspec import inspect
 
-from planetary.core.config_strict import FIELDS, SECTIONS
-from planetary.core.ranges import describe
+from planetary.core.configuration.ranges import describe
+from planetary.core.configuration.strict import FIELDS, SECTIONS
 
 TABLE = "| key | takes | default | meaning |\n|---|---|---|---|\n"
 PAGE = Path(__file__).with_name("configuration.md")
 
 HEAD = """# Configuration
 
-Written by `docs/make_configuration.py` from the schema (`core/config_schema.py`, `core/step_options.py`); do not edit.
+Written by `docs/make_configuration.py` from the schema (`core/configuration/schema.py`); do not edit.
 
 A configuration is a TOML file with these sections; every key has a default. `--set section.key=value` overrides a key
 on the command line, `overrides={"section.key": value}` in Python. A relative path in a file is relative to the file's

@@ -16,7 +16,7 @@ from planetary.version import __version__
 
 if TYPE_CHECKING:
     from planetary.collectives import Communicator
-    from planetary.core.config_schema import Config
+    from planetary.core.configuration.schema import Config
     from planetary.fabric.protocol.status import RoundMetrics
     from planetary.run.handle import Run
     from planetary.run.model.authoring import compile, export, vjp
@@ -45,7 +45,7 @@ _HOMES = {
     "compile": "planetary.run.model.authoring",
     "export": "planetary.run.model.authoring",
     "vjp": "planetary.run.model.authoring",
-    "Config": "planetary.core.config_schema",
+    "Config": "planetary.core.configuration.schema",
     "Fault": "planetary.simulation.faults",
     "RoundMetrics": "planetary.fabric.protocol.status",
     "Run": "planetary.run.handle",

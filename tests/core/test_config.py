@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
-from planetary.core.config_strict import FIELDS
-from planetary.core.config_toml import toml_document
+from planetary.core.configuration.ranges import describe
+from planetary.core.configuration.strict import FIELDS
+from planetary.core.configuration.toml import toml_document
 from planetary.core.errors import UserError
-from planetary.core.ranges import describe
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

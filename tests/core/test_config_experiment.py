@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from planetary.core.config import Config, load_config
-from planetary.core.config_experiment import DEFAULTS, EXPERIMENT_KEYS, NO_EFFECT, REFUSED
-from planetary.core.config_strict import FIELDS
+from planetary.core.configuration.experiment import DEFAULTS, EXPERIMENT_KEYS, NO_EFFECT, REFUSED
+from planetary.core.configuration.strict import FIELDS
 from planetary.core.errors import UserError
 
 WHOLE = {

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planetary.core.config_strict import FIELDS, SECTIONS
+from planetary.core.configuration.step_options import StepOptions
+from planetary.core.configuration.strict import FIELDS, SECTIONS
 from planetary.core.errors import UserError
-from planetary.core.step_options import StepOptions
 
 MAKE = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_configuration.py"))
 

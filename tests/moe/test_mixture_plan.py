@@ -8,9 +8,9 @@ import pytest
 from mixture_cluster import MixtureCluster, make_plan
 
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
-from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
 from planetary.moe.gateway import mixture_preparation
 from planetary.moe.methods.acceptance import Policy

@@ -12,8 +12,8 @@ from planetary.compiler.backends.targets import Target
 from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import load_model
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.step import StepSpec
-from planetary.core.step_options import StepOptions
 from planetary.runtime.backends import open_executor
 from planetary.runtime.executor import Executor
 from planetary.runtime.host import host_features

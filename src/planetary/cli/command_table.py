@@ -33,16 +33,16 @@ COMMANDS: dict[str, Command] = {
     "dashboard": Command(_IN + "dashboard", "show a run folder as a page in the browser", "run"),
     "generate": Command(_IN + "generate", "continue a text with a trained model", "run"),
     "gateway": Command(
-        "planetary.cli.commands.gateway", "coordinate a run that workers on other machines join", "roles"
+        "planetary.cli.commands.roles.gateway", "coordinate a run that workers on other machines join", "roles"
     ),
     "node-manager": Command(
-        "planetary.cli.commands.node_manager", "keep a number of workers running on this machine", "roles"
+        "planetary.cli.commands.roles.node_manager", "keep a number of workers running on this machine", "roles"
     ),
     "supervisor": Command(
-        "planetary.cli.commands.supervisor", "keep one worker running (started by a node manager)", "roles"
+        "planetary.cli.commands.roles.supervisor", "keep one worker running (started by a node manager)", "roles"
     ),
-    "worker": Command(_IN + "worker", "train for a gateway (started by a supervisor)", "roles"),
-    "master": Command(_IN + "master", "lead rings of peers that use planetary.collectives", "roles"),
+    "worker": Command(_IN + "roles.worker", "train for a gateway (started by a supervisor)", "roles"),
+    "master": Command(_IN + "roles.master", "lead rings of peers that use planetary.collectives", "roles"),
     "invite": Command(_IN + "invite", "print a token that lets a machine join a run", "tools"),
     "export": Command(_IN + "export", "write a JAX model as StableHLO with its manifest", "tools"),
     "compile": Command(

@@ -15,7 +15,7 @@ from typing import get_args
 
 from planetary.cli.errors import EXIT_CODES, EXIT_USAGE
 from planetary.compiler.backends.targets import DEFAULT_NAMES, nearest
-from planetary.core.config_schema import BACKEND_ALIASES, Backend, Timings
+from planetary.core.configuration.schema import BACKEND_ALIASES, Backend, Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.fabric.shell.dial import Address
 from planetary.run.places import cache_folder

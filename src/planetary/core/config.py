@@ -1,6 +1,6 @@
 """Reading, overriding, writing and identifying a configuration.
 
-`config_schema` lists the keys. A relative path in a file is relative to that file's folder; in an override it
+`configuration.schema` lists the keys. A relative path in a file is relative to that file's folder; in an override it
 is relative to the current folder. `run.dir`, where output goes, is always relative to the current folder.
 """
 
@@ -16,8 +16,9 @@ from typing import Any
 
 import msgspec
 
-from planetary.core.config_experiment import experiment_tables
-from planetary.core.config_schema import (
+from planetary.core.configuration.experiment import experiment_tables
+from planetary.core.configuration.ranges import show_found
+from planetary.core.configuration.schema import (
     CheckpointConfig,
     Config,
     DataConfig,
@@ -32,16 +33,15 @@ from planetary.core.config_schema import (
     Timings,
     TrainConfig,
 )
-from planetary.core.config_strict import (
+from planetary.core.configuration.strict import (
     build_config,
     check_known,
     check_value,
     expects_text,
     takes_table,
 )
-from planetary.core.config_toml import toml_document
+from planetary.core.configuration.toml import toml_document
 from planetary.core.errors import UserError
-from planetary.core.ranges import show_found
 
 __all__ = [
     "BUILT_IN_TOKENIZERS",

@@ -7,7 +7,7 @@ import logging
 import msgspec
 
 from planetary.core.config import Config
-from planetary.core.config_strict import with_fitting_warmup
+from planetary.core.configuration.strict import with_fitting_warmup
 from planetary.core.errors import UserError
 from planetary.data.prepare import PreparedData
 

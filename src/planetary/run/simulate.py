@@ -14,7 +14,7 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
-from planetary.core.config_toml import toml_value
+from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import PeerError, UserError
 from planetary.core.step import StepSpec
 from planetary.fabric.gateway.rounds_start import policy_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.core.config import Config
-from planetary.core.config_toml import toml_value
+from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
 from planetary.run.choice import ConfigSource, new_run
 from planetary.run.handle import Run, start_run

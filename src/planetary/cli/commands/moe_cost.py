@@ -94,7 +94,7 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
     from msgspec.structs import replace
 
     from planetary.core.config import load_config
-    from planetary.core.config_schema import MoeConfig
+    from planetary.core.configuration.schema import MoeConfig
     from planetary.core.errors import UserError
     from planetary.moe.cost.cost_shapes import configured, named_shape
     from planetary.moe.cost.cost_table import Workload

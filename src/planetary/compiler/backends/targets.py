@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from planetary.core.config_schema import BACKEND_ALIASES
+from planetary.core.configuration.schema import BACKEND_ALIASES
 from planetary.core.errors import UserError
 
 PJRT_BACKENDS = ("pjrt:cpu", "pjrt:cuda")

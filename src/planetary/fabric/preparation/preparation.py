@@ -12,9 +12,9 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config, ModelConfig, is_function
+from planetary.core.configuration.step_options import StepOptions, UpdateOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.schedules import Schedule
-from planetary.core.step_options import StepOptions, UpdateOptions
 from planetary.core.tensors import host_dtype
 from planetary.data.fitting import fit_to_data
 from planetary.data.prepare import PreparedData, prepare

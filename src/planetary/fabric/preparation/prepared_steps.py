@@ -26,9 +26,9 @@ import numpy as np
 from planetary import version
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config, is_function
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.step import StepSpec
-from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec, host_dtype
 
 FORMAT = 1  # raise when the same record would mean something else

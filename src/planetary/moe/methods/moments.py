@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from planetary.core.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.tensors import Tensors
 from planetary.moe.methods.delta import Form, most_dropped
 

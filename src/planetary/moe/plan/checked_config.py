@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planetary.core.config import Config
-from planetary.core.config_schema import MoeConfig
+from planetary.core.configuration.schema import MoeConfig
 from planetary.fabric.preparation.preparation import schedule_of, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods.surrogate import are_copies

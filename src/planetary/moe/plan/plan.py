@@ -9,10 +9,10 @@ import msgspec
 import numpy as np
 
 from planetary.core.config import Config
-from planetary.core.config_schema import FabricConfig, MoeConfig, OuterConfig
+from planetary.core.configuration.schema import FabricConfig, MoeConfig, OuterConfig
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
-from planetary.core.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
 from planetary.core.token_slice import Slice
 from planetary.data.slices import SliceOrder

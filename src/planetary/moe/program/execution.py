@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.core.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.program.programs import composer_program, expert_program
 from planetary.moe.program.runner import ProgramRunner

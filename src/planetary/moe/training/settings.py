@@ -6,9 +6,9 @@ from typing import Literal
 
 import msgspec
 
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
-from planetary.core.step_options import StepOptions
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.averaging import MergeRule

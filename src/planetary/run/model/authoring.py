@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from planetary.compiler.frontend.export import Model
     from planetary.compiler.frontend.manifest import Role
     from planetary.compiler.step.train_step import TrainStep
-    from planetary.core.step_options import StepOptions
+    from planetary.core.configuration.step_options import StepOptions
     from planetary.fabric.preparation.compiling import Published
 
 MANIFEST = "manifest.json"
@@ -202,8 +202,8 @@ def compile(
 
 def step_options(given: StepOptions | Mapping[str, Any]) -> StepOptions:
     """Return the options of a training step. Raises `UserError` naming those there are."""
+    from planetary.core.configuration.step_options import StepOptions
     from planetary.core.schedules import Schedule
-    from planetary.core.step_options import StepOptions
 
     if isinstance(given, StepOptions):
         return given

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from planetary.core.ranges import (
+from planetary.core.configuration.ranges import (
     Count,
     Decay,
     Factors,
@@ -28,7 +28,7 @@ from planetary.core.ranges import (
     Share,
     Text,
 )
-from planetary.core.step_options import UpdateOptions
+from planetary.core.configuration.step_options import UpdateOptions
 
 # What executes the training step: drivers of IREE, or XLA through PJRT; "auto": what is fastest on each machine
 Backend = Literal["auto", "cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planetary.core.config_strict import nearest
+from planetary.core.configuration.strict import nearest
 from planetary.core.errors import UserError
 
 log = logging.getLogger(__name__)

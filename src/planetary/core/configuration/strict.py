@@ -1,6 +1,6 @@
 """From plain tables to a typed `Config`: nothing unknown, nothing of the wrong type, nothing out of range.
 
-The rules come from the types in `config_schema`; this file only finds the words for what is wrong.
+The rules come from the types in `schema`; this file only finds the words for what is wrong.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from planetary.core.config_schema import ALIASES, Config
+from planetary.core.configuration.ranges import convert_value, describe, show_found
+from planetary.core.configuration.schema import ALIASES, Config
 from planetary.core.errors import UserError
-from planetary.core.ranges import convert_value, describe, show_found
 
 log = logging.getLogger(__name__)
 

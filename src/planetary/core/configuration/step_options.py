@@ -6,8 +6,7 @@ import re
 
 import msgspec
 
-from planetary.core.errors import UserError
-from planetary.core.ranges import (
+from planetary.core.configuration.ranges import (
     Count,
     Decay,
     Factors,
@@ -19,10 +18,11 @@ from planetary.core.ranges import (
     Rounding,
     check_ranges,
 )
+from planetary.core.errors import UserError
 
 
 class UpdateOptions(msgspec.Struct, frozen=True):
-    """The keys of `[optimizer]` that are compiled into the step; `config_schema.OptimizerConfig` adds the schedule."""
+    """The keys of `[optimizer]` that are compiled into the step; `schema.OptimizerConfig` adds the schedule."""
 
     beta1: Decay = 0.9  # "adamw", "lion", and the non-matrices of "muon"
     beta2: Decay = 0.95  # of the squares; "adamw" and "lion"

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
     from planetary.cli import node_flags
     from planetary.cli.logs import log_to_stderr
-    from planetary.core.config_schema import Timings
+    from planetary.core.configuration.schema import Timings
     from planetary.core.errors import UserError
     from planetary.fabric.shell.child import end_with_parent, planetary_command
     from planetary.fabric.supervisor.node_manager import NodeManager, NodeOptions

@@ -78,6 +78,24 @@ def test_a_negation_folded_into_a_sum_does_not_compile(target: str) -> None:
     assert compile_for(target, rewritten(NEGATED_SUM, normalise.negate_to_subtract))
 
 
+CONDITION_TIMES_MATRIX = """
+func.func @main(%matrix: tensor<128x256xf32>, %condition: tensor<128xi1>) -> tensor<256xf32> {
+  %x = stablehlo.convert %condition : (tensor<128xi1>) -> tensor<128xf32>
+  %y = stablehlo.dot_general %x, %matrix, contracting_dims = [0] x [0]
+      : (tensor<128xf32>, tensor<128x256xf32>) -> tensor<256xf32>
+  return %y : tensor<256xf32>
+}
+"""
+
+
+def test_a_converted_condition_times_a_matrix_does_not_compile() -> None:
+    complaint = complaint_about(CONDITION_TIMES_MATRIX, "cpu:host")
+    assert "linalg.vecmat" in complaint, f"{MENDED} normalise.conditions_to_selects; it said {complaint!r}"
+    matrix, condition = np.arange(128 * 256, dtype=np.float32).reshape(128, 256), np.arange(128) % 3 == 0
+    text = rewritten(CONDITION_TIMES_MATRIX, normalise.conditions_to_selects)
+    np.testing.assert_allclose(run_here(text, matrix, condition), matrix[condition].sum(0), rtol=1e-5)
+
+
 LONG_SUM = """
 func.func @main(%x: tensor<512x512xf32>) -> tensor<f32> {
   %zero = stablehlo.constant dense<0.0> : tensor<f32>

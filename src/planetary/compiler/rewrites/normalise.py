@@ -49,6 +49,7 @@ def bake_label(function: ir.Operation, label: ArtifactLabel) -> None:
 def rewrite_for_iree(module: ir.Module) -> None:
     """Rewrite, in place, what IREE mistreats in any function of a module."""
     negate_to_subtract(module)
+    conditions_to_selects(module)
     split_long_reductions(module)
     keep_apart_broadcasts(module)
     powers_by_parity(module)
@@ -192,6 +193,21 @@ def negate_to_subtract(module: ir.Module) -> None:
             continue
         with ir.insert_before(op), ir.located(op):
             ir.replace_uses(op.results[0], ops.subtract(ops.zeros_like(value), value))
+        op.erase()
+
+
+def conditions_to_selects(module: ir.Module) -> None:
+    """Turn a condition that is converted to a floating type into a choice of 1 and 0.
+
+    Why: IREE 3.13 fuses the conversion into a product of a vector and a matrix, and its own verifier then refuses the
+    operation for CPUs. Meaning: the same.
+    """
+    for op in _find(module, "stablehlo.convert"):
+        condition, result = op.operands[0], op.results[0]
+        if str(ir.element_of(condition)) != "i1" or not ir.is_float_element(ir.element_of(result)):
+            continue
+        with ir.insert_before(op), ir.located(op):
+            ir.replace_uses(result, ops.select(condition, ops.full_like(result, 1.0), ops.zeros_like(result)))
         op.erase()
 
 

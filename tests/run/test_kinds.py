@@ -1,0 +1,82 @@
+"""A new kind of run is one file and one line; membership, journal, stalls and the end come with the bases."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import pytest
+from toy_kind import PROTOCOL, Present, RollCall, Toy
+
+from planetary.core.config import Config, apply_overrides
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.protocol import messages as m
+from planetary.net.client import Trust, connect
+from planetary.net.handshake import say_hello
+from planetary.run import kinds
+from planetary.version import __version__
+
+
+@pytest.fixture
+def with_toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "KINDS", (Toy(), *kinds.KINDS))  # the one line
+
+
+def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None) -> None:
+    named = apply_overrides(Config(), ["run.name=toy"])
+    assert kinds.kind_of(named).name == "toy"
+    assert kinds.kind_of(Config()).name == "rounds"
+    assert kinds.kind_of(apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])).name == "mixture"
+
+
+async def answer(port: int, name: str) -> str:
+    """Join as a worker, say the name that the job asks for, and return why the gateway ends the connection."""
+    connection = await connect("127.0.0.1", port, Trust.plain_loopback(), PROTOCOL)
+    greeting = m.Hello(
+        role="worker",
+        protocol=PROTOCOL.version,
+        software=__version__,
+        token="",
+        worker=name,
+        node=name,
+        pid=1,
+        backend="cpu",
+        target="host",
+        target_features="",
+        iree_version="",
+    )
+    try:
+        assert isinstance(await say_hello(connection, greeting, 10.0), m.Welcome)
+        while True:
+            message = (await connection.receive(10.0)).message
+            if isinstance(message, RollCall):
+                await connection.send(Present(name=name))
+            elif isinstance(message, m.Shutdown):
+                return message.reason
+    finally:
+        connection.abort()
+
+
+async def whole_run(gateway: Gateway, names: tuple[str, ...]) -> tuple[bool, str, list[str]]:
+    await gateway.start()
+    run = asyncio.ensure_future(gateway.run())
+    while gateway.controller is None:
+        await asyncio.sleep(0)
+    reasons = await asyncio.gather(*(answer(gateway.port, name) for name in names))
+    end = await run
+    return end.ok, end.reason, reasons
+
+
+def test_a_toy_kind_runs_to_its_end_with_workers_on_real_connections(with_toy: None, tmp_path: Path) -> None:
+    config = apply_overrides(Config(), ["run.name=toy", "fabric.workers=2"])
+    options = GatewayOptions(folder=tmp_path / "run", cache=tmp_path / "cache", host="127.0.0.1", port=0, resume=False)
+    gateway = kinds.kind_of(config).gateway(config, options, Security())
+    ok, reason, told = asyncio.run(asyncio.wait_for(whole_run(gateway, ("a/0", "b/0")), 30))
+    assert (ok, reason) == (True, "all have answered")
+    assert told == ["all have answered"] * 2
+    journal = [msgspec.json.decode(line) for line in (tmp_path / "run" / "events.jsonl").read_bytes().splitlines()]
+    events = [record["event"] for record in journal]
+    assert (events[0], events[-1]) == ("run_started", "run_finished")
+    assert sorted(record["name"] for record in journal if record["event"] == "answered") == ["a/0", "b/0"]
+    assert events.count("worker_joined") == 2

@@ -1,0 +1,162 @@
+"""A kind of run in one file: workers are asked for their names, and the run is done when enough have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planetary.core.config import Config
+from planetary.core.errors import RemoteProtocolError
+from planetary.core.tensors import TensorSpec
+from planetary.fabric.controller.desk import Desk
+from planetary.fabric.controller.run_controller import RunController
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.run_status import base_status
+from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.policy import FabricPolicy
+from planetary.fabric.protocol.records import EndKind, Record, RunFinished, RunStarted, WorkerLost
+from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.fabric.protocol.status import RoundMetrics, RunStatus
+from planetary.wire.inbox import Received
+from planetary.wire.limits import MIB, Limits
+
+
+class RollCall(m.RoleJob, frozen=True, kw_only=True):
+    """A worker is asked for its name."""
+
+
+class Present(m.RoleMessage, frozen=True, kw_only=True):
+    """A worker's answer."""
+
+    name: str
+
+
+PROTOCOL = m.FABRIC.extended(RollCall, Present)
+
+
+class Answered(Record, frozen=True, kw_only=True, tag="answered"):
+    """A worker has said its name."""
+
+    name: str
+
+
+class ToyState(msgspec.Struct):
+    """Everything that the journal determines."""
+
+    round: int = 0
+    losses: dict[str, int] = {}
+    ended: RunFinished | None = None
+    names: list[str] = []
+
+
+def fold(state: ToyState, record: Record) -> None:
+    match record:
+        case Answered():
+            state.names.append(record.name)
+        case WorkerLost():
+            state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
+        case RunFinished():
+            state.ended = record
+
+
+class ToyPolicy(FabricPolicy, frozen=True, kw_only=True):
+    """The constants."""
+
+    answers: int
+
+    def job(self, artifact: str, reference: str) -> m.Message:
+        return RollCall(run=self.run, artifact=artifact, plan="")
+
+
+class ToyController(RunController[Desk[ToyPolicy, ToyState]]):
+    """Ends the run when enough workers have answered."""
+
+    def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        if isinstance(event.message, Present):
+            self.membership.ready(worker, now)
+            self.desk.append(Answered(name=event.message.name))
+
+    def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+        self._strike(worker, failure.reason, self._record_failure(worker, failure, 0), now)
+
+    def _go_on(self, now: float) -> None:
+        self.stalls.observe("" if self.desk.workers else self.membership.whom_we_wait_for(), now)
+        self._check_end(now)
+
+    def _is_done(self) -> tuple[EndKind, str] | None:
+        return ("done", "all have answered") if len(self.desk.state.names) >= self.desk.policy.answers else None
+
+    def _deadlines(self) -> Iterable[float | None]:
+        return ()
+
+
+@dataclass
+class ToyStart:
+    """What the gateway goes on from."""
+
+    records: list[Record]
+    metrics: list[RoundMetrics] = field(default_factory=list)
+
+
+class ToyGateway(Gateway[Any, ToyStart, ToyController]):
+    """Prepares and compiles nothing."""
+
+    protocol = PROTOCOL
+
+    def status(self) -> RunStatus:
+        return base_status(self, None)
+
+    def _prepare(self) -> Any:
+        return SimpleNamespace(config=self.config, param_count=0, data=None)
+
+    def _begin(self, prepared: Any) -> ToyStart:
+        return ToyStart([RunStarted(run="toy", rounds=0, config_hash="", model="", params=0)])
+
+    def _control(self, prepared: Any, start: ToyStart) -> ToyController:
+        timings = self.config.timings
+        policy = ToyPolicy(
+            run="toy",
+            abandon_after_s=60.0,
+            heartbeat_s=timings.heartbeat_s,
+            silent_after_s=timings.silent_after_s,
+            iree_version="",
+            answers=self.config.fabric.workers,
+        )
+        return ToyController(Desk(policy, ToyState(), fold), timings.grace_s, self._clock.monotonic())
+
+    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
+        return self._carry_out_common(instruction)
+
+    def _limits(self) -> Limits:
+        return Limits(tensor_bytes=MIB, tensors=1, messages_under_way=1)
+
+    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
+        raise RemoteProtocolError(f"reading {type(message).__name__}: no tensor is expected with it")
+
+    async def _pass_on(self, session: int, received: Received) -> None:
+        self._post(e.Received(session, received.message))
+
+    async def _compile_for(self, target: CompileTarget) -> Published:
+        return Published("f" * 64, 0, "nothing to verify")
+
+
+class Toy:
+    """See `planetary.run.kinds.RunKind`."""
+
+    name = "toy"
+
+    def claims(self, config: Config) -> bool:
+        return config.run.name == "toy"
+
+    def check(self, config: Config) -> None:
+        pass
+
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        return ToyGateway(config, options, security)

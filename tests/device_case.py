@@ -84,14 +84,14 @@ def run_step(case: Case) -> dict[str, Any]:
 
 
 def run_mixture(case: Case) -> dict[str, Any]:
-    """Compare every function of a mixture's program with XLA on the CPU."""
+    """Compare every function of a mixture's program with XLA on the CPU, as a worker does."""
     from planetary.compiler.backends.targets import Target
-    from planetary.moe.gateway.compiling import compared_with_xla
+    from planetary.moe.gateway.compiling import compared, reference_from_xla
 
     assert case.program is not None
     data = Path(case.artifact).read_bytes()
     portable = Path(case.portable).read_bytes()
-    report = compared_with_xla(portable, case.program, data, "", Target(case.backend, ""))
+    report = compared(reference_from_xla(portable, case.program), case.program, data, "", Target(case.backend, ""))
     return {"worst": report.worst_tensor, "error": report.worst_error}
 
 

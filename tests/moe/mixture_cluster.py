@@ -158,6 +158,7 @@ class Worker:
         self.session = 0
         self.up, self.down = Line(rng), Line(rng)
         self.alive = True
+        self.wrong = ""  # what the check of the program on its device found
 
 
 class MixtureCluster:
@@ -228,11 +229,12 @@ class MixtureCluster:
 
     # --- what a test does -------------------------------------------------------------------------------------
 
-    def start(self, name: str) -> Worker:
-        """Start a worker process and connect it."""
+    def start(self, name: str, wrong: str = "") -> Worker:
+        """Start a worker process and connect it; `wrong`: what it finds on its device."""
         background = Later() if self.beside else None
         driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, fitting=background, clock=lambda: self.now)
         worker = self.workers[name] = Worker(name, driver, background, self.rng)
+        worker.wrong = wrong
         driver.post.send = worker.up.put
         self.connect(worker)
         return worker
@@ -398,6 +400,8 @@ class MixtureCluster:
             return
         self.told.append(instruction.message)
         match instruction.message:
+            case mm.MixtureJob() if worker.wrong:
+                self._arrive(worker.session, m.DeviceRefused(artifact="artifact", reason=worker.wrong), None)
             case mm.MixtureJob():
                 claims = replace(worker.driver.claims(), artifact="artifact")
                 self._arrive(worker.session, claims, None)

@@ -52,6 +52,8 @@ class Later(Executor):
 
 
 class _Interpreter:
+    device_name = "the StableHLO interpreter"
+
     def __init__(self, program: Program) -> None:
         self.program = program
 

@@ -22,6 +22,7 @@ class Adds:
     """A device whose only function writes w + g over w."""
 
     broken = False
+    device_name = "an abacus"
 
     def signature(self, function: str) -> FunctionSpec:
         return UPDATE

@@ -10,6 +10,7 @@ from planetary.core.tensors import TensorSpec
 
 STEP = TensorSpec("step", "i32", ())  # the arguments of `train_step` between the optimizer's state and the batch
 RATE = TensorSpec("rate", "f32", ())
+GRADIENT = "gradient."  # what a gradient's name has in front of its parameter's
 
 
 class StepSpec(msgspec.Struct, frozen=True):

@@ -9,7 +9,6 @@ signs. An element that is off by more than is accepted shows in the sum of its b
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -20,15 +19,22 @@ from planetary.core.deviations import ROUNDING, SCALARS, Accepted, accepted_of, 
 from planetary.core.errors import TrustError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec, to_host_dtype
+from planetary.core.trial_numbers import (
+    EXACT_ELEMENTS,
+    ExpectedResult,
+    block_sums,
+    block_within,
+    normal,
+    random_words,
+    uniform,
+)
 
 TRIAL_STEP = 7  # any index will do
 TRIAL_RATE = 2.0**-7  # learning rate; large enough for changes to stand out from the rounding of the parameters
 REFERENCE_BYTES = 8 << 20
 """What the expected results of large models take together, about: 3.3M parameters under AdamW travel as sums of 8."""
-_EXACT_ELEMENTS = 4096  # a tensor of so many elements, or fewer, travels as it is
 _QUANTILES = 65
 _SAMPLE = 1 << 20  # elements that the quantiles of a large parameter are taken from
-_CHUNK = 1 << 20  # elements that are summed at a time, so that temporary arrays stay small
 
 
 class StepRunner(Protocol):
@@ -90,7 +96,7 @@ def values_of(spec: StepSpec, params: Mapping[str, np.ndarray]) -> dict[str, Par
     found = {}
     for tensor in spec.params:
         values = as_float(params[tensor.name], tensor.dtype).astype(np.float32).reshape(-1)
-        if values.size <= _EXACT_ELEMENTS:
+        if values.size <= EXACT_ELEMENTS:
             found[tensor.name] = ParameterValues(exact=values.astype("<f4").tobytes())
             continue
         sample = values[:: -(-values.size // _SAMPLE)]
@@ -108,11 +114,11 @@ def draw_trial(spec: StepSpec, values: Mapping[str, ParameterValues], buffers: M
     """
 
     def words(tensor: TensorSpec, use: str) -> np.ndarray:
-        return _random_words(f"{spec.stablehlo_digest} {use} {tensor.name}", tensor.size)
+        return random_words(f"{spec.stablehlo_digest} {use} {tensor.name}", tensor.size)
 
     def noisy(tensor: TensorSpec) -> np.ndarray:
         known = values[tensor.name]
-        noise = np.float32(0.02) * _normal(words(tensor, "noise"))
+        noise = np.float32(0.02) * normal(words(tensor, "noise"))
         if known.quantiles:
             drawn = _from_quantiles(words(tensor, "value"), np.array(known.quantiles, np.float64))
         else:
@@ -122,13 +128,13 @@ def draw_trial(spec: StepSpec, values: Mapping[str, ParameterValues], buffers: M
     def state(tensor: TensorSpec) -> np.ndarray:
         if tensor.dtype not in ROUNDING:
             return np.full(tensor.shape, 3, tensor.zeros().dtype)
-        drawn = 1e-3 + 1e-3 * _uniform(words(tensor, "state"))
+        drawn = 1e-3 + 1e-3 * uniform(words(tensor, "state"))
         return to_host_dtype(drawn.astype(np.float32), tensor.dtype).reshape(tensor.shape)
 
     def data(tensor: TensorSpec) -> np.ndarray:
         drawn = words(tensor, "batch")
         if tensor.dtype in ROUNDING:
-            return to_host_dtype(_normal(drawn), tensor.dtype).reshape(tensor.shape)
+            return to_host_dtype(normal(drawn), tensor.dtype).reshape(tensor.shape)
         below = np.uint64(2 if tensor.dtype == "i1" else 100)
         return (drawn % below).astype(tensor.zeros().dtype).reshape(tensor.shape)
 
@@ -148,14 +154,6 @@ def run_trial(spec: StepSpec, runner: StepRunner, trial: Trial) -> dict[str, np.
     scalars = {"loss": loss, "grad_norm": norm, "eval_loss": evaluated}
     found = runner.read_params() | runner.read_opt_state()
     return found | {name: np.asarray(value, np.float32) for name, value in scalars.items()}
-
-
-class ExpectedResult(msgspec.Struct, frozen=True):
-    """What a reference made of one tensor: float32 changes of its elements, or signed sums of `block` of them each."""
-
-    changes: bytes
-    block: int
-    accepted: Accepted  # of one of these numbers
 
 
 class StepReference(msgspec.Struct, frozen=True):
@@ -185,7 +183,7 @@ class StepReference(msgspec.Struct, frozen=True):
         for tensor in (*spec.params, *spec.opt_state):
             expected = self.tensors[tensor.name]
             changes = _changes(spec, tensor, before, found, expected.block)
-            errors[tensor.name] = error_of(np.frombuffer(expected.changes, "<f4"), changes, expected.accepted)
+            errors[tensor.name] = error_of(expected.numbers, changes, expected.accepted)
         return errors
 
 
@@ -211,14 +209,11 @@ def make_reference(
         noise: as for `accepted_of`.
     """
     accepted = accepted_of(spec, before, expected, factor_rounding, noise=noise)
-    large = [t.size for t in (*spec.params, *spec.opt_state) if t.size > _EXACT_ELEMENTS]
-    block_of_large = 1
-    while 4 * sum(-(-size // block_of_large) for size in large) > REFERENCE_BYTES and block_of_large < _CHUNK:
-        block_of_large *= 2
+    block_of_large = block_within(REFERENCE_BYTES, (t.size for t in (*spec.params, *spec.opt_state)))
     tensors = {}
     for tensor in (*spec.params, *spec.opt_state):
         one = accepted[tensor.name]
-        block = block_of_large if tensor.size > _EXACT_ELEMENTS else 1
+        block = block_of_large if tensor.size > EXACT_ELEMENTS else 1
         changes = _changes(spec, tensor, before, expected, block)
         if block > 1:
             # Roundings of single elements, which have any sign, add up like the root of their number; those accepted
@@ -262,7 +257,7 @@ def decode_reference(data: bytes, spec: StepSpec) -> StepReference:
             raise TrustError(f"the reference results have no values for parameter {tensor.name!r}")
     for tensor in (*spec.params, *spec.opt_state):
         result = reference.tensors.get(tensor.name)
-        if result is None or result.block < 1 or len(result.changes) != 4 * -(-tensor.size // result.block):
+        if result is None or not result.fits(tensor.size):
             raise TrustError(f"the reference results lack tensor {tensor.name!r}, or have it in another size")
     if any(name not in reference.scalars or name not in reference.accepted for name in SCALARS):
         raise TrustError(f"the reference results lack one of {', '.join(SCALARS)}")
@@ -277,47 +272,11 @@ def _changes(
     block: int,
 ) -> np.ndarray:
     """Return the changes of a tensor's elements, or their signed sums over blocks, as float32."""
-    old = as_float(before[tensor.name], tensor.dtype).reshape(-1)
-    new = as_float(after[tensor.name], tensor.dtype).reshape(-1)
-    if block == 1:
-        return (new.astype(np.float64) - old).astype(np.float32)
-    words = np.random.PCG64(_seed(f"{spec.stablehlo_digest} sign {tensor.name}"))
-    sums = np.empty(-(-tensor.size // block), np.float32)
-    chunk = max(1, _CHUNK // block) * block  # of a multiple of 64 elements: each has one bit
-    for start in range(0, tensor.size, chunk):
-        part = new[start : start + chunk].astype(np.float64) - old[start : start + chunk]
-        bits = np.unpackbits(words.random_raw(chunk // 64).astype("<u8").view(np.uint8))[: part.size]
-        part = np.where(bits == 1, part, -part)
-        padded = np.zeros(-(-part.size // block) * block)
-        padded[: part.size] = part
-        sums[start // block : start // block + len(padded) // block] = padded.reshape(-1, block).sum(axis=1)
-    return sums
-
-
-# A bit generator's raw words are the same in every version of numpy (NEP 19), its distributions are not.
-
-
-def _seed(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16], "big")
-
-
-def _random_words(text: str, count: int) -> np.ndarray:
-    return np.asarray(np.random.PCG64(_seed(text)).random_raw(count), np.uint64)
-
-
-def _uniform(words: np.ndarray) -> np.ndarray:
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _normal(words: np.ndarray) -> np.ndarray:
-    """Nearly standard normal float32: the sum of four uniform numbers of 16 bits, at most 3.5 from 0."""
-    total = np.zeros(words.shape, np.int64)
-    for shift in (0, 16, 32, 48):
-        total += ((words >> np.uint64(shift)) & np.uint64(0xFFFF)).astype(np.int64)
-    return ((total - 131070).astype(np.float64) * (3.0**0.5 / 65536)).astype(np.float32)
+    old, new = as_float(before[tensor.name], tensor.dtype), as_float(after[tensor.name], tensor.dtype)
+    return block_sums(f"{spec.stablehlo_digest} sign {tensor.name}", new, old, block)
 
 
 def _from_quantiles(words: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
-    place = _uniform(words) * (len(quantiles) - 1)
+    place = uniform(words) * (len(quantiles) - 1)
     low = place.astype(np.int64)
     return quantiles[low] + (quantiles[low + 1] - quantiles[low]) * (place - low)

@@ -1,10 +1,10 @@
-"""Whether a training step is right on this device, and how long it takes there."""
+"""Whether a training step or a program is right on this device, and how long a step takes there."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -12,8 +12,11 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.core.deviations import worst_of
 from planetary.core.errors import CompileError, TrustError
-from planetary.core.step_trial import StepReference, StepRunner, decode_reference, draw_trial, run_trial
+from planetary.core.program_trial import ProgramReference
+from planetary.core.step import FunctionSpec
+from planetary.core.step_trial import StepReference, StepRunner, draw_trial, run_trial
 from planetary.runtime.backends import runtime_identity
+from planetary.runtime.device_program import DeviceProgram, run_once
 from planetary.runtime.executor import Executor
 
 WARM_UP_STEPS = 1
@@ -49,50 +52,76 @@ def check_on_device(executor: Executor, reference: StepReference, buffers: Mappi
     """
     trial = draw_trial(executor.spec, reference.values, buffers)
     found = run_trial(executor.spec, executor, trial)
-    name, error = worst_of(reference.errors(executor.spec, trial.before, found))
-    device = executor.device_name
-    if not error <= 1:  # also catches NaN
+    errors = reference.errors(executor.spec, trial.before, found)
+    against = f"{reference.against}; loss {found['loss']:.6g}, expected {reference.scalars['loss']:.6g}"
+    return _report("training step", executor.device_name, errors, against)
+
+
+def check_program(
+    program: DeviceProgram, reference: ProgramReference, functions: Mapping[str, FunctionSpec]
+) -> DeviceReport:
+    """Run functions on the arguments of `reference` and compare; nothing stays on the device.
+
+    Args:
+        program: with the artifact that a worker is about to compute with.
+        reference: results of the same functions elsewhere.
+        functions: those to check.
+
+    Raises:
+        CompileError: the device computes something else; the text names the worst result.
+    """
+
+    def run(name: str, tensors: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        return run_once(program, name, tensors)
+
+    errors: dict[str, float] = {}
+    for name, function in functions.items():
+        errors |= reference.errors(name, function, run)
+    return _report("program", program.device_name, errors, reference.against)
+
+
+def _report(what: str, device: str, errors: Mapping[str, float], against: str) -> DeviceReport:
+    name, error = worst_of(errors)
+    if not all(one <= 1 for one in errors.values()):  # also catches NaN
         raise CompileError(
-            f"the training step is wrong on {device}: {name!r} is {error:.3g} times the accepted error away from "
-            f"{reference.against}; loss {found['loss']:.6g}, expected {reference.scalars['loss']:.6g}. Nothing was "
-            "trained with it; update the device's driver, or start this worker with another --backend"
+            f"the {what} is wrong on {device}: {name!r} is {error:.3g} times the accepted error away from {against}. "
+            "Nothing was trained with it; update the device's driver, or start this worker with another --backend"
         )
     return DeviceReport(device, name, error)
 
 
-def check_once(
-    executor: Executor,
-    store: BlobStore,
-    *,
-    artifact: str,
-    reference: str,
-    backend: str,
-    buffers: Mapping[str, np.ndarray],
-) -> DeviceReport:
-    """Return what `check_on_device` finds; the same artifact, device, runtime and driver are checked once.
+def check_once(store: BlobStore, key: str, check: Callable[[], DeviceReport]) -> DeviceReport:
+    """Return what `check` finds, once for each `key`.
 
     Args:
-        executor: with the artifact.
-        store: of blobs; holds the reference, and remembers reports.
-        artifact: digest of what the executor runs.
-        reference: digest of an encoded `StepReference`.
-        backend: of the executor.
-        buffers: the model's.
+        store: remembers reports.
+        key: of `key_of`.
+        check: `check_on_device` or `check_program`.
 
     Raises:
-        CompileError: as `check_on_device`; that is not remembered.
-        TrustError: the blob is no reference of this step.
+        CompileError: as the check; that is not remembered.
     """
-    where = f"{backend} {executor.device_name} {runtime_identity(backend)}"
-    key = f"checked on device 1 {artifact} {reference} {where}"
     known = store.resolve(key)
     if known is not None:
         with contextlib.suppress(TrustError, msgspec.MsgspecError):
             return msgspec.json.decode(store.get(known), type=DeviceReport)
-    expected = decode_reference(store.get(reference), executor.spec)
-    report = check_on_device(executor, expected, buffers)
+    report = check()
     store.link(key, store.put(msgspec.json.encode(report)))
     return report
+
+
+def key_of(artifact: str, reference: str, backend: str, device: str, functions: Iterable[str] = ()) -> str:
+    """Return what decides the result of a check: the artifact, the device, the runtime and its driver.
+
+    Args:
+        artifact: digest of what runs.
+        reference: digest of what it is compared with.
+        backend: that runs it.
+        device: as its driver names it.
+        functions: of a program, those that are checked.
+    """
+    where = f"{backend} {device} {runtime_identity(backend)}"
+    return " ".join(["checked on device 2", artifact, reference, *sorted(functions), where])
 
 
 def step_milliseconds(executor: StepRunner, batches: Iterable[Sequence[np.ndarray]]) -> list[float]:

@@ -26,6 +26,11 @@ class DeviceProgram(Protocol):
     handle must not be used again.
     """
 
+    @property
+    def device_name(self) -> str:
+        """The device, as its driver names it."""
+        ...
+
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
         """Return a copy of a checked host array on the device. Raises `ResourceError`."""
         ...
@@ -49,6 +54,11 @@ class Traffic:
     def __init__(self, program: DeviceProgram) -> None:
         self._program = program
         self.uploaded = self.downloaded = 0
+
+    @property
+    def device_name(self) -> str:
+        """See `DeviceProgram`."""
+        return self._program.device_name
 
     def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
         """See `DeviceProgram`."""

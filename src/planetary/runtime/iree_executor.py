@@ -87,6 +87,11 @@ def open_device(backend: str, device_id: int, threads: int | None) -> Any:
     return _devices[key]
 
 
+def name_of_device(backend: str, device_id: int) -> str:
+    """Return what the driver calls a device that is open."""
+    return _names[backend, device_id]
+
+
 def _make_device(backend: str, device_id: int, threads: int | None) -> Any:
     driver_name = DRIVERS.get(backend)
     if driver_name is None:
@@ -160,7 +165,7 @@ class IreeExecutor:
             )
         self._backend = backend
         self._device = open_device(backend, device_id, threads)
-        self.device_name = _names[backend, device_id]
+        self.device_name = name_of_device(backend, device_id)
         self._memory = IreeMemory(self._device, backend)
         try:
             instance = iree.VmInstance()

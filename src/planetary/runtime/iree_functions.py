@@ -12,7 +12,7 @@ from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.runtime.device_program import Handle
-from planetary.runtime.iree_executor import open_device
+from planetary.runtime.iree_executor import name_of_device, open_device
 from planetary.runtime.iree_memory import IreeMemory
 
 
@@ -41,6 +41,7 @@ class IreeFunctions:
     ) -> None:
         self._backend, self._signatures = backend, functions
         self._device = open_device(backend, device_id, threads)
+        self.device_name = name_of_device(backend, device_id)
         self._memory = IreeMemory(self._device, backend)
         try:
             instance = iree.VmInstance()

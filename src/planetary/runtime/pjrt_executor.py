@@ -95,6 +95,11 @@ def open_devices(backend: str, device_id: int = 0, island: int = 1, threads: int
     return devices[:island]
 
 
+def name_of_device(device: Any) -> str:
+    """Return what the driver calls a device of JAX."""
+    return cpu_name() if device.platform == "cpu" else device.device_kind
+
+
 class PjrtExecutor:
     """See `Executor`.
 
@@ -138,7 +143,7 @@ class PjrtExecutor:
         self.spec = spec
         self._backend = backend
         devices = open_devices(backend, device_id, island, threads)
-        kind = cpu_name() if devices[0].platform == "cpu" else devices[0].device_kind
+        kind = name_of_device(devices[0])
         self.device_name = kind if island == 1 else f"{island} × {kind}"
         import jax
 

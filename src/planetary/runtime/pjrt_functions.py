@@ -11,6 +11,7 @@ from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.runtime.device_program import Handle
+from planetary.runtime.pjrt_executor import name_of_device
 
 
 class PjrtFunctions:
@@ -30,6 +31,7 @@ class PjrtFunctions:
 
         self._xla, self._portable, self._signatures = xla, portable, functions
         self._device, self._optimise = device, optimise
+        self.device_name = name_of_device(device)
         self._compiled: dict[str, Any] = {}
 
     def signature(self, function: str) -> FunctionSpec:

@@ -248,7 +248,7 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
     from planetary.compiler.check.verify import runs_here, verify_artifact
     from planetary.compiler.step.train_step import TrainStep
     from planetary.core.tensors import host_dtype
-    from planetary.moe.gateway.compiling import compared_with_xla
+    from planetary.moe.gateway.compiling import compared, reference_from_xla
     from planetary.runtime.backends import open_executor
     from planetary.runtime.host import host_features
 
@@ -260,7 +260,8 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
     if manifest.program is not None:
         if target.is_pjrt:
             return "XLA runs it as it is; there is nothing to compare it with"
-        found = compared_with_xla(portable, manifest.program, data, manifest.artifact, target)
+        reference = reference_from_xla(portable, manifest.program)
+        found = compared(reference, manifest.program, data, manifest.artifact, target)
         return f"all functions on random numbers: {found.summary}"
     assert spec is not None
     rng = np.random.default_rng(0)

@@ -151,6 +151,16 @@ def _worker(worker: WorkerSession, lost: int) -> WorkerStatus:
     elif worker.evaluate is not None:
         state = "evaluating"
     loss = train.loss if train is not None else None
+    return msgspec.structs.replace(
+        connected_worker(worker, state, lost),
+        round=train.round if train is not None else 0,
+        step=train.step if train is not None else 0,
+        loss=loss if loss is not None and math.isfinite(loss) else None,
+    )
+
+
+def connected_worker(worker: WorkerSession, state: WorkerState, lost: int) -> WorkerStatus:
+    """Return a connected worker without its tasks; `lost`: how often it was lost before."""
     return WorkerStatus(
         name=worker.worker,
         node=worker.node,
@@ -161,8 +171,5 @@ def _worker(worker: WorkerSession, lost: int) -> WorkerStatus:
         device=worker.device,
         chosen=worker.chosen,
         verified=worker.verified,
-        round=train.round if train is not None else 0,
-        step=train.step if train is not None else 0,
-        loss=loss if loss is not None and math.isfinite(loss) else None,
         lost_count=lost,
     )

@@ -153,7 +153,7 @@ def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget) -> s
         "packages": environment(),
         "flags": store.resolve(LATEST_CHOICE),
     }
-    return "published 1 " + json.dumps(parts, sort_keys=True)
+    return "published 2 " + json.dumps(parts, sort_keys=True)
 
 
 def _known(store: BlobStore, key: str) -> Published | None:

@@ -315,11 +315,12 @@ class RoleJob(RoleMessage, frozen=True, kw_only=True):
 
     run: str
     artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
+    reference: str = ""  # sha256 of what the worker compares its own device's results with before it is ready
     plan: str  # how the role is played, in JSON that the kind of run reads
 
 
 FABRIC = Protocol(
-    12,
+    13,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -36,7 +36,7 @@ from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.ring_peer import RingPeer
 from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.runtime.backends import open_executor, runtime_version
-from planetary.runtime.device_check import check_once
+from planetary.runtime.device_check import check_on_device, check_once, key_of
 from planetary.runtime.executor import Executor
 from planetary.runtime.host import target_features
 from planetary.version import __version__
@@ -95,8 +95,11 @@ class Role(Protocol):
 
 
 SendPayload = Callable[[m.Message, Packed | None], None]
-RoleFactory = Callable[[m.RoleJob, Path, WorkerOptions, SendPayload], Role]
-"""Makes the role of a job from its artifact's file; sends from any thread."""
+RoleFactory = Callable[[m.RoleJob, BlobStore, WorkerOptions, SendPayload], Role]
+"""Makes the role of a job whose blobs are in the store; sends from any thread.
+
+Raises `CompileError` where the device cannot run the artifact, or computes something else than the job's reference.
+"""
 
 
 class WorkerShell:
@@ -304,8 +307,8 @@ class WorkerShell:
                 say_job(folder, "")
                 return e.StopRequested("there is no step that could be timed")
             say_job(folder, job.spec.stablehlo_digest)
-        others = (job.buffers, job.reference) if isinstance(job, m.Job) else ()
-        for digest in filter(None, (job.artifact, *others)):
+        buffers = job.buffers if isinstance(job, m.Job) else ""
+        for digest in filter(None, (job.artifact, buffers, job.reference)):
             if not self._store.has(digest):
                 return w.BlobMissing(digest)
             try:
@@ -355,14 +358,9 @@ class WorkerShell:
         if not job.reference:
             return ""
         try:
-            report = check_once(
-                executor,
-                self._store,
-                artifact=job.artifact,
-                reference=job.reference,
-                backend=self._options.backend,
-                buffers=buffers,
-            )
+            reference = decode_reference(self._store.get(job.reference), job.spec)
+            key = key_of(job.artifact, job.reference, self._options.backend, executor.device_name)
+            report = check_once(self._store, key, lambda: check_on_device(executor, reference, buffers))
         except PlanetaryError:
             executor.close()
             raise
@@ -373,7 +371,7 @@ class WorkerShell:
             raise UserError("the gateway's run gives its workers roles, and this process knows none")
         if self._role is not None:
             self._role.close()
-        self._role = self._make_role(job, self._store.path(job.artifact), self._options, self._send_from_thread)
+        self._role = self._make_role(job, self._store, self._options, self._send_from_thread)
         return w.JobLoaded(job.artifact, 0, plan=job.plan)
 
     def _send_from_thread(self, message: m.Message, payload: Packed | None) -> None:

@@ -6,11 +6,12 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import msgspec
 
+from planetary.artifacts.store import BlobStore
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
+from planetary.core.program_trial import decode_program_reference
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.worker import SendPayload, WorkerOptions
 from planetary.moe.composer.composer_driver import ComposerDriver
@@ -18,24 +19,42 @@ from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import loaded_program
 from planetary.moe.program.runner import open_program
 from planetary.moe.protocol import mixture_messages as mm
+from planetary.runtime.device_check import check_once, check_program, key_of
+from planetary.runtime.device_program import DeviceProgram
 
 log = logging.getLogger(__name__)
+
+
+def verified(program: DeviceProgram, job: mm.MixtureJob, store: BlobStore, backend: str) -> str:
+    """Compare a device's results of all functions with the job's reference; return what was found, in words.
+
+    Raises:
+        CompileError: the device computes something else.
+        TrustError: the blob is no reference of these functions.
+    """
+    if not job.reference:
+        return ""
+    reference = decode_program_reference(store.get(job.reference), job.functions)
+    key = key_of(job.artifact, job.reference, backend, program.device_name, job.functions)
+    return check_once(store, key, lambda: check_program(program, reference, job.functions)).summary
 
 
 class ComposerRole:
     """See the module, and `fabric.worker.worker.Role`."""
 
-    def __init__(self, job: mm.MixtureJob, artifact: Path, options: WorkerOptions, send: SendPayload) -> None:
+    def __init__(self, job: mm.MixtureJob, store: BlobStore, options: WorkerOptions, send: SendPayload) -> None:
+        """Load the artifact and check its functions on this device. Raises as `RoleFactory` says."""
         self._job, self._send = job, send
         plan = msgspec.json.decode(job.plan, type=MixturePlan)
         run = open_program(
-            artifact.read_bytes(),
+            store.get(job.artifact),
             loaded_program(job.functions),
             backend=options.backend,
             threads=options.threads or None,
             device_id=options.device_id,
             island=options.island,
         )
+        self._device, self._verified = run.device_name, verified(run, job, store, options.backend)
         self._fitting = ThreadPoolExecutor(1, thread_name_prefix="fitting")
         self._packing = ThreadPoolExecutor(1, thread_name_prefix="packing")
         beside = (self._fitting, self._packing) if plan.pace == "free" else (None, None)
@@ -49,7 +68,9 @@ class ComposerRole:
 
     def connected(self) -> None:
         """See `Role`."""
-        self._send(msgspec.structs.replace(self._driver.claims(), artifact=self._job.artifact), None)
+        claims = self._driver.claims()
+        found = {"artifact": self._job.artifact, "device": self._device, "verified": self._verified}
+        self._send(msgspec.structs.replace(claims, **found), None)
 
     def disconnected(self) -> None:
         """See `Role`."""

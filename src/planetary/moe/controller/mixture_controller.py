@@ -142,7 +142,7 @@ class MixtureController(RunController[MixtureDesk]):
     def _ready(self, worker: WorkerSession, message: mm.MixtureReady, now: float) -> None:
         if worker.ready:
             return
-        self.membership.ready(worker, now)
+        self.membership.ready(worker, now, message.device, message.verified)
         if message.shard >= 0:
             self.syncing.claims[worker.worker] = (message.shard, message.epoch, message.step)
         else:

@@ -34,10 +34,11 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     grace_s: float  # a stall is told after this
 
     def job(self, artifact: str, reference: str) -> MixtureJob:
-        """See `FabricPolicy`; a mixture's program has no reference yet."""
+        """See `FabricPolicy`."""
         return MixtureJob(
             run=self.run,
             artifact=artifact,
+            reference=reference,
             functions=self.functions,
             plan=msgspec.json.encode(self.plan).decode(),
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.fabric.gateway.run_status import base_status, ended_as, workers_seen
+from planetary.fabric.gateway.run_status import base_status, connected_worker, ended_as, workers_seen
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
 from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
 
@@ -62,15 +62,5 @@ def worker_status(controller: MixtureController, worker: WorkerSession) -> Worke
         loss = composing.loss if composing.loss is not None and math.isfinite(composing.loss) else None
     if controller.rounds.evaluates(worker.session):
         state = "evaluating"
-    return WorkerStatus(
-        name=worker.worker,
-        node=worker.node,
-        pid=worker.pid,
-        state=state,
-        backend=worker.backend,
-        target=worker.target,
-        round=round_,
-        step=step,
-        loss=loss,
-        lost_count=controller.state.losses.get(worker.worker, 0),
-    )
+    seen = connected_worker(worker, state, controller.state.losses.get(worker.worker, 0))
+    return msgspec.structs.replace(seen, round=round_, step=step, loss=loss)

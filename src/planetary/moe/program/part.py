@@ -29,6 +29,11 @@ class Part(Runner):
         """See `Runner`."""
         return self._program
 
+    @property
+    def device_name(self) -> str:
+        """See `DeviceProgram`."""
+        return self._run.device_name
+
     def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
         """See `Runner`."""
         return self._run(f"{self._part}_{function}", tensors)

@@ -41,7 +41,7 @@ from planetary.compiler.step.accumulation import over_parts
 from planetary.compiler.step.remat import rematerialise
 from planetary.compiler.step.step_options import StepOptions, optimizer_of, remat_budget
 from planetary.core.errors import UserError
-from planetary.core.step import RATE, FunctionSpec
+from planetary.core.step import GRADIENT, RATE, FunctionSpec
 from planetary.core.tensors import TensorSpec
 from planetary.models.initial import Draw, Params, flat_names
 from planetary.models.latent_moe import (
@@ -52,7 +52,7 @@ from planetary.models.latent_moe import (
     real_mixture,
 )
 from planetary.moe.methods.tiers import tier_of
-from planetary.moe.program.signature import GRADIENT, ComposerShape, Program, in_layer
+from planetary.moe.program.signature import ComposerShape, Program, in_layer
 
 
 def dense_specs(config: LatentMoeConfig) -> tuple[TensorSpec, ...]:

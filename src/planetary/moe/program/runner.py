@@ -32,6 +32,11 @@ class ProgramRunner(Runner):
         """See `Runner`."""
         return self._program
 
+    @property
+    def device_name(self) -> str:
+        """See `DeviceProgram`."""
+        return self._device.device_name
+
     def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
         """See `Runner`."""
         return run_once(self, function, tensors)

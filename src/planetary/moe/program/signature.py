@@ -11,11 +11,9 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import LocalProtocolError, UserError
-from planetary.core.step import RATE, FunctionSpec
+from planetary.core.step import GRADIENT, RATE, FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.runtime.device_program import DeviceProgram
-
-GRADIENT = "gradient."  # what a gradient's name has in front of its parameter's
 
 
 @dataclass(frozen=True)

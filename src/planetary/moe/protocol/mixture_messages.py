@@ -27,6 +27,8 @@ class MixtureReady(RoleMessage, frozen=True, kw_only=True):
     """The worker loaded the artifact. It says which shard it has the state of, if any."""
 
     artifact: str
+    device: str = ""  # as its driver names it
+    verified: str = ""  # what the comparison with the job's reference found on it, in words
     shard: int = -1
     epoch: int = 0
     step: int = 0

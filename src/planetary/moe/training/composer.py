@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from planetary.core.step import GRADIENT
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
@@ -19,7 +20,7 @@ from planetary.moe.methods.delta import Delta, compress, expand, low_rank, rank_
 from planetary.moe.methods.recent_rows import calibration_rows, remember
 from planetary.moe.methods.sketch import EncodedSketch, encode, sketch_from_gates, subsample
 from planetary.moe.methods.surrogate import Fitted, are_copies, expert_outputs, fit_surrogates, initial_surrogates
-from planetary.moe.program.signature import GRADIENT, Runner, in_layer
+from planetary.moe.program.signature import Runner, in_layer
 from planetary.moe.training.expert_work import (
     HeldExperts,
     Improved,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from planetary.core.step import RATE
+from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
@@ -18,7 +18,7 @@ from planetary.moe.methods.moments import COUNT, MomentRule, too_much_left, wron
 from planetary.moe.methods.recent_rows import RecentRows, calibration_rows
 from planetary.moe.methods.sketch import EncodedSketch, Sketch, decode, dense_gates
 from planetary.moe.methods.surrogate import FitOptions, expert_outputs, fit_surrogates
-from planetary.moe.program.signature import GRADIENT, Runner, signature
+from planetary.moe.program.signature import Runner, signature
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import computed_weights
 from planetary.runtime.device_program import ResidentTensors

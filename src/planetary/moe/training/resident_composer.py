@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 import msgspec
 import numpy as np
 
-from planetary.core.step import RATE
+from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import Tensors
-from planetary.moe.program.signature import GRADIENT, Runner, in_layer, signature
+from planetary.moe.program.signature import Runner, in_layer, signature
 from planetary.moe.training.composer import ComposerSteps, owned_by
 from planetary.moe.training.states import ComposerState, Surrogates
 from planetary.runtime.device_program import ResidentTensors

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import NumericsError, UserError
+from planetary.core.step import GRADIENT
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
@@ -21,7 +22,7 @@ from planetary.moe.methods.averaging import mean_gradients, merge
 from planetary.moe.methods.tiers import Tier, tier_fragments
 from planetary.moe.program.execution import composer_runner, expert_runner
 from planetary.moe.program.programs import dense_specs
-from planetary.moe.program.signature import GRADIENT, ComposerShape, Runner, parameter_specs
+from planetary.moe.program.signature import ComposerShape, Runner, parameter_specs
 from planetary.moe.training.composer import ComposerSteps, install, mean_error, mean_loss, whole_arguments
 from planetary.moe.training.initial import initial_training
 from planetary.moe.training.replicas import consolidate, expert_fragments, only_shards, replicated_slots

@@ -1,0 +1,145 @@
+"""A mixture's program is checked on the device that runs it, before its worker is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from mixture_checks import of_kind
+from mixture_cluster import MixtureCluster, SharedProgram, make_plan
+
+from planetary.artifacts.packed_arrays import Packed
+from planetary.artifacts.store import BlobStore
+from planetary.core.errors import CompileError, TrustError
+from planetary.core.program_trial import encode_program_reference, make_reference
+from planetary.core.step import ProgramSpec
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.records import WorkerJoined, WorkerRefused
+from planetary.fabric.shell.dial import Address
+from planetary.fabric.worker.worker import WorkerOptions
+from planetary.moe.composer import composer_role
+from planetary.moe.composer.composer_role import ComposerRole
+from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.program.runner import ProgramRunner
+from planetary.moe.protocol import mixture_messages as mm
+
+
+class Device(ProgramRunner):
+    """The shared program on a device that counts what it runs, and may be wrong in one function."""
+
+    def __init__(self, plan: MixturePlan, wrong: str = "") -> None:
+        shared = SharedProgram(plan)
+        super().__init__(shared.program, shared)
+        self.calls: list[str] = []
+        self.wrong = wrong
+
+    @property
+    def device_name(self) -> str:
+        return f"a {'lying' if self.wrong else 'good'} device"
+
+    def invoke(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        self.calls.append(function)
+        results = super().invoke(function, arguments)
+        if function == self.wrong:
+            results[0] = -results[0]
+        return results
+
+
+class Machine:
+    """A worker's machine: its store, its job, and the device that its role opens."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.plan = make_plan(folder, steps=8)
+        self.store = BlobStore(folder / "blobs")
+        self.device = Device(self.plan)
+        functions = dict(self.device.program.functions)
+        spec = ProgramSpec("latent_moe", functions, self.plan.model.vocab_size, "c" * 64)
+        reference = make_reference(spec, Device(self.plan), factor_rounding=2.0**-23, against="XLA")
+        self.job = mm.MixtureJob(
+            run="r",
+            artifact=self.store.put(b"the artifact"),
+            reference=self.store.put(encode_program_reference(reference)),
+            functions=functions,
+            plan=msgspec.json.encode(self.plan).decode(),
+        )
+        self.sent: list[m.Message] = []
+        monkeypatch.setattr(composer_role, "open_program", lambda *_, **__: self.device)
+
+    def role(self) -> ComposerRole:
+        """Start the role, as the worker does when all blobs are here."""
+
+        def send(message: m.Message, _: Packed | None) -> None:
+            self.sent.append(message)
+
+        options = WorkerOptions(
+            address=Address("::1", 1, ""),
+            name="n/0",
+            node="n",
+            backend="cpu",
+            target="host",
+            device_id=0,
+            island=1,
+            threads=1,
+            cache=self.store.root,
+            state=self.store.root,
+            give_up_s=0,
+        )
+        return ComposerRole(self.job, self.store, options, send)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_a_role_says_on_which_device_its_program_is_verified(machine: Machine) -> None:
+    role = machine.role()
+    role.connected()
+    role.close()
+    (ready,) = machine.sent
+    assert isinstance(ready, mm.MixtureReady)
+    assert (ready.artifact, ready.device) == (machine.job.artifact, "a good device")
+    assert ready.verified.startswith("verified on a good device: the worst tensor, ")
+    assert sorted(machine.device.calls) == sorted(machine.job.functions)
+
+
+def test_a_second_start_on_the_same_device_does_not_run_the_check_again(machine: Machine) -> None:
+    machine.role().close()
+    machine.device.calls.clear()
+    machine.role().close()
+    assert not machine.device.calls
+
+
+@pytest.mark.parametrize("function", ["composer_gradients", "composer_update", "expert_update", "whole_evaluate"])
+def test_a_device_that_computes_something_else_gets_no_role(machine: Machine, function: str) -> None:
+    machine.device.wrong = function
+    for _ in range(2):  # a refusal is not remembered as a success
+        with pytest.raises(CompileError, match=f"the program is wrong on a lying device: '.* of {function}' is .* XLA"):
+            machine.role()
+    assert not machine.sent
+
+
+def test_a_reference_of_another_program_is_refused(machine: Machine) -> None:
+    machine.job = msgspec.structs.replace(machine.job, reference=machine.store.put(b"of something else"))
+    with pytest.raises(TrustError, match="reference results of the program cannot be read"):
+        machine.role()
+
+
+def test_a_liar_is_refused_and_the_others_train_to_the_end(tmp_path: Path, machine: Machine) -> None:
+    machine.device.wrong = "composer_gradients"
+    with pytest.raises(CompileError) as error:
+        machine.role()
+    cluster = MixtureCluster(tmp_path, machine.plan)
+    cluster.start("liar", wrong=str(error.value))
+    cluster.start("a")
+    cluster.until(lambda: bool(of_kind(cluster, WorkerRefused)))
+    cluster.start("b")
+    assert cluster.finish().ok
+    (refused,) = of_kind(cluster, WorkerRefused)
+    assert refused.worker == "liar"
+    assert "the program is wrong on a lying device" in refused.reason
+    assert {joined.worker for joined in of_kind(cluster, WorkerJoined)} == {"a", "b"}
+    assert [*cluster.controller.membership.banned] == ["liar"]

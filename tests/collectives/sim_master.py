@@ -46,7 +46,9 @@ class SimMaster:
         self.group, self.dead = group, False
         count = iter(range(1, 1_000_000))
         life = group.lives
-        self.machine = MasterMachine(lambda: str(life * 1_000_000 + next(count)), silent_s=SILENT_S)
+        self.machine = MasterMachine(
+            lambda: str(life * 1_000_000 + next(count)), silent_s=SILENT_S, remeasure_s=group.remeasure_s
+        )
         self.machine.restore(group.journal, group.world.now, GRACE_S)
         group.journal = self.machine.records()
         self.connections: dict[int, tuple[SimPeer, Channel]] = {}

@@ -45,6 +45,7 @@ class SimGroup:
         self.bits = random.choice([0, 0, 0, 8, 4])
         self.slowest = random.choice([0.001, 0.02, 0.1])
         self.small = random.random() < 0.3
+        self.remeasure_s = random.choice([0.0, 0.05, 1.0])
         self.asks, self.optimizes = random.random() < 0.3, random.random() < 0.15
         self.story = Story()
         self.journal: list[me.Record] = []

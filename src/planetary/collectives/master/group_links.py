@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 Pair = tuple[str, str]  # from, to
@@ -12,6 +12,7 @@ _FAULTS_MOST = 2  # of one link, before the ring is laid another way
 _PROBE_BYTES = 1 << 20  # what a hop is judged by
 _DROP = 0.5  # of the best speed that operations had over a link
 _SLOW_MOST = 5  # operations in a row below that, before what was measured is forgotten
+_SAMPLES = 3  # measurements by which a link is judged while others than the user ask
 
 
 class GroupLinks:
@@ -20,6 +21,7 @@ class GroupLinks:
     def __init__(self) -> None:
         """Nothing is known."""
         self._measured: dict[Pair, tuple[float, float]] = {}  # bytes/s and seconds
+        self._samples: dict[Pair, deque[float]] = {}  # seconds for a piece, of the last measurements
         self._faults: Counter[Pair] = Counter()
         self._best: dict[Pair, float] = {}  # bytes/s of operations
         self._slow: Counter[Pair] = Counter()
@@ -30,12 +32,25 @@ class GroupLinks:
 
     def measured(self, pair: Pair, bytes_per_s: float, latency_s: float) -> None:
         """A link was measured; numbers that cannot be mean that it is of no use."""
-        usable = math.isfinite(bytes_per_s) and bytes_per_s > 0 and latency_s >= 0
-        self._measured[pair] = (bytes_per_s, latency_s) if usable else (0.0, math.inf)
+        self._measured[pair] = _possible(bytes_per_s, latency_s)
+        self._sample(pair, self._measured[pair])
+
+    def sampled(self, pair: Pair, bytes_per_s: float, latency_s: float) -> None:
+        """A link was measured in passing: a failure says little by itself and leaves what was known."""
+        found = _possible(bytes_per_s, latency_s)
+        if found[0] > 0:
+            self._measured[pair] = found
+        self._sample(pair, found)
+
+    def is_settled(self, pair: Pair) -> bool:
+        """Whether a link has been measured often enough to be judged by `cautious_costs`."""
+        return len(self._samples.get(pair, ())) == _SAMPLES
 
     def unusable(self, pair: Pair) -> None:
         """A link could not be measured, or broke again and again."""
         self._measured[pair] = (0.0, math.inf)
+        for _ in range(_SAMPLES):
+            self._sample(pair, (0.0, math.inf))
 
     def observed(self, pair: Pair, bytes_per_s: float) -> None:
         """An operation moved its pieces over a link at this speed.
@@ -53,6 +68,7 @@ class GroupLinks:
             del self._slow[pair]
             self._best[pair] = bytes_per_s
             self._measured.pop(pair, None)
+            self._samples.pop(pair, None)
 
     def blame(self, pair: Pair) -> bool:
         """Count a fault of a link; true when there were so many that the ring should avoid it."""
@@ -70,19 +86,42 @@ class GroupLinks:
 
     def forget(self, peer: str) -> None:
         """A peer is gone."""
-        for table in (self._measured, self._faults, self._best, self._slow):
+        for table in (self._measured, self._samples, self._faults, self._best, self._slow):
             for pair in [pair for pair in table if peer in pair]:
                 del table[pair]
 
     def costs(self, ring: Sequence[str]) -> tuple[tuple[float, ...], ...]:
         """Seconds for a piece over each hop; unknown hops cost as much as the mean of the known ones."""
-
-        def cost(link: tuple[float, float]) -> float:
-            return link[1] + _PROBE_BYTES / link[0] if link[0] > 0 else math.inf
-
-        known = {pair: cost(link) for pair, link in self._measured.items()}
+        known = {pair: _seconds(link) for pair, link in self._measured.items()}
         unknown = _mean(value for value in known.values() if math.isfinite(value))
         return tuple(tuple(0.0 if a == b else known.get((a, b), unknown) for b in ring) for a in ring)
+
+    def cautious_costs(self, ring: Sequence[str]) -> tuple[tuple[float, ...], ...]:
+        """Seconds for a piece over each hop: of the ring's hops the least, of all others the most that was measured.
+
+        A ring that is cheaper by these costs is so whatever the noise was. Unsettled hops cost infinitely.
+        """
+        present = set(zip(ring, [*ring[1:], *ring[:1]], strict=True))
+
+        def cost(pair: Pair) -> float:
+            if not self.is_settled(pair):
+                return math.inf
+            return min(self._samples[pair]) if pair in present else max(self._samples[pair])
+
+        return tuple(tuple(0.0 if a == b else cost((a, b)) for b in ring) for a in ring)
+
+    def _sample(self, pair: Pair, link: tuple[float, float]) -> None:
+        self._samples.setdefault(pair, deque(maxlen=_SAMPLES)).append(_seconds(link))
+
+
+def _possible(bytes_per_s: float, latency_s: float) -> tuple[float, float]:
+    usable = math.isfinite(bytes_per_s) and bytes_per_s > 0 and latency_s >= 0
+    return (bytes_per_s, latency_s) if usable else (0.0, math.inf)
+
+
+def _seconds(link: tuple[float, float]) -> float:
+    bytes_per_s, latency_s = link
+    return latency_s + _PROBE_BYTES / bytes_per_s if bytes_per_s > 0 else math.inf
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -11,6 +11,7 @@ from planetary.collectives.master.group_desk import IDLE, GroupDesk
 from planetary.collectives.master.group_links import GroupLinks
 from planetary.collectives.master.group_measurement import RingMeasurement
 from planetary.collectives.master.group_operations import GroupOperations, Running, disagreement
+from planetary.collectives.master.link_watch import LinkWatch
 from planetary.collectives.master.master_events import Close, Instruction, Send, Solved
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.states import MASTER_OPERATION, advance
@@ -39,12 +40,23 @@ class GroupMachine:
     missing and what they do instead. A loss aborts what is running, and the ring closes without the lost peer.
     """
 
-    def __init__(self, number: int, draw: Callable[[], str], everyone: Callable[[], tuple[int, int, int]]) -> None:
-        """`draw` returns a new secret; `everyone` members of all groups, number of groups, members of the largest."""
+    def __init__(
+        self,
+        number: int,
+        draw: Callable[[], str],
+        everyone: Callable[[], tuple[int, int, int]],
+        *,
+        remeasure_s: float = 0.0,
+    ) -> None:
+        """`draw` returns a new secret; `everyone` members of all groups, number of groups, members of the largest.
+
+        `remeasure_s`: seconds between two measurements in the background; 0 for none.
+        """
         self.desk = GroupDesk(number, draw, everyone)
-        self._links = GroupLinks()
-        self.operations = GroupOperations(self.desk, self._links)
-        self._measurement = RingMeasurement(self.desk, self._links)
+        self.links = GroupLinks()
+        self.operations = GroupOperations(self.desk, self.links)
+        self._measurement = RingMeasurement(self.desk, self.links)
+        self._watch = LinkWatch(self.desk, self.links, remeasure_s)
         self._waiting: dict[str, tuple[m.Vote, float]] = {}  # newcomers that want to be admitted
         self._gatherings: dict[Key, Gathering] = {}
 
@@ -77,6 +89,7 @@ class GroupMachine:
                 self.operations.done(peer, message)
             case m.Measured():
                 self._measurement.measured(peer, message)
+                self._watch.measured(peer, message, now)
             case m.Leave():
                 self._lose(peer, "left", now)
         self._check(now)
@@ -100,6 +113,7 @@ class GroupMachine:
             if gathering.deadline <= now:
                 self._expire(key, gathering, now)
         self._measurement.expire(now)
+        self._watch.expire(now)
         self._check(now)
         return self.desk.take()
 
@@ -108,15 +122,18 @@ class GroupMachine:
         times = [gathering.deadline for gathering in self._gatherings.values()]
         times += [deadline for _, deadline in self._waiting.values()]
         times += [known.return_by for known in self.desk.peers.values()]
-        times.append(self._measurement.deadline())
+        times += [self._measurement.deadline(), self._watch.deadline(quiet=self._quiet())]
         return min(times, default=math.inf)
 
     def solved(self, event: Solved, now: float) -> list[Instruction]:
         """The ring that was sought was found, or there is none."""
-        if event.purpose == "detour":
-            self.operations.detour(event.peers, event.order)
-        else:
-            self._measurement.solved(event.peers, event.order)
+        match event.purpose:
+            case "detour":
+                self.operations.detour(event.peers, event.order)
+            case "better":
+                self._measurement.solved(event.peers, event.order)
+            case "watch":
+                self._watch.solved(event.peers, event.order)
         self._check(now)
         return self.desk.take()
 
@@ -162,6 +179,11 @@ class GroupMachine:
             for key, gathering in list(self._gatherings.items()):
                 if key != _VOTE and self.desk.ring and all(peer in gathering.requests for peer in self.desk.ring):
                     progressed |= self._complete(key, gathering, now)
+        self._watch.check(now, quiet=self._quiet())
+
+    def _quiet(self) -> bool:
+        """Whether nothing of the group uses its links."""
+        return not self.operations.running and not self._measurement.under_way
 
     def _complete(self, key: Key, gathering: Gathering, now: float) -> bool:
         """All members came. False when it has to wait for something else."""
@@ -207,7 +229,7 @@ class GroupMachine:
         return True
 
     def _admit(self, newcomers: list[str]) -> None:
-        ring = self._measurement.take_better()
+        ring = self._take_better()
         for peer in newcomers:
             # Beside a peer on the same machine, so that the ring crosses the network as rarely as possible.
             machine = self.desk.peers[peer].info.machine
@@ -215,6 +237,15 @@ class GroupMachine:
             ring.insert(near[-1] + 1 if near else len(ring), peer)
         if ring != self.desk.ring:
             self.desk.lay(ring)
+
+    def _take_better(self) -> list[str]:
+        """Return the ring to lay, once: a better one if it has the present members. What was asked for comes first."""
+        ring = self.desk.ring
+        better = [
+            found for found in (self._measurement.better, self._watch.better) if found and set(found) == set(ring)
+        ]
+        self._measurement.better = self._watch.better = None
+        return list(better[0]) if better else list(ring)
 
     def _expire(self, key: Key, gathering: Gathering, now: float) -> None:
         del self._gatherings[key]
@@ -325,7 +356,8 @@ class GroupMachine:
             if not gathering.requests:
                 del self._gatherings[key]
         self._measurement.lose(peer)
-        self._links.forget(peer)
+        self._watch.lose(peer, now)
+        self.links.forget(peer)
         if peer not in self.desk.ring:
             return
         self.operations.lose(peer, known.info.name, reason, aborts=aborts)

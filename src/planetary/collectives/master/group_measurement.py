@@ -1,4 +1,6 @@
-"""How one peer group finds a better ring: links are measured, a solver is asked, and the next vote takes its answer."""
+"""How one peer group finds a better ring when its members ask for it: unknown links are measured, a solver is asked,
+and the next vote takes its answer.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,12 @@ class RingMeasurement:
         self._desk, self._links = desk, links
         self._probe: ProbeRound | None = None
         self._callers: dict[str, m.Optimize] = {}
-        self._better: tuple[str, ...] | None = None
+        self.better: tuple[str, ...] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        """Whether links are being measured."""
+        return self._probe is not None
 
     def begin(self, callers: Mapping[str, m.Optimize]) -> None:
         """All members have called `optimize_topology`."""
@@ -81,14 +88,9 @@ class RingMeasurement:
             costs = self._links.costs(desk.ring)
             before, after = tour_cost(costs, range(len(peers))), tour_cost(costs, order)
             if after < _WORTH * before:
-                self._better = tuple(peers[i] for i in order)
+                self.better = tuple(peers[i] for i in order)
                 gain = before / after if math.isfinite(before) else math.inf
         desk.count(optimizes=desk.counts.optimizes + 1)
         for peer, request in self._callers.items():
             desk.answer(peer, m.Optimized(call=request.call, counts=desk.counts, gain=min(gain, 1e9)))
         self._callers = {}
-
-    def take_better(self) -> list[str]:
-        """Return the ring that a vote lays, once: the better one if it is one of the present members."""
-        better, self._better = self._better, None
-        return list(better) if better is not None and set(better) == set(self._desk.ring) else list(self._desk.ring)

@@ -69,6 +69,7 @@ class Master:
         silent_s: float = 10.0,
         connections_most: int = 1024,
         allow_unencrypted: bool = False,
+        remeasure_s: float = 10.0,
     ) -> None:
         """Prepare; `start` listens.
 
@@ -76,7 +77,8 @@ class Master:
         nobody needs a token. `revoked` returns ids of invites that are no longer welcome. `journal`: a file from
         which a restarted master goes on; its members have `grace_s` seconds to return. A peer that was silent for
         `silent_s` seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback,
-        too, where everybody on the network may join, read and change.
+        too, where everybody on the network may join, read and change. `remeasure_s`: seconds from one measurement of
+        a link in the background to the next, in each group of three and more peers on several machines; 0 for none.
         """
         self._host, self._port = parse_address(listen_address)
         self._authority, self._revoked = authority, revoked
@@ -86,7 +88,11 @@ class Master:
         self.encrypted = authority is not None
         self.on_loopback = False
         self._machine = MasterMachine(
-            lambda: secrets.token_hex(16), alive_s=alive_s, silent_s=silent_s, peers_most=connections_most
+            lambda: secrets.token_hex(16),
+            alive_s=alive_s,
+            silent_s=silent_s,
+            peers_most=connections_most,
+            remeasure_s=remeasure_s,
         )
         self._context: ssl.SSLContext | None = None
         self._journal: Journal | None = None

@@ -9,8 +9,8 @@ import msgspec
 
 from planetary.collectives.protocol.messages import Counts, FromPeer, Message, PeerInfo
 
-SolvePurpose = Literal["better", "detour"]
-"""Why a ring is sought: one that is better than the present, or one around a link that broke."""
+SolvePurpose = Literal["better", "watch", "detour"]
+"""Why a ring is sought: peers asked for a better one, measurements in the background changed, or a link broke."""
 
 
 @dataclass(frozen=True)

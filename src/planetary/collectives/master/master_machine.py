@@ -38,10 +38,15 @@ class MasterMachine:
         alive_s: float = 1.0,
         silent_s: float = 10.0,
         peers_most: int = 1024,
+        remeasure_s: float = 0.0,
     ) -> None:
-        """`draw` returns a new secret string each time; it is the machine's only randomness."""
+        """`draw` returns a new secret string each time; it is the machine's only randomness.
+
+        `remeasure_s`: seconds between two measurements of links in the background, in each group; 0 for none.
+        """
         self._draw = draw
         self._alive_s, self._silent_s, self._peers_most = alive_s, silent_s, peers_most
+        self._remeasure_s = remeasure_s
         self.groups: dict[int, GroupMachine] = {}
         self._emptied: dict[int, GroupRecord] = {}  # groups without peers: the state that they agreed on last
         self._where: dict[int, tuple[int, str]] = {}  # connection -> group, peer
@@ -198,7 +203,9 @@ class MasterMachine:
     def _group(self, number: int) -> GroupMachine:
         group = self.groups.get(number)
         if group is None:
-            group = self.groups[number] = GroupMachine(number, self._draw, self._everyone)
+            group = self.groups[number] = GroupMachine(
+                number, self._draw, self._everyone, remeasure_s=self._remeasure_s
+            )
             if (last := self._emptied.pop(number, None)) is not None:
                 desk = group.desk
                 desk.epoch, desk.seq = last.epoch, last.seq

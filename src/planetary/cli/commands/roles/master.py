@@ -56,6 +56,13 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         metavar="TIME",
         help="a peer that was silent for so long is lost (default: %(default)s)",
     )
+    parser.add_argument(
+        "--remeasure",
+        default="10s",
+        metavar="TIME",
+        help="from one measurement of a link in the background to the next, in each group of three and more peers on "
+        'several machines; "off" for none (default: %(default)s)',
+    )
     parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -90,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
         grace_s=seconds(args.grace, "--grace"),
         alive_s=silent_s / 10,
         silent_s=silent_s,
+        remeasure_s=0.0 if args.remeasure == "off" else seconds(args.remeasure, "--remeasure"),
     )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.artifacts.durable_files import Bytes, DurableFiles
+from planetary.artifacts.durable_files import DISK, Bytes, DurableFiles
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.core.errors import LocalProtocolError, ResourceError, TrustError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -38,7 +38,6 @@ FORMAT = 1
 MARKER = "COMMITTED"
 STATE = "state.json"
 TENSOR_FILES = ("params.safetensors", "outer.safetensors")
-DISK = DurableFiles()
 
 _NAME = re.compile(r"round-(\d+)(-before)?")  # "-before": about to be replaced by another of the same round
 

@@ -1,10 +1,9 @@
-"""The few file operations that a checkpoint is made of, each one durable, each one replaceable by a failing
-one.
-"""
+"""The few file operations that checkpoints, journals and blobs are made of, each one replaceable by a failing one."""
 
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -48,6 +47,35 @@ class DurableFiles:
         """Bring an open file's data to the disk."""
         flush_to_disk(file.fileno())
 
+    def open(self, path: Path, flags: int) -> int:
+        """Open a file and return its descriptor; child processes do not inherit it."""
+        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0), 0o644)
+
+    def write(self, descriptor: int, chunk: Bytes) -> int:
+        """Write with one call of the system and return how many bytes were written."""
+        return os.write(descriptor, chunk)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """Cut an open file to `size` bytes."""
+        os.ftruncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        """Bring an open file's data to the disk."""
+        flush_to_disk(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        """Close a descriptor, which also gives back its lock."""
+        os.close(descriptor)
+
+    def make_temporary(self, folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
+        """Make a new empty file, which only this user may read; return it open, and its path."""
+        descriptor, name = tempfile.mkstemp(dir=folder, prefix=prefix)
+        return os.fdopen(descriptor, "wb"), Path(name)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename a file; it takes the place of `target` where that exists."""
+        os.replace(source, target)
+
     def sync_folder(self, path: Path) -> None:
         """Bring the names in a folder to the disk: what was made, renamed or removed in it."""
         descriptor = os.open(path, os.O_RDONLY)
@@ -76,3 +104,7 @@ class DurableFiles:
             else:
                 self.remove_file(entry)
         self.remove_folder(path)
+
+
+DISK = DurableFiles()
+"""The real disk."""

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.core.errors import ClosedError, ResourceError, UserError
 
 T = TypeVar("T")
@@ -28,20 +29,21 @@ class JsonLinesWriter:
     May be used from several threads. Raises `ResourceError` when the file cannot be opened or written.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Open or create `path`, and cut off a torn last line."""
+    def __init__(self, path: str | os.PathLike[str], files: DurableFiles = DISK) -> None:
+        """Open or create `path`, and cut off a torn last line. `files`: the file operations."""
         self.path = Path(path)
+        self._files = files
         self._lock = threading.Lock()
         self._encoder = msgspec.json.Encoder()
         try:
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0), 0o644)
+            self._fd = files.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             raise ResourceError(f"cannot open {self.path} for appending: {error.strerror or error}") from error
         try:
             self._size = _length_of_whole_lines(self._fd)
-            os.ftruncate(self._fd, self._size)
+            files.truncate(self._fd, self._size)
         except OSError as error:
-            os.close(self._fd)
+            files.close(self._fd)
             raise ResourceError(f"cannot repair the end of {self.path}: {error.strerror or error}") from error
 
     def append(self, record: Any, *, durable: bool = False) -> None:
@@ -57,12 +59,12 @@ class JsonLinesWriter:
             try:
                 written = 0
                 while written < len(line):
-                    written += os.write(self._fd, line[written:])
+                    written += self._files.write(self._fd, line[written:])
                 if durable:
-                    os.fsync(self._fd)
+                    self._files.sync(self._fd)
             except OSError as error:
                 # Shrinking a file needs no space, so this also works on a full disk.
-                os.ftruncate(self._fd, self._size)
+                self._files.truncate(self._fd, self._size)
                 raise ResourceError(
                     f"cannot append to {self.path}: {error.strerror or error}; "
                     f"{self._size} bytes of earlier records are intact"
@@ -75,9 +77,9 @@ class JsonLinesWriter:
             if self._fd >= 0:
                 fd, self._fd = self._fd, -1
                 try:
-                    os.fsync(fd)
+                    self._files.sync(fd)
                 finally:
-                    os.close(fd)
+                    self._files.close(fd)
 
     def __enter__(self) -> JsonLinesWriter:
         return self

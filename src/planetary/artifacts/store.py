@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
+from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.core.errors import ResourceError, TrustError, UserError
 
 _HEX = frozenset("0123456789abcdef")
@@ -24,28 +23,30 @@ def digest_of(data: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_atomically(path: Path, data: bytes | bytearray | memoryview) -> None:
+def write_atomically(path: Path, data: bytes | bytearray | memoryview, files: DurableFiles = DISK) -> None:
     """Make `path` hold exactly `data`, creating its folder; on any failure `path` is as it was before.
+
+    `files`: the file operations.
 
     Raises:
         ResourceError: the disk is full or the folder cannot be written.
     """
-    temporary: str | None = None
+    temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
+        files.make_folder(path.parent)
+        file, temporary = files.make_temporary(path.parent, ".new-")
+        with file:
+            files.append(file, data)
             file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+            files.sync_file(file)
+        files.replace(temporary, path)
         temporary = None
     except OSError as error:
         hint = "free some space" if error.errno == errno.ENOSPC else "check the folder's permissions"
         raise ResourceError(f"cannot write {path}: {error.strerror or error}; {hint} and try again") from error
     finally:
         if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def read_link(path: Path) -> tuple[str, str] | None:
@@ -62,8 +63,10 @@ def read_link(path: Path) -> tuple[str, str] | None:
 class BlobStore:
     """Blobs by digest and links by key, in one folder that any number of processes may share."""
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, files: DurableFiles = DISK) -> None:
+        """`files`: the file operations that write."""
         self.root = Path(root)
+        self._files = files
 
     def path(self, digest: str) -> Path:
         """Return where the blob of `digest` lies or would lie. Raises `UserError` for what is no sha256 in
@@ -87,7 +90,7 @@ class BlobStore:
         path = self.path(digest)
         # A file of another size is the wreck of a crash; the rename below replaces its name, not its bytes.
         if not (path.is_file() and path.stat().st_size == len(data)):
-            write_atomically(path, data)
+            write_atomically(path, data, self._files)
         return digest
 
     def get(self, digest: str) -> bytes:
@@ -121,7 +124,7 @@ class BlobStore:
     def link(self, key: str, digest: str) -> None:
         """Let `key` (any text) name the blob of `digest`; replaces what it named before."""
         self.path(digest)
-        write_atomically(self._link_path(key), f"{digest}\n{key}\n".encode())
+        write_atomically(self._link_path(key), f"{digest}\n{key}\n".encode(), self._files)
 
     def resolve(self, key: str) -> str | None:
         """Return the digest that `key` names, if that blob is here; else None."""

@@ -10,6 +10,7 @@ from planetary.net import invite
 from planetary.net.addresses import is_loopback
 from planetary.net.authority import SERVER_NAME, authority_in, client_context
 from planetary.net.connection import Connection, ConnectionProtocol, Tuning
+from planetary.net.network import TCP, Network
 from planetary.wire.inbox import Allocate, allocate_any
 from planetary.wire.limits import Limits
 from planetary.wire.protocol import Protocol
@@ -47,6 +48,7 @@ async def connect(
     limits: Limits | None = None,
     allocate: Allocate = allocate_any,
     tuning: Tuning | None = None,
+    network: Network = TCP,
 ) -> Connection:
     """Connect to a gateway within `timeout_s` seconds in all.
 
@@ -62,12 +64,12 @@ async def connect(
     try:
         async with asyncio.timeout(timeout_s):
             if trust.invite is None:
-                return await _open(connection, host, port, None)
+                return await _open(network, connection, host, port, None)
             if trust.authority is None:
-                shown = await _shown_certificate(host, port)
+                shown = await _shown_certificate(network, host, port)
                 trust.authority = authority_in(shown, trust.invite.authority_fingerprint, where)
             context = client_context(trust.authority)
-            return await _open(connection, host, port, context)
+            return await _open(network, connection, host, port, context)
     except TimeoutError:
         raise PeerError(
             f"connecting to {where}: no answer within {timeout_s:g} s; is the gateway up? Is a firewall between?"
@@ -87,15 +89,10 @@ async def connect(
         ) from None
 
 
-async def _open(connection: Connection, host: str, port: int, context: ssl.SSLContext | None) -> Connection:
-    transport, _ = await asyncio.get_running_loop().create_connection(
-        lambda: ConnectionProtocol(connection),
-        host,
-        port,
-        ssl=context,
-        server_hostname=SERVER_NAME if context is not None else None,
-        ssl_shutdown_timeout=1.0 if context is not None else None,
-    )
+async def _open(
+    network: Network, connection: Connection, host: str, port: int, context: ssl.SSLContext | None
+) -> Connection:
+    transport = await network.dial(lambda: ConnectionProtocol(connection), host, port, context)
     address = transport.get_extra_info("peername")[0]
     if context is None and not is_loopback(address):
         connection.abort()
@@ -106,14 +103,12 @@ async def _open(connection: Connection, host: str, port: int, context: ssl.SSLCo
     return connection
 
 
-async def _shown_certificate(host: str, port: int) -> bytes:
+async def _shown_certificate(network: Network, host: str, port: int) -> bytes:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE  # nothing is sent, and what is shown is checked by its fingerprint
-    transport, _ = await asyncio.get_running_loop().create_connection(
-        asyncio.Protocol, host, port, ssl=context, server_hostname=SERVER_NAME
-    )
+    transport = await network.dial(asyncio.Protocol, host, port, context)
     try:
         shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:

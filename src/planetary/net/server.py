@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import os
-import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from planetary.core.errors import PlanetaryError, ResourceError, UserError
-from planetary.net.addresses import is_loopback, port_holder, resolve_listen_address
+from planetary.core.errors import PlanetaryError, UserError
+from planetary.net.addresses import is_loopback, resolve_listen_address
 from planetary.net.connection import Connection, ConnectionProtocol, Tuning
+from planetary.net.network import TCP, Listener, Network
 from planetary.net.session import Refused
 from planetary.wire.inbox import Allocate, allocate_any
 from planetary.wire.limits import STRANGER, Limits
@@ -47,6 +45,8 @@ class Server:
         limits: ServerLimits,
         allocate: Allocate,
         tuning: Tuning | None,
+        *,
+        network: Network,
     ) -> None:
         self.host = ""
         self.port = 0
@@ -56,7 +56,8 @@ class Server:
         self._allocate = allocate
         self._tuning = tuning
         self._tasks: dict[asyncio.Task[None], Connection] = {}
-        self._listener: asyncio.Server | None = None
+        self._network = network
+        self._listener: Listener | None = None
 
     @property
     def connections(self) -> int:
@@ -65,19 +66,13 @@ class Server:
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         """Begin to listen; see `serve`."""
-        sock = _listening_socket(host, port, with_tls=tls is not None)
-        try:
-            self._listener = await asyncio.get_running_loop().create_server(
-                self._accept,
-                sock=sock,
-                ssl=tls,
-                ssl_handshake_timeout=self._limits.first_message_s if tls is not None else None,
-                ssl_shutdown_timeout=1.0 if tls is not None else None,
+        if tls is None and not is_loopback(resolve_listen_address(host, port)[1][0]):
+            raise UserError(
+                f"refusing to listen on {host!r} without TLS: anybody on the network could send training "
+                "results. Listen on 127.0.0.1, or let the gateway use its certificate"
             )
-        except BaseException:
-            sock.close()
-            raise
-        self.host, self.port = sock.getsockname()[:2]
+        self._listener = await self._network.listen(self._accept, host, port, tls, self._limits.first_message_s)
+        self.host, self.port = self._listener.address
 
     async def close(self, reason: str = "the server stops") -> None:
         """Stop listening, say goodbye to every peer, and wait until their callbacks have ended."""
@@ -153,6 +148,7 @@ async def serve(
     limits: ServerLimits | None = None,
     allocate: Allocate = allocate_any,
     tuning: Tuning | None = None,
+    network: Network = TCP,
 ) -> Server:
     """Listen on `host` (loopback: "127.0.0.1") and `port` (0: any free one); return the running server.
 
@@ -163,42 +159,6 @@ async def serve(
     Raises `ResourceError` when the port is in use (it names the holder where the system tells) or may not be
     used, `UserError` when the address is not this machine's, or is not loopback while `tls` is None.
     """
-    server = Server(on_connection, protocol, limits or ServerLimits(), allocate, tuning)
+    server = Server(on_connection, protocol, limits or ServerLimits(), allocate, tuning, network=network)
     await server.start(host, port, tls)
     return server
-
-
-def _listening_socket(host: str, port: int, *, with_tls: bool) -> socket.socket:
-    family, address = resolve_listen_address(host, port)
-    if not with_tls and not is_loopback(address[0]):
-        raise UserError(
-            f"refusing to listen on {host!r} without TLS: anybody on the network could send training "
-            "results. Listen on 127.0.0.1, or let the gateway use its certificate"
-        )
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if os.name == "posix":  # lets a restarted gateway have its port back; elsewhere it would let two share it
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family is socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1 if address[0] != "::" else 0)
-        sock.bind(address)
-        sock.listen(128)
-        sock.setblocking(False)
-    except OSError as error:
-        sock.close()
-        raise _listen_error(host, port, error) from None
-    return sock
-
-
-def _listen_error(host: str, port: int, error: OSError) -> PlanetaryError:
-    if error.errno == errno.EADDRINUSE:
-        holder = port_holder(port) or "another process (its name is hidden from this user)"
-        return ResourceError(
-            f"cannot listen on {host}:{port}: the port is in use by {holder}. Stop it, choose another port "
-            f"(e.g. {port + 1 if port < 65535 else 18010}), or port 0 for any free one"
-        )
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return ResourceError(f"cannot listen on {host}:{port}: this user may not use the port. Choose one above 1023")
-    if error.errno == errno.EADDRNOTAVAIL:
-        return UserError(f"cannot listen on {host}:{port}: the address is not one of this machine's")
-    return ResourceError(f"cannot listen on {host}:{port}: {error}")

@@ -16,7 +16,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, RingPolicy
 from planetary.simulation.faults import Fault
 from planetary.simulation.gateway import SimDisk, SimGateway
-from planetary.simulation.network import Network
+from planetary.simulation.mirrored_links import Network
 from planetary.simulation.numerics import Numerics
 from planetary.simulation.small_training import OUTER_MOMENTUM, OUTER_RATE, PARAMS, TOKENS_PER_STEP, SmallTraining
 from planetary.simulation.worker import SimHost

@@ -23,7 +23,7 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.state import replay
 from planetary.fabric.protocol.status import RoundMetrics
-from planetary.simulation.network import Link
+from planetary.simulation.mirrored_links import Link
 from planetary.simulation.numerics import Numerics
 from planetary.simulation.outer_steps import delayed_outer, outer_of_held
 from planetary.simulation.ring import OVERLAPPED_S, REDUCE_S, SimRing

@@ -1,147 +1,429 @@
-"""A simulated network with TCP's promises: in order, no duplicates, and either all that was sent or a broken pipe.
+"""A simulated network with TCP's promises, under the transports that asyncio's protocols use.
 
-Delays are drawn per message. A partition stops traffic silently in both directions; a connection that was silent for
-`silent_after_s` breaks on both sides, as the real transport's keep-alive does. A dropped connection breaks at once.
+On one connection bytes arrive in order and once, or the connection breaks; between connections there is no order. A
+direction between two machines can be cut: then nothing arrives that way until it heals, and neither end is told. What
+the shells make of such silence, with heartbeats and time limits, is their own affair and runs as in production.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+import asyncio
+import errno
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextvars import copy_context
+from typing import Any
 
-from planetary.simulation.world import World
+from planetary.core.errors import ResourceError, UserError
+from planetary.net.network import Listener, MakeProtocol
+from planetary.simulation.event_loop import CURRENT, SimulatedLoop
+from planetary.simulation.process import Process
 
+HOST = "127.0.0.1"  # of every simulated machine: connections are plain, which `planetary.net` allows on loopback only
+WINDOW = 256 * 1024  # bytes under way on a connection in one direction; more waits with the sender
+FIRST_PORT = 20_000  # that is given where any free one is asked for
 
-class Endpoint(Protocol):
-    """Whoever holds one end of a connection."""
-
-    def received(self, link: Link, item: Any) -> None:
-        """An item arrived."""
-        ...
-
-    def broken(self, link: Link, reason: str) -> None:
-        """The connection ended; nothing more arrives on it."""
-        ...
-
-
-class Link:
-    """One connection between a client and the server."""
-
-    def __init__(self, network: Network, node: str, client: Endpoint, server: Endpoint) -> None:
-        """Made by `Network.connect`."""
-        self.node = node
-        self._network = network
-        self._ends = (client, server)
-        self._closed = [False, False]  # whether each end has seen the end
-        self._last_arrival = [0.0, 0.0]  # per direction: nothing overtakes
-        self._held: list[tuple[int, Any]] = []  # sent during a partition
-
-    def send_to_server(self, item: Any) -> None:
-        """Send from the client's end."""
-        self._send(1, item)
-
-    def send_to_client(self, item: Any) -> None:
-        """Send from the server's end."""
-        self._send(0, item)
-
-    def close(self, end: Endpoint, reason: str) -> None:
-        """Close from one end: it hears nothing more; the other end sees it after a delay."""
-        for side in (0, 1):
-            if self._ends[side] is end:
-                self._closed[side] = True
-            else:
-                self._network.world.after(self._network.delay(), lambda side=side: self._break(side, reason))
-
-    def drop(self, reason: str) -> None:
-        """Break on both sides."""
-        for side in (0, 1):
-            self._network.world.after(self._network.delay(), lambda side=side: self._break(side, reason))
-
-    @property
-    def open(self) -> bool:
-        """Whether both ends still believe in it."""
-        return not any(self._closed)
-
-    def release(self) -> None:
-        """Deliver what a partition held back."""
-        held, self._held = self._held, []
-        for side, item in held:
-            self._send(side, item)
-
-    def _send(self, to: int, item: Any) -> None:
-        if self._closed[1 - to]:
-            return
-        if self.node in self._network.partitioned:
-            self._held.append((to, item))
-            return
-        arrival = max(self._network.world.now + self._network.delay(), self._last_arrival[to])
-        self._last_arrival[to] = arrival
-        self._network.world.at(arrival, lambda: self._arrive(to, item))
-
-    def _arrive(self, to: int, item: Any) -> None:
-        if self.node in self._network.partitioned:
-            self._held.append((to, item))
-        elif not self._closed[to]:
-            self._ends[to].received(self, item)
-
-    def _break(self, side: int, reason: str) -> None:
-        if not self._closed[side]:
-            self._closed[side] = True
-            self._ends[side].broken(self, reason)
+Delay = Callable[[str, str], float]
+"""Draws the seconds that a packet takes from one node to another."""
 
 
-class Network:
-    """All links to one server."""
+class SimulatedNetwork:
+    """All connections of a simulated world.
 
-    def __init__(self, world: World, delay_s: tuple[float, float], silent_after_s: float) -> None:
+    Attributes:
+        trace: what arrived: time, from, to, and its bytes, or "end" or "reset"; None: not kept.
+        bytes_per_s: of a connection in one direction.
+    """
+
+    def __init__(self, loop: SimulatedLoop, delay_s: tuple[float, float] = (0.001, 0.05)) -> None:
         """`delay_s`: the range that one-way delays are drawn from."""
-        self.world = world
-        self.partitioned: set[str] = set()
-        self.links: list[Link] = []
-        self._delay_s = delay_s
-        self._silent_after_s = silent_after_s
+        self.loop = loop
+        self.trace: list[tuple[float, str, str, str]] | None = None
+        self.bytes_per_s = 1e9
+        self.delay_s = delay_s
+        self._cut: dict[tuple[str, str], int] = {}  # direction -> how many faults cut it now
+        self._listeners: dict[int, SimulatedListener] = {}
+        self._transports: dict[SimulatedTransport, None] = {}
+        self._healed: list[asyncio.Future[None]] = []
+        self._ports = FIRST_PORT
+        self.context = copy_context()  # in which things arrive: nobody's
+        self.context.run(CURRENT.set, None)
+
+    def of(self, process: Process) -> NetworkOf:
+        """Return the network as a process uses it: a `planetary.net.network.Network`."""
+        process.on_exit.append(self._exited)
+        return NetworkOf(self, process)
 
     def delay(self) -> float:
-        """Draw a one-way delay in seconds."""
-        return self.world.random.uniform(*self._delay_s)
+        """Draw the seconds that a packet takes."""
+        return self.loop.random.uniform(*self.delay_s)
 
-    def connect(
-        self,
-        node: str,
-        client: Endpoint,
-        server: Callable[[], Endpoint | None],
-        answer: Callable[[Link | None], None],
-    ) -> None:
-        """Connect after a delay; `answer` gets None when the node is cut off or the server is down."""
+    # --- faults -----------------------------------------------------------------------------------------------
 
-        def arrive() -> None:
-            end = server()
-            if end is None or node in self.partitioned:
-                answer(None)
-                return
-            link = Link(self, node, client, end)
-            self.links = [old for old in self.links if old.open]
-            self.links.append(link)
-            answer(link)
+    def is_cut(self, source: str, target: str) -> bool:
+        """Whether nothing arrives from one node at another."""
+        return source != target and any(
+            self._cut.get(direction, 0) for direction in ((source, target), (source, "*"), ("*", target))
+        )
 
-        self.world.after(2 * self.delay(), arrive)
-
-    def partition(self, node: str, seconds: float) -> None:
-        """Cut a node off for some time."""
-        self.partitioned.add(node)
-        affected = [link for link in self.links if link.node == node and link.open]
-
-        def silent() -> None:
-            if node in self.partitioned:
-                for link in affected:
-                    link._held.clear()
-                    for side in (0, 1):
-                        link._break(side, f"nothing was heard for {self._silent_after_s:.1f} s")
+    def cut(self, source: str, target: str, seconds: float) -> None:
+        """Cut the direction from `source` to `target` for some time; "*" is every other node."""
+        direction = (source, target)
+        self._cut[direction] = self._cut.get(direction, 0) + 1
 
         def heal() -> None:
-            self.partitioned.discard(node)
-            for link in affected:
-                link.release()
+            self._cut[direction] -= 1
+            for transport in list(self._transports):
+                transport.go_on()
+            healed, self._healed = self._healed, []
+            for future in healed:
+                if not future.done():
+                    future.set_result(None)
 
-        self.world.after(self._silent_after_s, silent)
-        self.world.after(seconds, heal)
+        self.loop.call_later(seconds, heal)
+
+    def partition(self, node: str, seconds: float) -> None:
+        """Cut a node off, in both directions."""
+        self.cut(node, "*", seconds)
+        self.cut("*", node, seconds)
+
+    def drop(self, node: str) -> int:
+        """Break all connections of a node, as a router does that forgot them; return how many ends saw it."""
+        ends = [t for t in self._transports if node in {t.process.node, t.peer.process.node}]
+        for transport in ends:
+            transport.break_off(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+        return len(ends)
+
+    # --- connections ------------------------------------------------------------------------------------------
+
+    async def dial(self, process: Process, make: MakeProtocol, port: int) -> asyncio.Transport:
+        """Connect; refused at once when no process listens, silent as long as a direction is cut."""
+        await asyncio.sleep(self.delay())
+        listener = self._listeners.get(port)
+        while listener is not None and self._is_parted(process, listener.process):
+            healed = self.loop.create_future()
+            self._healed.append(healed)
+            await healed
+            await asyncio.sleep(self.delay())
+            listener = self._listeners.get(port)
+        if listener is None:
+            await asyncio.sleep(self.delay())
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+        here = SimulatedTransport(self, process, (HOST, port))
+        self._ports += 1
+        there = SimulatedTransport(self, listener.process, (HOST, self._ports))
+        here.peer, there.peer = there, here
+        self._transports[here] = self._transports[there] = None
+        self.loop.call_soon(there.start, listener.make, context=listener.process.context)
+        try:
+            await asyncio.sleep(self.delay())
+        except BaseException:
+            here.abort()
+            raise
+        here.start(make)
+        return here
+
+    async def listen(self, process: Process, make: MakeProtocol, port: int) -> Listener:
+        """Listen on a port, which is the same on all nodes."""
+        if port == 0:
+            self._ports += 1
+            port = self._ports
+        if port in self._listeners:
+            holder = self._listeners[port].process.name
+            raise ResourceError(f"cannot listen on {HOST}:{port}: the port is in use by {holder}")
+        listener = self._listeners[port] = SimulatedListener(self, process, make, (HOST, port))
+        return listener
+
+    def forget(self, of: SimulatedTransport | SimulatedListener) -> None:
+        """Take a closed connection or listener off the books."""
+        if isinstance(of, SimulatedTransport):
+            self._transports.pop(of, None)
+        elif self._listeners.get(of.address[1]) is of:
+            del self._listeners[of.address[1]]
+
+    def note(self, source: Process, target: Process, what: str) -> None:
+        """Keep an arrival in the trace."""
+        if self.trace is not None:
+            self.trace.append((self.loop.time(), source.name, target.name, what))
+
+    def _is_parted(self, one: Process, other: Process) -> bool:
+        return self.is_cut(one.node, other.node) or self.is_cut(other.node, one.node)
+
+    def _exited(self, process: Process) -> None:
+        """A process ended: its system resets its connections."""
+        for listener in [of for of in self._listeners.values() if of.process is process]:
+            listener.close()
+        for transport in [of for of in self._transports if of.process is process]:
+            transport.abandon()
+
+
+class NetworkOf:
+    """The network as one process uses it; see `planetary.net.network.Network`."""
+
+    def __init__(self, network: SimulatedNetwork, process: Process) -> None:
+        self._network, self._process = network, process
+
+    async def dial(self, make: MakeProtocol, host: str, port: int, tls: ssl.SSLContext | None) -> asyncio.Transport:
+        """See `Network`."""
+        self._refuse(host, tls)
+        return await self._network.dial(self._process, make, port)
+
+    async def listen(
+        self, make: MakeProtocol, host: str, port: int, tls: ssl.SSLContext | None, handshake_s: float
+    ) -> Listener:
+        """See `Network`."""
+        self._refuse(host, tls)
+        return await self._network.listen(self._process, make, port)
+
+    @staticmethod
+    def _refuse(host: str, tls: ssl.SSLContext | None) -> None:
+        if tls is not None or host != HOST:
+            raise UserError(f"the simulated network has plain connections on {HOST} only, asked for was {host}")
+
+
+class SimulatedListener:
+    """See `planetary.net.network.Listener`."""
+
+    def __init__(
+        self, network: SimulatedNetwork, process: Process, make: MakeProtocol, address: tuple[str, int]
+    ) -> None:
+        self.process, self.make, self.address = process, make, address
+        self._network = network
+
+    def close(self) -> None:
+        """See `Listener`."""
+        self._network.forget(self)
+
+    async def wait_closed(self) -> None:
+        """See `Listener`."""
+
+
+class _End(Exception):
+    """The sender sends nothing more."""
+
+
+class SimulatedTransport(asyncio.Transport):
+    """One end of a connection: it holds what is on its way to the other end."""
+
+    peer: SimulatedTransport
+
+    def __init__(self, network: SimulatedNetwork, process: Process, peername: tuple[str, int]) -> None:
+        super().__init__({"peername": peername})
+        self.process = process
+        self._network, self._loop = network, network.loop
+        self._protocol: Any = None
+        self._under_way: deque[tuple[float, bytes | Exception]] = deque()  # with the time of arrival
+        self._arrival: asyncio.TimerHandle | None = None
+        self._in_flight = 0  # bytes that the other end's protocol has not taken
+        self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
+        self._high, self._low = 64 * 1024, 16 * 1024
+        self._writing_paused = False
+        self._eof = False  # nothing more is written
+        self._end_due = False  # the other end is still to be told so
+        self._unread: deque[bytes | Exception] = deque()  # arrived, and not taken by the protocol
+        self._reading_paused = False
+        self._closing = False
+        self._lost = False
+
+    # --- what the network does --------------------------------------------------------------------------------
+
+    def start(self, make: MakeProtocol) -> None:
+        """The connection is made: in the context of its process."""
+        if self._lost:
+            return
+        protocol = make()
+        protocol.connection_made(self)
+        self._protocol = protocol
+        self._feed()
+
+    def go_on(self) -> None:
+        """Deliver what is due, unless the direction is cut."""
+        if self._arrival is not None or not self._under_way:
+            return
+        if self._network.is_cut(self.process.node, self.peer.process.node):
+            return
+        due = max(self._under_way[0][0], self._loop.time())
+        self._arrival = self._loop.call_at(due, self._arrive, context=self._network.context)
+
+    def abandon(self) -> None:
+        """The process is gone: nothing is called any more, and the other end hears of a reset."""
+        self._lost = self._closing = True
+        self._unsent.clear()
+        self._put(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+
+    def break_off(self, error: Exception) -> None:
+        """The connection broke, without a word to the other end."""
+        self._under_way.clear()
+        self._loop.call_soon(self._lose, error, context=self.process.context)
+
+    def _put(self, item: bytes | Exception) -> None:
+        nbytes = len(item) if isinstance(item, bytes) else 0
+        self._in_flight += nbytes
+        arrival = self._loop.time() + self._network.delay() + nbytes / self._network.bytes_per_s
+        if self._under_way:
+            arrival = max(arrival, self._under_way[-1][0])
+        self._under_way.append((arrival, item))
+        self.go_on()
+
+    def _arrive(self) -> None:
+        self._arrival = None
+        if not self._under_way or self._network.is_cut(self.process.node, self.peer.process.node):
+            return
+        _, item = self._under_way.popleft()
+        what = f"{len(item)} bytes" if isinstance(item, bytes) else "end" if isinstance(item, _End) else "reset"
+        self._network.note(self.process, self.peer.process, what)
+        peer = self.peer
+        if peer.process.alive and not peer._lost:
+            peer._unread.append(item)
+            peer.process.in_context(peer._feed)
+        if self._lost and not self._under_way:
+            self._network.forget(self)
+        self.go_on()
+
+    # --- receiving: in the context of the process ---------------------------------------------------------------
+
+    def _feed(self) -> None:
+        while self._unread and self._protocol is not None and not self._lost:
+            item = self._unread[0]
+            if isinstance(item, _End):
+                self._unread.popleft()
+                if not self._closing and not self._protocol.eof_received():
+                    self.close()
+            elif isinstance(item, Exception):
+                self._unread.popleft()
+                self._lose(item)
+            elif self._closing:
+                self._unread.popleft()
+                self._taken(len(item))
+            elif self._reading_paused:
+                return
+            else:
+                self._unread.popleft()
+                self._give(item)
+                self._taken(len(item))
+
+    def _give(self, data: bytes) -> None:
+        protocol = self._protocol
+        if not isinstance(protocol, asyncio.BufferedProtocol):
+            protocol.data_received(data)
+            return
+        view = memoryview(data)
+        while view and not self._lost:
+            buffer = memoryview(protocol.get_buffer(len(view))).cast("B")
+            count = min(len(buffer), len(view))
+            buffer[:count] = view[:count]
+            protocol.buffer_updated(count)
+            view = view[count:]
+
+    def _taken(self, nbytes: int) -> None:
+        """Tell the other end's system that there is room again."""
+        sender = self.peer
+        sender._in_flight -= nbytes
+        if sender._unsent and sender.process.alive:
+            self._loop.call_soon(sender._flush, context=sender.process.context)
+
+    def pause_reading(self) -> None:
+        """See `asyncio.ReadTransport`."""
+        self._reading_paused = True
+
+    def resume_reading(self) -> None:
+        """See `asyncio.ReadTransport`."""
+        self._reading_paused = False
+        self._loop.call_soon(self._feed)
+
+    def is_reading(self) -> bool:
+        """See `asyncio.ReadTransport`."""
+        return not self._reading_paused and not self._closing
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """See `asyncio.WriteTransport`."""
+        if self._closing or self._lost or self._eof:
+            return
+        self._unsent.append(bytes(data))
+        self._unsent_bytes += len(data)
+        self._flush()
+        if self._unsent_bytes > self._high and not self._writing_paused:
+            self._writing_paused = True
+            self._protocol.pause_writing()
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        """See `asyncio.WriteTransport`."""
+        self.write(b"".join(list_of_data))
+
+    def _flush(self) -> None:
+        if self._lost:
+            return
+        while self._unsent and self._in_flight < WINDOW:
+            data = self._unsent.popleft()
+            self._unsent_bytes -= len(data)
+            self._put(data)
+        if self._writing_paused and self._unsent_bytes <= self._low:
+            self._writing_paused = False
+            self._protocol.resume_writing()
+        if not self._unsent:
+            self._finish()
+
+    def _finish(self) -> None:
+        """Everything was sent so far; tell the end when it is one."""
+        if self._end_due:
+            self._end_due = False
+            self._put(_End())
+        if self._closing:
+            self._loop.call_soon(self._lose, None)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """See `asyncio.WriteTransport`."""
+        self._high = 64 * 1024 if high is None else high
+        self._low = self._high // 4 if low is None else low
+
+    def get_write_buffer_size(self) -> int:
+        """See `asyncio.WriteTransport`."""
+        return self._unsent_bytes
+
+    def can_write_eof(self) -> bool:
+        """See `asyncio.WriteTransport`."""
+        return True
+
+    def write_eof(self) -> None:
+        """See `asyncio.WriteTransport`."""
+        if self._eof or self._closing or self._lost:
+            return
+        self._eof = self._end_due = True
+        self._flush()
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    def is_closing(self) -> bool:
+        """See `asyncio.BaseTransport`."""
+        return self._closing
+
+    def close(self) -> None:
+        """See `asyncio.BaseTransport`."""
+        if self._closing or self._lost:
+            return
+        self._closing = True
+        self._end_due = self._end_due or not self._eof
+        self._flush()
+
+    def abort(self) -> None:
+        """See `asyncio.WriteTransport`."""
+        if self._lost:
+            return
+        self._closing = True
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._put(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+        self._loop.call_soon(self._lose, None)
+
+    def _lose(self, error: Exception | None) -> None:
+        if self._lost:
+            return
+        self._lost = self._closing = True
+        if not self._under_way:
+            self._network.forget(self)
+        if self._protocol is not None:
+            self._protocol.connection_lost(error)

@@ -18,7 +18,7 @@ from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.worker_machine import WorkerMachine
-from planetary.simulation.network import Link
+from planetary.simulation.mirrored_links import Link
 from planetary.simulation.numerics import Trained
 
 if TYPE_CHECKING:

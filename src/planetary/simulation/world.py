@@ -1,47 +1,72 @@
-"""Simulated time: a queue of things that will happen, and the clock that they happen on."""
+"""A simulated world: time, machines with processes, and the network between them."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from planetary.simulation.clock import FakeClock
+from planetary.simulation.event_loop import SimulatedLoop
+from planetary.simulation.network import SimulatedNetwork
+from planetary.simulation.process import Process
 
 
 class World:
-    """Runs scheduled actions in the order of their times; equal times in the order of scheduling.
+    """Runs what was scheduled in the order of its times; equal times in the order of scheduling.
 
     Everything random in a simulation is drawn from `random`, so one seed gives one story.
+
+    Attributes:
+        loop: of all processes.
+        network: between their machines.
+        processes: all that were ever started.
     """
 
     def __init__(self, seed: int) -> None:
-        """Start at time 0."""
-        self.clock = FakeClock()
-        self.random = random.Random(seed)
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = itertools.count()
+        """Start at time 0, with no process."""
+        self.loop = SimulatedLoop(seed)
+        self.network = SimulatedNetwork(self.loop)
+        self.processes: list[Process] = []
+        self.random = self.loop.random
+
+    @property
+    def clock(self) -> FakeClock:
+        """Simulated time."""
+        return self.loop.clock
 
     @property
     def now(self) -> float:
         """Simulated monotonic seconds."""
-        return self.clock.monotonic()
+        return self.loop.clock.monotonic()
 
-    def at(self, time: float, action: Callable[[], None]) -> None:
+    def at(self, time: float, action: Callable[[], object]) -> None:
         """Do `action` at `time`, or now when that has passed."""
-        heapq.heappush(self._queue, (max(time, self.now), next(self._count), action))
+        self.loop.call_at(max(time, self.now), action)
 
-    def after(self, delay: float, action: Callable[[], None]) -> None:
+    def after(self, delay: float, action: Callable[[], object]) -> None:
         """Do `action` in `delay` seconds."""
         self.at(self.now + delay, action)
 
+    def process(self, name: str, node: str) -> Process:
+        """Make a process on a node, which runs nothing yet."""
+        process = Process(self.loop, name, node, 1 + len(self.processes))
+        self.processes.append(process)
+        return process
+
+    def start(self, name: str, node: str, main: Callable[[Process], Coroutine[Any, Any, int]]) -> Process:
+        """Start a process that ends with the status that `main` returns."""
+        process = self.process(name, node)
+        process.run(lambda: main(process))
+        return process
+
     def run(self, until: Callable[[], bool], limit_s: float) -> bool:
         """Go on until `until` is true. Returns false when nothing is left to happen, or `limit_s` is reached."""
-        while not until():
-            if not self._queue or self._queue[0][0] > limit_s:
-                return False
-            time, _, action = heapq.heappop(self._queue)
-            self.clock.advance_to(time)
-            action()
-        return True
+        return self.loop.run(until, limit_s)
+
+    def close(self) -> None:
+        """Kill all processes and unwind their stacks."""
+        for process in self.processes:
+            process.kill()
+        self.loop.close()
+        for process in self.processes:
+            process.bury()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.targets import nearest
-from planetary.core.clock import Clock, SystemClock
+from planetary.core.clock import Clock
 from planetary.core.config import Config
 from planetary.core.errors import PlanetaryError
 from planetary.core.tensors import TensorSpec
@@ -38,6 +37,7 @@ from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import Traffic
 from planetary.fabric.shell.outbox import Outbox
 from planetary.fabric.shell.shell import Shell
+from planetary.fabric.shell.system import SYSTEM, System
 from planetary.net.authority import Authority
 from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck, answer_hello, judge_hello, receive_hello
@@ -139,9 +139,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         options: GatewayOptions,
         security: Security,
         *,
-        clock: Clock | None = None,
+        system: System = SYSTEM,
     ) -> None:
-        """Nothing is opened before `start`."""
+        """Nothing is opened before `start`. `system`: the machine."""
         self.config = config
         self.options = options
         self.traffic = Traffic()
@@ -156,8 +156,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.controller: ControllerT | None = None
         self._start: StartT | None = None
         self._security = security
-        self._clock = clock or SystemClock()
-        self._store = BlobStore(options.cache / "blobs")
+        self._system = system
+        self._clock = system.clock
+        self._store = BlobStore(options.cache / "blobs", system.files)
         self._shell: Shell[e.Finish] | None = None
         self._server: Server | None = None
         self._lock: RunLock | None = None
@@ -165,7 +166,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._metrics_file: JsonLinesWriter | None = None
         self._sessions = 0
         self._outboxes: dict[int, Outbox] = {}
-        self._work = Background(self._compile_for, self._post)
+        self._work = Background(self._compile_for, self._post, system.clock)
         self._stop_reason: str | None = None
 
     # --- what a kind of run adds ------------------------------------------------------------------------------
@@ -241,10 +242,15 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     async def start(self) -> None:
         """Take the run folder and listen, so that workers can connect and wait. Raises what is wrong with either."""
-        self._lock = RunLock(self.options.folder)
+        self._lock = RunLock(self.options.folder, self._system.files)
         self.started_at = self._clock.wall()
         self._server = await serve(
-            self.options.host, self.options.port, self._attend, self.protocol, tls=self._security.tls
+            self.options.host,
+            self.options.port,
+            self._attend,
+            self.protocol,
+            tls=self._security.tls,
+            network=self._system.network,
         )
 
     def stop(self, reason: str) -> None:
@@ -280,13 +286,13 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._set_stage("reading the run folder")
         start = self._start = await asyncio.to_thread(self._begin, prepared)
         # Not before: a resume may replace the file of metrics.
-        self._journal = JsonLinesWriter(self.options.folder / EVENTS)
-        self._metrics_file = JsonLinesWriter(self.options.folder / METRICS)
+        self._journal = JsonLinesWriter(self.options.folder / EVENTS, self._system.files)
+        self._metrics_file = JsonLinesWriter(self.options.folder / METRICS, self._system.files)
         self.metrics = start.metrics
         for record in start.records:
             self._append(record)
         controller = self.controller = await asyncio.to_thread(self._control, prepared, start)
-        self._shell = Shell(controller, self._carry_out, self._clock)
+        self._shell = Shell(controller, self._carry_out, self._clock, self._system.observe)
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))
         self._set_stage("waiting for workers")
@@ -468,10 +474,13 @@ class Background:
     """One per run. Its methods are called on the event loop."""
 
     def __init__(
-        self, compile_for: Callable[[CompileTarget], Awaitable[Published]], post: Callable[[e.Event], None]
+        self,
+        compile_for: Callable[[CompileTarget], Awaitable[Published]],
+        post: Callable[[e.Event], None],
+        clock: Clock,
     ) -> None:
         """`compile_for` compiles and verifies what workers run; `post` takes the events."""
-        self._compile_for, self.post = compile_for, post
+        self._compile_for, self.post, self._clock = compile_for, post, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self.compiled_at = 0.0  # Unix time in seconds at which compiling last ended; 0: it never did
         self.compiling: dict[str, float] = {}  # target -> Unix time in seconds at which it began
@@ -496,8 +505,8 @@ class Background:
 
     async def _compile(self, instruction: e.Compile) -> None:
         backend, target, features = instruction.backend, instruction.target, instruction.features
-        began, name = time.monotonic(), f"{backend}:{target}"
-        self.compiling.setdefault(name, time.time())
+        began, name = self._clock.monotonic(), f"{backend}:{target}"
+        self.compiling.setdefault(name, self._clock.wall())
         try:
             if note := nearest(backend, target)[1]:
                 log.info("%s", note)
@@ -511,8 +520,8 @@ class Background:
             return
         finally:
             self.compiling.pop(name, None)
-            self.compiled_at = time.time()
-        seconds = time.monotonic() - began
+            self.compiled_at = self._clock.wall()
+        seconds = self._clock.monotonic() - began
         self.post(
             e.Compiled(
                 backend,

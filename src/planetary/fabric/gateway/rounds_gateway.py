@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.jsonl import JsonLinesWriter
-from planetary.core.clock import Clock
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import NumericsError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import TensorSpec
@@ -25,7 +24,7 @@ from planetary.fabric.gateway.rounds_start import Start, begin, trim_metrics
 from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import status_of
 from planetary.fabric.gateway.run_step import own_record, step_news
-from planetary.fabric.gateway.topology import topology_of
+from planetary.fabric.gateway.topology import GatewayTopology, topology_of
 from planetary.fabric.preparation.budget import Speed, fit, smaller, why_smaller
 from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
 from planetary.fabric.preparation.fitting import local_target, measure_speed
@@ -35,10 +34,19 @@ from planetary.fabric.preparation.prepared_steps import StepRecord
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.shell.system import SYSTEM, System
+from planetary.net.authority import Authority
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
+
+Prepare = Callable[[Config, Path, Callable[[str], None], StepRecord | None], Prepared]
+"""As `prepare_run`."""
+CompileFor = Callable[[Prepared, CompileTarget, Path], Awaitable[Published]]
+"""As `compile_apart`."""
+TopologyOf = Callable[[Config, str, Authority | None], GatewayTopology]
+"""As `topology_of`."""
 
 
 class RoundsGateway(Gateway[Prepared, Start, Controller]):
@@ -50,11 +58,15 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         options: GatewayOptions,
         security: Security,
         *,
-        clock: Clock | None = None,
+        system: System = SYSTEM,
+        prepare: Prepare = prepare_run,
+        compile_for: CompileFor = compile_apart,
+        topology: TopologyOf = topology_of,
     ) -> None:
-        """See `Gateway`."""
-        super().__init__(config, options, security, clock=clock)
-        self._topology = topology_of(config, options.host, security.authority)
+        """See `Gateway`; the other arguments are functions that a simulation replaces."""
+        super().__init__(config, options, security, system=system)
+        self._prepare_run, self._compile_apart = prepare, compile_for
+        self._topology = topology(config, options.host, security.authority)
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
@@ -74,7 +86,7 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
             self._note(why_smaller(self.config, speed))
             spent_s = speed.made_s
             found = await self._interruptible(
-                asyncio.to_thread(prepare_run, config, self.options.cache, self._set_stage)
+                asyncio.to_thread(self._prepare_run, config, self.options.cache, self._set_stage, None)
             )
             if found is None:
                 return None
@@ -100,13 +112,13 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
 
     def _prepare(self) -> Prepared:
         own = own_record(self.options, StepRecord)
-        prepared = prepare_run(self.config, self.options.cache, self._set_stage, own)
+        prepared = self._prepare_run(self.config, self.options.cache, self._set_stage, own)
         self.notes += filter(None, (step_news(own, prepared.record),))
         return prepared
 
     def _begin(self, prepared: Prepared) -> Start:
         self._topology.start()
-        return begin(self.config, self.options, prepared, self._topology)
+        return begin(self.config, self.options, prepared, self._topology, self._system.files)
 
     def _control(self, prepared: Prepared, start: Start) -> Controller:
         return Controller(start.policy, start.state, self._clock.monotonic(), start.unreported)
@@ -200,21 +212,25 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         self._post(e.OuterStepDone(instruction.round))
 
     async def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        round_, began = checkpoint.info.round, time.monotonic()
+        round_, began = checkpoint.info.round, self._clock.monotonic()
         try:
             path = await asyncio.to_thread(
-                write_checkpoint, self.options.folder / CHECKPOINTS, checkpoint, keep=self.config.checkpoint.keep
+                write_checkpoint,
+                self.options.folder / CHECKPOINTS,
+                checkpoint,
+                keep=self.config.checkpoint.keep,
+                files=self._system.files,
             )
         except ResourceError as error:
             self._post(e.CheckpointLost(round_, str(error)))
             return
-        self._post(e.CheckpointDone(round_, path.name, time.monotonic() - began))
+        self._post(e.CheckpointDone(round_, path.name, self._clock.monotonic() - began))
 
     def _forget_rounds(self, after: int) -> None:
         assert self._metrics_file is not None
         self._metrics_file.close()
-        self.metrics = trim_metrics(self._metrics_file.path, after)
-        self._metrics_file = JsonLinesWriter(self._metrics_file.path)
+        self.metrics = trim_metrics(self._metrics_file.path, after, self._system.files)
+        self._metrics_file = JsonLinesWriter(self._metrics_file.path, self._system.files)
 
     def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
         match payload:
@@ -234,4 +250,4 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
 
     async def _compile_for(self, target: CompileTarget) -> Published:
         assert self.prepared is not None
-        return await compile_apart(self.prepared, target, self.options.cache)
+        return await self._compile_apart(self.prepared, target, self.options.cache)

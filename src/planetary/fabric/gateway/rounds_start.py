@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from planetary.artifacts.checkpoint import Checkpoint, load_checkpoint, load_latest
+from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, config_hash, to_toml
@@ -48,8 +49,14 @@ class Start:
     unreported: list[RoundMetrics]  # of finished rounds whose lines are still to be written
 
 
-def begin(config: Config, options: GatewayOptions, prepared: Prepared, topology: GatewayTopology) -> Start:
-    """Read or make the run folder; `topology` has been started.
+def begin(
+    config: Config,
+    options: GatewayOptions,
+    prepared: Prepared,
+    topology: GatewayTopology,
+    files: DurableFiles = DISK,
+) -> Start:
+    """Read or make the run folder with the operations of `files`; `topology` has been started.
 
     Raises:
         UserError: there is already a run in the folder, or none to resume.
@@ -61,8 +68,8 @@ def begin(config: Config, options: GatewayOptions, prepared: Prepared, topology:
     if not options.resume:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
-        write_atomically(folder / CONFIG, to_toml(config).encode())
-        write_record(folder, prepared.record)
+        write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+        write_record(folder, prepared.record, files)
         started = RunStarted(
             run=config.run.name,
             rounds=config.train.rounds,
@@ -76,7 +83,7 @@ def begin(config: Config, options: GatewayOptions, prepared: Prepared, topology:
         return Start(policy, replay([started]), parameters, [started], [], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
-    start = _resume(config, options, prepared, policy, earlier)
+    start = _resume(config, options, prepared, policy, earlier, files=files)
     start.policy = topology.extend(policy, start.parameters.state)
     return start
 
@@ -87,6 +94,8 @@ def _resume(
     prepared: Prepared,
     policy: ControllerPolicy,
     earlier: list[AnyRecord],
+    *,
+    files: DurableFiles,
 ) -> Start:
     folder, specs = options.folder, prepared.step.spec.params
     state = replay(earlier)
@@ -107,10 +116,10 @@ def _resume(
         earlier = [*earlier, late]
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
     apply(state, resumed)
-    metrics = trim_metrics(folder / METRICS, mark.round)
+    metrics = trim_metrics(folder / METRICS, mark.round, files)
     untold = unreported(earlier, {line.round for line in metrics}, mark.round, config.train.inner_steps)
-    write_atomically(folder / CONFIG, to_toml(config).encode())
-    write_record(folder, prepared.record)
+    write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+    write_record(folder, prepared.record, files)
     records: list[AnyRecord] = [resumed] if late is None else [late, resumed]
     return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
 
@@ -145,13 +154,13 @@ def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPo
         )
 
 
-def trim_metrics(path: Path, round_: int) -> list[RoundMetrics]:
+def trim_metrics(path: Path, round_: int, files: DurableFiles = DISK) -> list[RoundMetrics]:
     """Drop the lines of rounds after `round_`, which will be trained again; return the others."""
     if not path.exists():
         return []
-    JsonLinesWriter(path).close()  # cuts off a torn last line
+    JsonLinesWriter(path, files).close()  # cuts off a torn last line
     kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
-    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in kept))
+    write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in kept), files)
     return kept
 
 

@@ -6,6 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.core.errors import ResourceError
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
@@ -53,26 +54,27 @@ def holder_of(folder: Path) -> int | None:
 class RunLock:
     """Held by the one gateway that writes to a run folder; the system drops it when the process dies."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, files: DurableFiles = DISK) -> None:
         """Take the lock. Raises `ResourceError` naming the holder when another process has it."""
         path = folder / LOCK
+        self._files = files
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            files.make_folder(folder)
+            self._fd = files.open(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise ResourceError(f"cannot use the run folder {folder}: {error.strerror or error}") from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             holder = os.read(self._fd, 32).decode(errors="replace").strip() or "unknown"
-            os.close(self._fd)
+            files.close(self._fd)
             raise ResourceError(
                 f"another gateway (process {holder}) is running the run in {folder}: stop it, or use another run folder"
             ) from None
-        os.ftruncate(self._fd, 0)
-        os.write(self._fd, f"{os.getpid()}\n".encode())
+        files.truncate(self._fd, 0)
+        files.write(self._fd, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
         """Give the lock back."""
-        os.ftruncate(self._fd, 0)
-        os.close(self._fd)
+        self._files.truncate(self._fd, 0)
+        self._files.close(self._fd)

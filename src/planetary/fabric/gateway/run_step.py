@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import write_atomically
 from planetary.fabric.gateway.run_files import STEP
 from planetary.fabric.preparation.prepared_steps import PreparedRecord, RecordT
@@ -25,9 +26,9 @@ def own_record(options: GatewayOptions, kind: type[RecordT]) -> RecordT | None:
     return None
 
 
-def write_record(folder: Path, record: PreparedRecord) -> None:
+def write_record(folder: Path, record: PreparedRecord, files: DurableFiles = DISK) -> None:
     """Put a record into the run folder."""
-    write_atomically(folder / STEP, msgspec.json.encode(record))
+    write_atomically(folder / STEP, msgspec.json.encode(record), files)
 
 
 def step_news(own: PreparedRecord | None, used: PreparedRecord) -> str:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from planetary.core.errors import ResourceError
 
@@ -24,6 +25,35 @@ PARENT_FLAG = "--end-with-parent"
 def planetary_command(*arguments: str) -> list[str]:
     """The command line of a planetary process that ends with this one."""
     return [sys.executable, "-m", "planetary.cli.main", *arguments, PARENT_FLAG]
+
+
+class ChildProcess(Protocol):
+    """A running child process, as its parent sees it; see `Child`."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit status, negative for a signal."""
+        ...
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        ...
+
+    async def end(self, within_s: float) -> int:
+        """SIGTERM, then SIGKILL if it is still there after `within_s` seconds; return the exit status."""
+        ...
+
+
+class StartChild(Protocol):
+    """Starts a child process, as `Child.start` does."""
+
+    async def __call__(self, command: Sequence[str], *, log: Path | None) -> ChildProcess:
+        """Start `command`, with output appended to `log` (None: this process's own). Raises `ResourceError`."""
+        ...
 
 
 class Child:

@@ -15,6 +15,7 @@ from planetary.fabric.shell.outbox import Outbox, Sent
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
+from planetary.net.network import TCP, Network
 from planetary.net.session import Greeting, Refused
 from planetary.wire.inbox import Allocate, Received, allocate_any
 from planetary.wire.message import Message
@@ -43,6 +44,7 @@ class Dialler:
         *,
         allocate: Allocate = allocate_any,
         sent: Sent | None = None,
+        network: Network = TCP,
     ) -> None:
         """`received` gets the session and each message; `sent` as in `Outbox`."""
         self._address = address
@@ -53,6 +55,7 @@ class Dialler:
         self._received = received
         self._allocate = allocate
         self._sent = sent
+        self._network = network
         self._task: asyncio.Task[None] | None = None
         self._outbox: Outbox | None = None
 
@@ -87,6 +90,7 @@ class Dialler:
                 self._protocol,
                 timeout_s=address.connect_s,
                 allocate=self._allocate,
+                network=self._network,
             )
             answer = await say_hello(connection, self._hello, address.connect_s)
             if isinstance(answer, Refused):

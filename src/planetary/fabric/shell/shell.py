@@ -21,11 +21,16 @@ class Shell(Generic[Result]):
         machine: Machine[Event, Instruction],
         carry_out: Callable[[Instruction], Result | None],
         clock: Clock,
+        observe: Callable[[Machine[Event, Instruction]], None] | None = None,
     ) -> None:
-        """`carry_out` must not block; it returns something else than None to end `run` with that."""
+        """`carry_out` must not block; it returns something else than None to end `run` with that.
+
+        `observe` is called with the machine after each event that it handled.
+        """
         self._machine = machine
         self._carry_out = carry_out
         self._clock = clock
+        self._observe = observe
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -46,6 +51,8 @@ class Shell(Generic[Result]):
 
     def _handle(self, event: Event) -> Result | None:
         instructions: Sequence[Instruction] = self._machine.handle(event, self._clock.monotonic())
+        if self._observe is not None:
+            self._observe(self._machine)
         result = None
         for instruction in instructions:
             answer = self._carry_out(instruction)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from pathlib import Path
 
 import msgspec
 
-from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.child import Child, describe_exit, on_stop_signals
+from planetary.fabric.shell.child import ChildProcess, describe_exit, on_stop_signals
 from planetary.fabric.shell.dial import Address, Dialler
 from planetary.fabric.shell.shell import Shell
+from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.version import __version__
@@ -42,9 +41,10 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
 class SupervisorShell:
     """Carries out what the machine asks for."""
 
-    def __init__(self, options: SupervisorOptions) -> None:
+    def __init__(self, options: SupervisorOptions, system: System = SYSTEM) -> None:
         self._options = options
-        self._child: Child | None = None
+        self._system = system
+        self._child: ChildProcess | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         machine = SupervisorMachine(
             options.name,
@@ -58,7 +58,7 @@ class SupervisorShell:
             redial_first_s=0.2,
             redial_limit_s=2.0,
         )
-        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, SystemClock())
+        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, system.clock, system.observe)
         hello = m.Hello(
             role="supervisor",
             protocol=m.FABRIC.version,
@@ -66,10 +66,16 @@ class SupervisorShell:
             token="",
             worker=options.name,
             node=options.node,
-            pid=os.getpid(),
+            pid=system.pid(),
         )
         self._dialler = Dialler(
-            options.address, m.FABRIC, hello, self._shell.post, self._received, allocate=refuse_tensors
+            options.address,
+            m.FABRIC,
+            hello,
+            self._shell.post,
+            self._received,
+            allocate=refuse_tensors,
+            network=system.network,
         )
 
     async def run(self) -> e.Exit:
@@ -111,7 +117,7 @@ class SupervisorShell:
 
     async def _run_child(self, attempt: int) -> None:
         try:
-            child = await Child.start(self._options.command, log=self._options.log)
+            child = await self._system.start_child(self._options.command, log=self._options.log)
         except PlanetaryError as error:
             self._shell.post(e.ProcessExited(0, 1, str(error)))
             return
@@ -123,7 +129,7 @@ class SupervisorShell:
         log.info("worker %s, process %d, %s", self._options.name, child.pid, describe_exit(code))
         self._shell.post(e.ProcessExited(child.pid, code, describe_exit(code)))
 
-    async def _end_child(self, child: Child, grace_s: float) -> None:
+    async def _end_child(self, child: ChildProcess, grace_s: float) -> None:
         with contextlib.suppress(PlanetaryError):
             if grace_s > 0:
                 await child.end(grace_s)

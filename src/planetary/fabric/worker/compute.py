@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from planetary.data.reader import batches, read_slice
 from planetary.diloco.mean import check_contribution
 from planetary.fabric.protocol.events import Event
 from planetary.fabric.protocol.messages import EvalTask, TrainTask
+from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
 from planetary.runtime.executor import Executor, StepResult
@@ -85,6 +85,7 @@ class Compute:
         reset_inner_state: bool,
         check_ends: bool = False,
         report: Callable[[Event], None],
+        system: System = SYSTEM,
     ) -> None:
         """`check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks."""
         self._executor = executor
@@ -94,8 +95,9 @@ class Compute:
         self._reset = reset_inner_state
         self._check_ends = check_ends
         self._report = report
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compute")
-        self._saver = ThreadPoolExecutor(1, thread_name_prefix="saver")
+        self._clock = system.clock
+        self._thread = system.threads("compute")
+        self._saver = system.threads("saver")
         self._saving: Future[None] | None = None
         self._params: Tensors | None = None  # of the tasks to come, as the gateway sent them
         self._on_device = False  # whether exactly these are on the device
@@ -162,7 +164,7 @@ class Compute:
         self._prepare_inner_state(task.round)
         self._put_parameters()
         self._report(StepDone(task.task, 0, None))
-        began = time.monotonic()
+        began = self._clock.monotonic()
         total, last, steps = 0.0, None, 0
         self._on_device, self._state_round = False, None  # from here on the device holds neither
         for steps, last in enumerate(inner_steps(self._executor, task, schedule, self._batches(tokens)), start=1):
@@ -170,7 +172,7 @@ class Compute:
             self._check_wanted(task.task)
             self._report(StepDone(task.task, steps, last.loss))
         assert last is not None
-        seconds = time.monotonic() - began
+        seconds = self._clock.monotonic() - began
         self._state_round = task.round
         self._save_inner_state(task.round)
         ends = self._executor.read_params()

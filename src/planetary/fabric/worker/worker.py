@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +17,6 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore, digest_of
-from planetary.core.clock import SystemClock
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import decode_reference, draw_trial
@@ -29,6 +27,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import on_stop_signals
 from planetary.fabric.shell.dial import Address, Dialler
 from planetary.fabric.shell.shell import Shell
+from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.backend_trial import say_failed, say_job, take_part
 from planetary.fabric.worker.compute import Compute
@@ -95,6 +94,8 @@ class Role(Protocol):
 
 
 SendPayload = Callable[[m.Message, Packed | None], None]
+OpenExecutor = Callable[..., Executor]
+"""As `planetary.runtime.backends.open_executor`."""
 RoleFactory = Callable[[m.RoleJob, BlobStore, WorkerOptions, SendPayload], Role]
 """Makes the role of a job whose blobs are in the store; sends from any thread.
 
@@ -106,13 +107,29 @@ class WorkerShell:
     """Carries out what the machine asks for."""
 
     def __init__(
-        self, options: WorkerOptions, protocol: WireProtocol = m.FABRIC, make_role: RoleFactory | None = None
+        self,
+        options: WorkerOptions,
+        protocol: WireProtocol = m.FABRIC,
+        make_role: RoleFactory | None = None,
+        *,
+        system: System = SYSTEM,
+        open_executor: OpenExecutor = open_executor,
     ) -> None:
-        """`protocol` has the messages of the roles that `make_role` makes; None: the worker trains rounds only."""
+        """Prepare.
+
+        Args:
+            options: of the process.
+            protocol: has the messages of the roles that `make_role` makes.
+            make_role: None: the worker trains rounds only.
+            system: the machine.
+            open_executor: opens what runs the training step.
+        """
+        self._system = system
+        self._open_executor = open_executor
         self._options = options
         self._make_role = make_role
         self._role: Role | None = None
-        self._store = BlobStore(options.cache)
+        self._store = BlobStore(options.cache, system.files)
         self._compute: Compute | None = None
         self._job: m.Job | None = None
         self._ring: RingPeer | None = None
@@ -126,7 +143,7 @@ class WorkerShell:
             give_up_s=options.give_up_s,
             progress_every_s=0.2,
         )
-        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, SystemClock())
+        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, system.clock, system.observe)
         hello = m.Hello(
             role="worker",
             protocol=protocol.version,
@@ -134,7 +151,7 @@ class WorkerShell:
             token="",
             worker=options.name,
             node=options.node,
-            pid=os.getpid(),
+            pid=system.pid(),
             backend=options.backend,
             target=options.target,
             target_features=target_features(options.backend, options.target),
@@ -150,6 +167,7 @@ class WorkerShell:
             self._received,
             allocate=self._allocate,
             sent=self._sent,
+            network=system.network,
         )
 
     async def run(self) -> e.Exit:
@@ -321,7 +339,7 @@ class WorkerShell:
         if self._compute is not None:
             self._compute.close()
             self._compute = None
-        executor = open_executor(
+        executor = self._open_executor(
             self._store.path(job.artifact),
             job.spec,
             backend=self._options.backend,
@@ -346,6 +364,7 @@ class WorkerShell:
             reset_inner_state=job.inner_state == "reset",
             check_ends=job.ring is not None,
             report=self._shell.post,
+            system=self._system,
         )
         if job.ring is not None:
             address = self._options.address

@@ -13,7 +13,6 @@ import numpy as np
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
-from planetary.core.clock import Clock
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -26,6 +25,7 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Mark, Record
 from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.shell.system import SYSTEM, System
 from planetary.moe.composer.composer_data import tokens_payload
 from planetary.moe.composer.sketch_window import FORGET_STEPS
 from planetary.moe.controller.mixture_controller import MixtureController
@@ -84,14 +84,14 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         options: GatewayOptions,
         security: Security,
         *,
-        clock: Clock | None = None,
+        system: System = SYSTEM,
     ) -> None:
         """See `Gateway`. Raises `UserError` for a payload store that cannot be."""
-        super().__init__(config, options, security, clock=clock)
+        super().__init__(config, options, security, system=system)
         # What is superseded may still wait to be sent; a connection that is so slow is dropped and made again.
         lifetime = max(60.0, 30 * config.fabric.latency_budget_s)
         self._payloads = PayloadStore(
-            config.moe.store or options.folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, lifetime), clock=clock
+            config.moe.store or options.folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, lifetime), clock=system.clock
         )
         self._results: dict[int, Packed] = {}  # of expert workers, not judged yet
         self._results_taken = 0

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.artifacts.checkpoint import DISK, MARKER
-from planetary.artifacts.durable_files import DurableFiles
+from planetary.artifacts.checkpoint import MARKER
+from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.safetensors_file import read_safetensors, safetensors_pieces
 from planetary.core.errors import ResourceError, TrustError, UserError

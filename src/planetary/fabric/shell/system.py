@@ -1,0 +1,51 @@
+"""What shells use of the machine they run on, beside their event loop: the simulator passes simulated parts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from planetary.artifacts.durable_files import DISK, DurableFiles
+from planetary.core.clock import Clock, SystemClock
+from planetary.core.machine import Machine
+from planetary.fabric.shell.child import Child, StartChild
+from planetary.net.network import TCP, Network
+
+
+def one_thread(name: str) -> Executor:
+    """Return an executor that runs its calls one after the other in a thread of its own."""
+    return ThreadPoolExecutor(1, thread_name_prefix=name)
+
+
+def _unobserved(machine: Machine[Any, Any]) -> None:
+    """Take no notice of a machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class System:
+    """One machine as its shells see it.
+
+    Attributes:
+        clock: for deadlines, durations and dates.
+        network: dials and listens.
+        files: of journals, checkpoints, blobs and locks.
+        threads: makes an executor with one thread, from a name; its thread may block.
+        start_child: starts a child process.
+        pid: returns the id of the calling process.
+        observe: is called with a machine after each event that it handled.
+    """
+
+    clock: Clock = field(default_factory=SystemClock)
+    network: Network = TCP
+    files: DurableFiles = DISK
+    threads: Callable[[str], Executor] = one_thread
+    start_child: StartChild = Child.start
+    pid: Callable[[], int] = os.getpid
+    observe: Callable[[Machine[Any, Any]], None] = _unobserved
+
+
+SYSTEM = System()
+"""The machine that this process runs on."""

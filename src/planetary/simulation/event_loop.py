@@ -1,0 +1,211 @@
+"""A deterministic asyncio event loop in simulated time, which all simulated processes share.
+
+Nothing here reads a clock or waits: when no callback is ready, time jumps to the next timer. Callbacks belong to the
+process in whose context they were scheduled; those of a process that was killed never run, so a kill is a stop at
+whatever `await` the process had reached, without any cleanup.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Executor
+from contextvars import Context, ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from planetary.simulation.clock import FakeClock
+
+if TYPE_CHECKING:
+    from planetary.simulation.process import Process
+
+T = TypeVar("T")
+
+CURRENT: ContextVar[Process | None] = ContextVar("simulated process", default=None)
+"""The process that runs now; None for the world itself: connections, faults, the test."""
+
+
+class ProcessKilled(BaseException):
+    """Unwinds whatever a killed process was doing; no `except Exception` of the process sees it."""
+
+
+def current_process() -> Process:
+    """Return the process that calls. Raises `RuntimeError` outside of all processes."""
+    process = CURRENT.get()
+    if process is None:
+        raise RuntimeError("no simulated process runs here; use World.start")
+    return process
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the module. Only the methods that the shells use are there; the others raise `NotImplementedError`.
+
+    Attributes:
+        clock: simulated time.
+        random: the source of everything random in the world, so that one seed gives one story.
+    """
+
+    def __init__(self, seed: int) -> None:
+        """Start at time 0."""
+        self.clock = FakeClock()
+        self.random = random.Random(seed)
+        self.errors: list[dict[str, Any]] = []  # contexts of exceptions that nobody handled
+        self._ready: deque[tuple[Process | None, asyncio.Handle]] = deque()
+        self._timers: list[tuple[float, int, Process | None, asyncio.TimerHandle]] = []
+        self._count = itertools.count()
+        self._closed = False
+
+    # --- running ----------------------------------------------------------------------------------------------
+
+    def run(self, until: Callable[[], bool], limit_s: float) -> bool:
+        """Go on until `until` is true; return false when nothing is left to happen, or time would pass `limit_s`.
+
+        Another event loop may be running in this thread, as in a notebook; it stands still meanwhile.
+        """
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            while not until():
+                if not self._step(limit_s):
+                    return False
+            return True
+        finally:
+            asyncio._set_running_loop(outer)
+
+    def _step(self, limit_s: float) -> bool:
+        """Run one callback; return false when there is none within the limit."""
+        ready, timers = self._ready, self._timers
+        while not ready:
+            if not timers or timers[0][0] > limit_s:
+                return False
+            when, _, process, handle = heapq.heappop(timers)
+            if not handle.cancelled() and (process is None or process.alive):
+                self.clock.advance_to(max(when, self.clock.monotonic()))
+                ready.append((process, handle))
+        process, handle = ready.popleft()
+        if not handle.cancelled() and (process is None or process.alive):
+            handle._run()
+        return True
+
+    def close(self) -> None:
+        """Forget everything that was still to happen."""
+        self._closed = True
+        self._ready.clear()
+        self._timers.clear()
+
+    def is_closed(self) -> bool:
+        """See `asyncio.AbstractEventLoop`."""
+        return self._closed
+
+    def is_running(self) -> bool:
+        """See `asyncio.AbstractEventLoop`."""
+        return asyncio._get_running_loop() is self
+
+    def get_debug(self) -> bool:
+        """See `asyncio.AbstractEventLoop`."""
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Keep what nobody handled, in `errors`; that of a process's end is its own affair."""
+        if not isinstance(context.get("exception"), ProcessKilled) and not self._closed:
+            self.errors.append(context)
+
+    # --- callbacks --------------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        """See `asyncio.AbstractEventLoop`."""
+        return self.clock.monotonic()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+        """See `asyncio.AbstractEventLoop`."""
+        context = copy_context() if context is None else context
+        handle = asyncio.Handle(callback, args, self, context)
+        self._add(context.get(CURRENT), handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio.AbstractEventLoop`."""
+        context = copy_context() if context is None else context
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        process = context.get(CURRENT)
+        if not self._closed and (process is None or process.alive):
+            heapq.heappush(self._timers, (when, next(self._count), process, handle))
+        return handle
+
+    def call_later(
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """See `asyncio.AbstractEventLoop`."""
+        return self.call_at(self.clock.monotonic() + delay, callback, *args, context=context)
+
+    def _add(self, process: Process | None, handle: asyncio.Handle) -> None:
+        if not self._closed and (process is None or process.alive):
+            self._ready.append((process, handle))
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Take notice of a cancelled timer, as `asyncio.TimerHandle` asks: it is passed over when its time comes."""
+
+    # --- futures, tasks, threads, signals -----------------------------------------------------------------------
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """See `asyncio.AbstractEventLoop`."""
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        """See `asyncio.AbstractEventLoop`."""
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        process = (context.get(CURRENT) if context is not None else None) or CURRENT.get()
+        if process is not None:
+            process.adopt(task)
+        return task
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """Call `func` in simulated time: a while after now and all at once; its result is there a while after that.
+
+        A process can be killed before, between, and, where it touches its disk, in the midst.
+        """
+        future: asyncio.Future[T] = self.create_future()
+        process = current_process()
+        before, after = process.thread_delays(func)
+
+        def finish(result: T | None, error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+
+        def call() -> None:
+            asyncio._set_running_loop(None)  # a thread has none
+            result: T | None = None
+            error: BaseException | None = None
+            try:
+                result = func(*args)
+            except ProcessKilled:
+                return
+            except Exception as raised:  # noqa: BLE001 - whoever awaits the future gets it
+                error = raised
+            finally:
+                asyncio._set_running_loop(self)
+            self.call_later(after, finish, result, error)
+
+        self.call_later(before, call)
+        return future
+
+    def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:
+        """See `asyncio.AbstractEventLoop`; `Process.terminate` calls the one for SIGTERM."""
+        current_process().on_signal(sig, lambda: callback(*args))

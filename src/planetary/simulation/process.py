@@ -1,0 +1,311 @@
+"""Simulated processes: tasks that share a fate, with threads, child processes and an exit status."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor, Future
+from contextvars import Context, copy_context
+from typing import Any, TypeVar
+
+from planetary.simulation.event_loop import CURRENT, ProcessKilled, SimulatedLoop, current_process
+
+T = TypeVar("T")
+
+KILLED = -signal.SIGKILL
+
+
+class Process:
+    """One simulated process. Made by `World.start`.
+
+    Attributes:
+        name: for people.
+        node: the machine that it runs on.
+        pid: its number.
+        alive: whether its callbacks run.
+        status: exit status, negative for a signal; None while it runs.
+        error: the exception that ended it, if one did.
+        stalled: whether its threads make no progress any more, while its event loop goes on.
+        thread_s: seconds until a call in a thread begins, at most, and as much until its result is seen.
+    """
+
+    def __init__(self, loop: SimulatedLoop, name: str, node: str, pid: int) -> None:
+        self.loop, self.name, self.node, self.pid = loop, name, node, pid
+        self.alive = True
+        self.status: int | None = None
+        self.error: BaseException | None = None
+        self.stalled = False
+        self.thread_s = 0.02
+        self.on_exit: list[Callable[[Process], None]] = []  # the system's part: connections, descriptors, parents
+        self._context: Context = copy_context()
+        self._context.run(CURRENT.set, self)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._threads: list[SimulatedThread] = []
+        self._signals: dict[int, Callable[[], object]] = {}
+        self._ended = loop.create_future()
+
+    def run(self, main: Callable[[], Coroutine[Any, Any, int]]) -> None:
+        """Begin; the process ends with the status that `main` returns, or 1 for an exception."""
+
+        async def guarded() -> None:
+            status = 1
+            try:
+                status = await main()
+            except Exception as error:  # noqa: BLE001 - as an interpreter does
+                self.error = error
+            self.exit(status)
+
+        self.in_context(lambda: self.loop.create_task(guarded(), name=self.name))
+
+    @property
+    def context(self) -> Context:
+        """A context in which callbacks belong to this process."""
+        return self._context.copy()
+
+    def in_context(self, work: Callable[[], T]) -> T:
+        """Call `work` as a part of this process."""
+        return self.context.run(work)
+
+    async def wait(self) -> int:
+        """Wait for the end; return the exit status."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """End at once, as by SIGKILL: nothing of the process runs any more."""
+        self.exit(KILLED)
+
+    def terminate(self) -> None:
+        """Deliver SIGTERM: to the process's handler, which may take its time; without one, that is its end."""
+        handler = self._signals.get(signal.SIGTERM)
+        if handler is None:
+            self.exit(-signal.SIGTERM)
+        elif self.alive:
+            self.in_context(lambda: self.loop.call_soon(handler))
+
+    def exit(self, status: int) -> None:
+        """End with a status; the system closes what the process had open."""
+        if not self.alive:
+            return
+        self.alive, self.status = False, status
+        for release in self.on_exit:
+            release(self)
+        if not self._ended.done():
+            self._ended.set_result(status)
+
+    def bury(self) -> None:
+        """Unwind the stacks of a process that is not alive. Nothing that they still do reaches the world."""
+        for thread in self._threads:
+            thread.unwind()
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            if not task.done():
+                coroutine = task.get_coro()
+                for _ in range(20):  # a `finally` may await, which refuses to be closed; then the next one is reached
+                    try:
+                        self.in_context(coroutine.close)  # type: ignore[union-attr]
+                    except BaseException:  # noqa: BLE001 - whatever a dead process makes of its end
+                        continue
+                    break
+
+    # --- what the process itself does -------------------------------------------------------------------------
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Count a task as a part of this process."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def on_signal(self, number: int, handler: Callable[[], object]) -> None:
+        """Let `handler` be called for a signal."""
+        self._signals[number] = handler
+
+    def thread_delays(self, func: Callable[..., object]) -> tuple[float, float]:
+        """Return the seconds until a call in a thread begins, and from its end until its result is seen."""
+        source = self.loop.random
+        return source.uniform(0.0, self.thread_s), source.uniform(0.0, self.thread_s)
+
+    def threads(self, name: str) -> SimulatedThread:
+        """Return an executor with one thread; see `fabric.shell.system.System.threads`."""
+        thread = SimulatedThread(self, name)
+        self._threads.append(thread)
+        return thread
+
+
+class ChildOf:
+    """A process as its parent sees it: a `fabric.shell.child.ChildProcess`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """See `Child`."""
+        return self._process.pid
+
+    async def wait(self) -> int:
+        """See `Child`."""
+        return await self._process.wait()
+
+    def kill(self) -> None:
+        """See `Child`."""
+        self._process.kill()
+
+    async def end(self, within_s: float) -> int:
+        """See `Child`."""
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            return await self._process.wait()
+
+
+class SimulatedThread(Executor):
+    """An executor whose calls may block, in simulated time: they run in a real thread, for which the loop waits.
+
+    One of the two runs at any time: the loop hands over to the thread and waits until the thread parks, in `sleep` or
+    at the end of its work. So the story stays a function of the seed.
+    """
+
+    def __init__(self, process: Process, name: str) -> None:
+        """Made by `Process.threads`."""
+        self._process, self._loop, self._name = process, process.loop, name
+        self._work: deque[tuple[_Result[Any], Callable[[], Any]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
+        self._busy = False  # whether the thread is in the midst of a call
+        self._due = False  # whether a resumption is scheduled
+        self._turn = 0  # which parking it is; a timer of an earlier one resumes nothing
+        self._hurry = False  # whether somebody waits for the end: sleeping takes no time
+        self._closed = False
+        self._over = False  # whether the real thread does nothing any more
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """See `concurrent.futures.Executor`."""
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        result: _Result[T] = _Result(self)
+        self._work.append((result, lambda: fn(*args, **kwargs)))
+        if not self._busy and not self._due:
+            self._due = True
+            self._process.in_context(lambda: self._loop.call_soon(self._resume, self._turn))
+        return result
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """See `concurrent.futures.Executor`; the wait takes no simulated time."""
+        self._closed = True
+        if cancel_futures:
+            while self._work:
+                self._work.popleft()[0].cancel()
+        if wait:
+            self.drain()
+
+    def drain(self) -> None:
+        """Go on until all work is done, in no time. Not called by the thread itself."""
+        self._hurry = True
+        while self._process.alive and (self._busy or self._work):
+            self._hand_over()
+        self._hurry = False
+
+    def sleep(self, seconds: float) -> None:
+        """In the thread: let so much simulated time pass."""
+        if self._hurry:
+            return
+        self._turn += 1
+        if not self._process.stalled:
+            self._loop.call_later(seconds, self._resume, self._turn)
+        self._park()
+
+    def unwind(self) -> None:
+        """End the real thread of a process that is not alive."""
+        if self._thread is not None:
+            if not self._over:
+                self._hand_over()
+            self._thread.join()
+            self._thread = None
+
+    def _resume(self, turn: int) -> None:
+        self._due = False
+        if turn == self._turn or (self._work and not self._busy):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the thread run until it parks."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._main, name=f"simulated {self._name}", daemon=True)
+            self._thread.start()
+        outer = asyncio._get_running_loop()
+        self._go.release()
+        self._back.acquire()
+        assert asyncio._get_running_loop() is outer
+
+    def _park(self) -> None:
+        self._back.release()
+        self._go.acquire()
+        if not self._process.alive:
+            raise ProcessKilled
+
+    def _main(self) -> None:
+        self._go.acquire()
+        with contextlib.suppress(ProcessKilled):
+            self._process.in_context(self._work_for_ever)
+        self._over = True
+        self._back.release()
+
+    def _work_for_ever(self) -> None:
+        _THREAD.current = self
+        while self._process.alive:
+            while self._work:
+                result, call = self._work.popleft()
+                self._busy = True
+                if result.set_running_or_notify_cancel():
+                    try:
+                        result.set_result(call())
+                    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+                        result.set_exception(error)
+                self._busy = False
+            self._turn += 1
+            self._park()
+
+
+class _Current(threading.local):
+    current: SimulatedThread | None = None
+
+
+_THREAD = _Current()
+
+
+def sleep(seconds: float) -> None:
+    """Let simulated time pass in the thread of a simulated process."""
+    thread = _THREAD.current
+    if thread is None:
+        raise RuntimeError("only a simulated thread can sleep; on the event loop use asyncio.sleep")
+    thread.sleep(seconds)
+
+
+class _Result(Future[T]):
+    """The result of a call in a simulated thread; waiting for it lets the call go on, in no time."""
+
+    def __init__(self, thread: SimulatedThread) -> None:
+        super().__init__()
+        self._of = thread
+
+    def result(self, timeout: float | None = None) -> T:
+        """See `concurrent.futures.Future`."""
+        if not self.done():
+            self._of.drain()
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """See `concurrent.futures.Future`."""
+        if not self.done():
+            self._of.drain()
+        return super().exception(0)
+
+
+__all__ = ["KILLED", "ChildOf", "Process", "SimulatedThread", "current_process", "sleep"]

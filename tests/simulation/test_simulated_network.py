@@ -1,0 +1,305 @@
+"""Production connections and shells over the simulated network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from planetary.core.errors import ClosedError, PeerError, PlanetaryError
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.shell.dial import Address, Dialler
+from planetary.fabric.shell.shell import Shell
+from planetary.net.client import Trust, connect
+from planetary.net.connection import Connection
+from planetary.net.handshake import answer_hello, receive_hello
+from planetary.net.server import serve
+from planetary.simulation.network import HOST
+from planetary.simulation.process import Process
+from planetary.simulation.world import World
+
+PORT = 18010
+WELCOME = m.Welcome(run="r", heartbeat_s=0.5, silent_after_s=2.5)
+
+
+class Echo:
+    """A server process that welcomes clients, sends every message back, and counts."""
+
+    def __init__(self, world: World, node: str = "server") -> None:
+        self.world = world
+        self.received: list[tuple[str, m.Message]] = []
+        self.ended: list[str] = []
+        self.process = world.start("echo", node, self._main)
+
+    async def _main(self, process: Process) -> int:
+        async with await serve(HOST, PORT, self._attend, m.FABRIC, network=self.world.network.of(process)):
+            await asyncio.Event().wait()
+        return 0
+
+    async def _attend(self, connection: Connection) -> None:
+        hello = await receive_hello(connection, m.Hello, 5.0)
+        await answer_hello(connection, WELCOME, 5.0)
+        try:
+            while True:
+                item = await connection.receive()
+                self.received.append((hello.worker, item.message))
+                await connection.send(item.message, {name: np.array(a) for name, a in item.tensors.items()} or None)
+        except PlanetaryError as error:
+            self.ended.append(str(error))
+
+
+class PingMachine:
+    """Dials, sends numbered messages as long as it is connected, and dials again when the connection ends."""
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s, self.answers, self.ends = every_s, [], []
+        self._session = self._sent = 0
+        self._at: float | None = 0.0
+        self._up = False
+
+    def handle(self, event: e.Event, now: float) -> list[e.Instruction]:
+        match event:
+            case e.Opened():
+                self._up, self._at = True, now
+            case e.Closed():
+                self._up, self._at = False, now + 0.3
+                self.ends.append((now, event.reason))
+            case e.Received():
+                self.answers.append(event.message)
+            case e.Tick() if self._at is not None and now >= self._at:
+                if not self._up:
+                    self._session, self._at = self._session + 1, None
+                    return [e.Dial(self._session)]
+                self._sent, self._at = self._sent + 1, now + self.every_s
+                return [e.Send(self._session, m.Progress(task=self._sent, round=1, step=0, loss=None))]
+        return []
+
+    def next_deadline(self) -> float | None:
+        return self._at
+
+
+class Pinger:
+    """A client process: the production shell and dialler around a `PingMachine`."""
+
+    def __init__(self, world: World, node: str, every_s: float = 0.4) -> None:
+        self.world, self.machine = world, PingMachine(every_s)
+        self.process = world.start(f"pinger {node}", node, self._main)
+
+    async def _main(self, process: Process) -> int:
+        def carry_out(instruction: e.Instruction) -> None:
+            match instruction:
+                case e.Dial():
+                    dialler.dial(instruction.session)
+                case e.Send():
+                    dialler.send(instruction.message)
+
+        shell: Shell[int] = Shell(self.machine, carry_out, self.world.clock)
+        hello = m.Hello(
+            role="worker",
+            protocol=m.FABRIC.version,
+            software="0",
+            token="",
+            worker=process.node,
+            node=process.node,
+            pid=1,
+        )
+        dialler = Dialler(
+            Address(HOST, PORT, "", 4.0),
+            m.FABRIC,
+            hello,
+            shell.post,
+            lambda session, item: shell.post(e.Received(session, item.message)),
+            network=self.world.network.of(process),
+        )
+        return await shell.run()
+
+    @property
+    def numbers(self) -> list[int]:
+        return [message.task for message in self.machine.answers]
+
+
+@pytest.fixture
+def make_world() -> Iterator[Callable[[int], World]]:
+    worlds: list[World] = []
+
+    def make(seed: int) -> World:
+        worlds.append(World(seed))
+        return worlds[-1]
+
+    yield make
+    for world in worlds:
+        world.close()
+        assert not world.loop.errors
+
+
+def until(world: World, time: float) -> None:
+    assert not world.run(lambda: False, time)
+
+
+def test_two_production_shells_exchange_messages_in_order(make_world: Callable[[int], World]) -> None:
+    world = make_world(1)
+    echo, pinger = Echo(world), Pinger(world, "a")
+    until(world, 10.0)
+    assert len(pinger.numbers) > 20
+    assert pinger.numbers == list(range(1, len(pinger.numbers) + 1))
+    assert not pinger.machine.ends
+    assert all(name == "a" for name, _ in echo.received)
+
+
+def test_a_partition_ends_a_connection_by_silence_and_a_redial_goes_through_when_it_heals(
+    make_world: Callable[[int], World],
+) -> None:
+    world = make_world(2)
+    echo, pinger = Echo(world), Pinger(world, "a")
+    until(world, 3.0)
+    world.network.partition("a", 6.0)
+    until(world, 9.0)
+    [(at, reason)] = pinger.machine.ends
+    assert 5.4 < at < 5.7
+    assert "was silent for 2.5 s" in reason
+    assert any("silent" in reason for reason in echo.ended)
+    before = len(pinger.numbers)
+    until(world, 15.0)
+    assert len(pinger.numbers) > before + 5
+    assert pinger.numbers == sorted(set(pinger.numbers))
+    assert len(pinger.machine.ends) == 1
+
+
+def test_one_way_loss_is_seen_by_both_sides(make_world: Callable[[int], World]) -> None:
+    """The client hears the server, but nothing of the client arrives: the server ends it, which the client hears."""
+    world = make_world(3)
+    echo, pinger = Echo(world), Pinger(world, "a")
+    until(world, 3.0)
+    world.network.cut("a", "server", 30.0)
+    until(world, 8.0)
+    assert ["silent" in reason for reason in echo.ended] == [True]
+    [(_, reason), *_] = pinger.machine.ends
+    assert "closed the connection" in reason
+
+
+def test_connections_overtake_each_other_and_never_themselves(make_world: Callable[[int], World]) -> None:
+    world = make_world(4)
+    echo = Echo(world)
+    one, other = Pinger(world, "a", 0.05), Pinger(world, "b", 0.05)
+    until(world, 8.0)
+    merged = [(name, message.task) for name, message in echo.received]
+    for name, pinger in (("a", one), ("b", other)):
+        mine = [number for who, number in merged if who == name]
+        assert mine == sorted(mine)
+        assert pinger.numbers == sorted(pinger.numbers)
+    order = "".join(name for name, _ in merged)
+    assert "aa" in order
+    assert "bb" in order
+
+
+def test_one_seed_gives_one_trace(make_world: Callable[[int], World]) -> None:
+    def story(seed: int) -> list[tuple[float, str, str, str]]:
+        world = make_world(seed)
+        world.network.trace = []
+        Echo(world)
+        Pinger(world, "a")
+        Pinger(world, "b", 0.07)
+        world.at(2.0, lambda: world.network.drop("b"))
+        world.at(3.0, lambda: world.network.partition("a", 4.0))
+        until(world, 12.0)
+        return world.network.trace
+
+    first = story(5)
+    assert first == story(5)
+    assert first != story(6)
+
+
+def test_a_killed_server_resets_its_connections_and_runs_no_cleanup(make_world: Callable[[int], World]) -> None:
+    world = make_world(7)
+    cleaned: list[str] = []
+
+    async def careful(process: Process) -> int:
+        try:
+            await asyncio.sleep(100.0)
+        finally:
+            if process.alive:
+                cleaned.append("while it lived")
+        return 0
+
+    echo, pinger = Echo(world), Pinger(world, "a")
+    other = world.start("careful", "b", careful)
+    until(world, 3.0)
+    echo.process.kill()
+    other.kill()
+    until(world, 6.0)
+    assert "Connection reset by peer" in pinger.machine.ends[0][1]
+    assert any("Connection refused" in reason for _, reason in pinger.machine.ends[1:])
+    assert (echo.ended, cleaned, other.status) == ([], [], -9)
+    seen = len(pinger.numbers)
+    Echo(world)
+    until(world, 12.0)
+    assert len(pinger.numbers) > seen
+
+
+def test_a_large_message_waits_for_its_reader(make_world: Callable[[int], World]) -> None:
+    """Back-pressure: a reader that takes nothing stops the sender after a window of bytes, and nothing is lost."""
+    world = make_world(8)
+    world.network.bytes_per_s = 4e6
+    sent: list[float] = []
+    got: list[np.ndarray] = []
+
+    async def serving(process: Process) -> int:
+        async def attend(connection: Connection) -> None:
+            connection.accept_peer()
+            await connection.receive()
+            await asyncio.sleep(5.0)
+            while True:
+                got.append((await connection.receive()).tensors["w"])
+
+        async with await serve(HOST, PORT, attend, m.FABRIC, network=world.network.of(process)):
+            await asyncio.Event().wait()
+        return 0
+
+    async def client(process: Process) -> int:
+        connection = await connect(HOST, PORT, Trust.plain_loopback(), m.FABRIC, network=world.network.of(process))
+        await connection.send(m.Shutdown(reason="first"))
+        for number in range(4):
+            values = np.full(1 << 20, number, np.float32)
+            await connection.send(m.Parameters(version=number), {"w": values})
+            sent.append(world.now)
+        await connection.close("done")
+        return 0
+
+    world.start("server", "s", serving)
+    process = world.start("client", "c", client)
+    assert world.run(lambda: process.status is not None, 60.0)
+    assert process.status == 0, process.error
+    until(world, world.now + 2.0)
+    assert [float(values[0]) for values in got] == [0, 1, 2, 3]
+    assert all((values == values[0]).all() for values in got)
+    assert sent[-1] > 4 * (1 << 22) / 4e6
+
+
+def test_a_dial_is_refused_silent_or_late(make_world: Callable[[int], World]) -> None:
+    world = make_world(9)
+    said: list[str] = []
+
+    async def client(process: Process) -> int:
+        network = world.network.of(process)
+        for _ in range(2):
+            with pytest.raises(PeerError) as caught:
+                await connect(HOST, PORT, Trust.plain_loopback(), m.FABRIC, timeout_s=2.0, network=network)
+            said.append(str(caught.value))
+            await asyncio.sleep(1.0)
+        connection = await connect(HOST, PORT, Trust.plain_loopback(), m.FABRIC, timeout_s=9.0, network=network)
+        connection.abort()
+        with pytest.raises(ClosedError):
+            await connection.send(m.Shutdown(reason="late"))
+        return 0
+
+    world.at(0.5, lambda: Echo(world))
+    world.at(0.6, lambda: world.network.partition("c", 6.0))
+    process = world.start("client", "c", client)
+    assert world.run(lambda: process.status is not None, 60.0)
+    assert process.status == 0, process.error
+    assert "Connection refused" in said[0]
+    assert "no answer within 2 s" in said[1]
+    assert world.now > 6.6

@@ -150,14 +150,15 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         assert self._shell is not None
         message, defect, attachment = received.message, "", 0
         if self._topology.brings_tensors(message):
-            defect = await asyncio.to_thread(self._topology.check, message, received.tensors, self._parameters)
-            attachment = self._parameters.attach(received.tensors)
+            defect = await asyncio.to_thread(self._topology.check, message, received.tensors, self.parameters)
+            attachment = self.parameters.attach(received.tensors)
         self._shell.post(e.Received(session, message, defect, attachment))
 
     # --- instructions -----------------------------------------------------------------------------------------
 
     @property
-    def _parameters(self) -> Parameters:
+    def parameters(self) -> Parameters:
+        """What the gateway holds of the model; there once the run folder was read."""
         assert self._start is not None
         return self._start.parameters
 
@@ -166,11 +167,11 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
             case e.TakeOuterStep():
                 self._work.add(self._take_outer_step(instruction))
             case e.KeepParameters():
-                self._parameters.keep(instruction.versions)
+                self.parameters.keep(instruction.versions)
             case e.DropAttachment():
-                self._parameters.drop(instruction.attachment)
+                self.parameters.drop(instruction.attachment)
             case e.KeepOuterState():
-                self._parameters.adopt(instruction.version, instruction.attachment)
+                self.parameters.adopt(instruction.version, instruction.attachment)
             case e.ForgetRounds():
                 self._forget_rounds(instruction.after)
             case e.WriteCheckpoint():
@@ -183,7 +184,7 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         """Make a checkpoint of the parameters that are here now."""
         assert self._start is not None
         assert self.prepared is not None
-        mark, spec, state = instruction.mark, self._start.policy.spec, self._parameters.state
+        mark, spec, state = instruction.mark, self._start.policy.spec, self.parameters.state
         info = CheckpointInfo(
             round=mark.round,
             config_hash=config_hash(self.config),
@@ -200,7 +201,7 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         outer = self.config.outer
         try:
             await asyncio.to_thread(
-                self._parameters.take_outer_step,
+                self.parameters.take_outer_step,
                 instruction.round,
                 instruction.contributions,
                 outer.learning_rate,
@@ -235,10 +236,10 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
     def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
         match payload:
             case e.ParametersOf():
-                params = self._parameters.of_version(payload.version)
+                params = self.parameters.of_version(payload.version)
                 return lambda: params
             case e.OuterStateOf():
-                outer = self._parameters.outer_state(payload.version)
+                outer = self.parameters.outer_state(payload.version)
                 return lambda: outer
             case e.TokensOf():
                 assert self.prepared is not None

@@ -18,6 +18,31 @@ from planetary.fabric.protocol.policy import ControllerPolicy, RingPolicy
 from planetary.net.authority import Authority
 
 
+class RingMaster(Protocol):
+    """Leads the workers of a ring, as `collectives.Master` does."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as "host:port"; known from `start` on."""
+        ...
+
+    def start(self) -> object:
+        """Begin to listen. Raises `UserError`."""
+        ...
+
+    def stop(self) -> None:
+        """End, with all connections."""
+        ...
+
+
+class MakeMaster(Protocol):
+    """Makes a master, as the class `collectives.Master` does."""
+
+    def __call__(self, listen_address: str, *, authority: Authority | None) -> RingMaster:
+        """`authority` None: plain connections, on loopback only."""
+        ...
+
+
 class GatewayTopology(Protocol):
     """One per gateway of a run in rounds."""
 
@@ -75,11 +100,13 @@ class StarGateway:
 class RingGateway:
     """Workers reduce among themselves, led by a master in this process, and send the outer state when asked."""
 
-    def __init__(self, config: Config, host: str, authority: Authority | None) -> None:
+    def __init__(
+        self, config: Config, host: str, authority: Authority | None, make_master: MakeMaster = Master
+    ) -> None:
         """`host`: the address that workers connect to; `authority` None: plain connections, on loopback only."""
         self._config = config
         bracketed = f"[{host}]" if ":" in host else host
-        self._master = Master(f"{bracketed}:{config.sync.port}", authority=authority)
+        self._master = make_master(f"{bracketed}:{config.sync.port}", authority=authority)
 
     def start(self) -> None:
         """See `GatewayTopology`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,6 +21,11 @@ def one_thread(name: str) -> Executor:
     return ThreadPoolExecutor(1, thread_name_prefix=name)
 
 
+def daemon_thread(name: str, work: Callable[[], object]) -> None:
+    """Call `work` in a thread of its own, for whose end nobody waits."""
+    threading.Thread(target=work, name=name, daemon=True).start()
+
+
 def _unobserved(machine: Machine[Any, Any]) -> None:
     """Take no notice of a machine."""
 
@@ -33,6 +39,7 @@ class System:
         network: dials and listens.
         files: of journals, checkpoints, blobs and locks.
         threads: makes an executor with one thread, from a name; its thread may block.
+        aside: calls a function in a thread, from a name; nobody waits for it.
         start_child: starts a child process.
         pid: returns the id of the calling process.
         observe: is called with a machine after each event that it handled.
@@ -42,6 +49,7 @@ class System:
     network: Network = TCP
     files: DurableFiles = DISK
     threads: Callable[[str], Executor] = one_thread
+    aside: Callable[[str, Callable[[], object]], None] = daemon_thread
     start_child: StartChild = Child.start
     pid: Callable[[], int] = os.getpid
     observe: Callable[[Machine[Any, Any]], None] = _unobserved

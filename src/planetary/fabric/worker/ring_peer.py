@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -17,9 +16,13 @@ from planetary.diloco.outer import OuterState, published_params
 from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share, state_digest, state_of, state_tensors
 from planetary.fabric.protocol.events import Event
 from planetary.fabric.protocol.messages import Job, Reduce
+from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
 
 log = logging.getLogger(__name__)
+
+MakeCommunicator = Callable[..., Communicator]
+"""As `Communicator`."""
 
 
 class RingPeer:
@@ -32,6 +35,9 @@ class RingPeer:
         token: str,
         job: Job,
         report: Callable[[Event], None],
+        *,
+        system: System = SYSTEM,
+        make_communicator: MakeCommunicator = Communicator,
     ) -> None:
         """`host` is the gateway's; `report` is called from the thread that reduces."""
         assert job.ring is not None
@@ -39,7 +45,8 @@ class RingPeer:
         self._master = f"[{host}]:{job.ring.port}" if ":" in host else f"{host}:{job.ring.port}"
         self._specs = tuple(job.spec.params)
         self._report = report
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ring")
+        self._system, self._make_communicator = system, make_communicator
+        self._thread = system.threads("ring")
         self._version = -1
         self._state: OuterState | None = None
         self._coming: dict[int, OuterState] = {}  # received or made, and not in use yet
@@ -99,7 +106,7 @@ class RingPeer:
             self._group = -1
         if communicator is not None:
             # It tells the master and joins threads, for which the event loop has no time.
-            threading.Thread(target=communicator.close, name="ring leave", daemon=True).start()
+            self._system.aside("ring leave", communicator.close)
 
     def close(self) -> None:
         """End. Blocks for a moment."""
@@ -150,7 +157,7 @@ class RingPeer:
         if communicator is not None:
             communicator.close()
         job = self._job
-        communicator = Communicator(
+        communicator = self._make_communicator(
             self._master,
             group,
             name=self._name,

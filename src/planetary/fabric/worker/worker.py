@@ -17,6 +17,7 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore, digest_of
+from planetary.collectives import Communicator
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import decode_reference, draw_trial
@@ -32,7 +33,7 @@ from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.backend_trial import say_failed, say_job, take_part
 from planetary.fabric.worker.compute import Compute
 from planetary.fabric.worker.inner_state import InnerStates
-from planetary.fabric.worker.ring_peer import RingPeer
+from planetary.fabric.worker.ring_peer import MakeCommunicator, RingPeer
 from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.runtime.backends import open_executor, runtime_version
 from planetary.runtime.device_check import check_on_device, check_once, key_of
@@ -114,6 +115,7 @@ class WorkerShell:
         *,
         system: System = SYSTEM,
         open_executor: OpenExecutor = open_executor,
+        make_communicator: MakeCommunicator = Communicator,
     ) -> None:
         """Prepare.
 
@@ -123,9 +125,11 @@ class WorkerShell:
             make_role: None: the worker trains rounds only.
             system: the machine.
             open_executor: opens what runs the training step.
+            make_communicator: of a ring.
         """
         self._system = system
         self._open_executor = open_executor
+        self._make_communicator = make_communicator
         self._options = options
         self._make_role = make_role
         self._role: Role | None = None
@@ -368,7 +372,15 @@ class WorkerShell:
         )
         if job.ring is not None:
             address = self._options.address
-            self._ring = RingPeer(self._options.name, address.host, address.token, job, self._shell.post)
+            self._ring = RingPeer(
+                self._options.name,
+                address.host,
+                address.token,
+                job,
+                self._shell.post,
+                system=self._system,
+                make_communicator=self._make_communicator,
+            )
         rounds = states.rounds()
         return w.JobLoaded(job.artifact, rounds[0] if rounds else 0, executor.device_name, verified)
 

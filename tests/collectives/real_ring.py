@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from planetary.collectives import Communicator, Master
+from planetary.collectives.peer.peer_shell import PeerShell
 from planetary.collectives.transport import direct_memory
 
 DEADLINE_S = 100.0  # a hang, not slowness: below the test runner's own limit
@@ -59,16 +60,14 @@ def outcome(call: Callable[[], Any]) -> Any:
         return error
 
 
+def shell_of(peer: Communicator) -> PeerShell:
+    """What is inside a communicator: for looking at connections, and for faults that no user can cause."""
+    return peer._shell
+
+
 def vanish(peer: Communicator) -> None:
     """Let a peer disappear as if it had been killed: its sockets close, nothing is said."""
-    peer._closing = True
-    stream, plane, link = peer._stream, peer._plane, peer._link
-    assert stream is not None
-    assert plane is not None
-    stream.close()
-    plane.close()
-    if link is not None:
-        link.close()
+    shell_of(peer).abandon()
 
 
 def forbid_reading(monkeypatch: pytest.MonkeyPatch) -> None:

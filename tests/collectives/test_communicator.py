@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from real_ring import forbid_reading, outcome, ring, together, vanish
+from real_ring import forbid_reading, outcome, ring, shell_of, together, vanish
 
 from planetary.collectives import (
     Communicator,
@@ -90,9 +90,10 @@ def test_every_way_gives_the_same_bits_and_leaves_no_files(monkeypatch: pytest.M
             together(lambda i, a=arrays: peers[i].all_reduce(a[i]), 2)
             together(lambda i, q=quantized: peers[i].all_reduce(q[i], quantization=Quantization(4)), 2)
             results.append(arrays[0].tobytes() + quantized[1].tobytes())
-            lanes = peers[0]._link._lanes if peers[0]._link is not None else []
-            assert {lane._lends for lane in lanes} == {way == "direct" and sys.platform == "linux"}
-            files = [FOLDER / lane._slots.name for lane in lanes if lane._slots is not None]
+            link = shell_of(peers[0]).ring.link
+            lanes = link.lanes if link is not None else []
+            assert {lane.lends for lane in lanes} == {way == "direct" and sys.platform == "linux"}
+            files = [FOLDER / lane.slots.name for lane in lanes if lane.slots is not None]
             assert bool(files) == (way == "slots" and FOLDER.is_dir())
             assert not any(file.exists() for file in files)
     assert len(set(results)) == 1
@@ -109,13 +110,15 @@ def test_small_operations_travel_with_their_calls() -> None:
             assert (call.sent_bytes, call.received_bytes, call.world_size) == (400, 800, 3)
 
         together(work, 3)
-        links = [peer._link for peer in peers if peer._link is not None]
-        assert not any(lane.given for link in links for lane in link._lanes)  # nothing was sent to a neighbour
+        links = [link for peer in peers if (link := shell_of(peer).ring.link) is not None]
+        assert not any(lane.given for link in links for lane in link.lanes)  # nothing was sent to a neighbour
         # A peer that would wait for a restarted master does not bring its data along: then all go round the ring.
-        peers[1]._machine._grace_s = 5.0
+        machine = shell_of(peers[1]).machine
+        assert machine is not None
+        machine.grace_s = 5.0
         results = together(lambda i: peers[i].all_reduce(np.full(100, i + 1.0, np.float32)), 3)
         assert all((result == 6).all() for result in results)
-        assert all(any(lane.given for lane in link._lanes) for link in links)
+        assert all(any(lane.given for lane in link.lanes) for link in links)
 
 
 @pytest.mark.skipif(not FOLDER.is_dir(), reason="no shared memory here")
@@ -259,7 +262,7 @@ def test_torch_and_jax_arrays() -> None:
 def test_deadlines_are_read_while_no_call_begins_or_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control thread reads the deadlines of calls that other threads begin: a call was changed under its eyes."""
     with ring(2) as (_, peers):
-        locks: dict[int, Any] = {id(peer._machine): peer._lock for peer in peers}
+        locks: dict[int, Any] = {id(shell_of(peer).machine): shell_of(peer).lock for peer in peers}
         read: list[bool] = []
         next_deadline = PeerMachine.next_deadline
 

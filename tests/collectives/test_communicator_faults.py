@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from real_ring import outcome, ring, together, vanish
+from real_ring import outcome, ring, shell_of, together, vanish
 
 from planetary.collectives import (
     AbortedError,
@@ -24,9 +24,16 @@ from planetary.collectives import (
     StragglerError,
 )
 from planetary.collectives.transport import lanes
+from planetary.collectives.transport.sockets import DataSocket
 from planetary.core.errors import PeerError, TrustError, UserError
 
 pytestmark = pytest.mark.usefixtures("compiled_loops")
+
+
+def connections(peers: list[Communicator]) -> list[DataSocket | None]:
+    """All that the peers send over."""
+    links = [shell_of(peer).ring.link for peer in peers]
+    return [lane.connection for link in links if link is not None for lane in link.lanes]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory of processes is read on Linux only")
@@ -44,10 +51,12 @@ def test_a_piece_whose_memory_is_gone_fails_its_operation_on_all(monkeypatch: py
         errors = together(lambda i: outcome(peers[i].all_reduce_async(values[i]).wait), 2)
         assert all(isinstance(error, AbortedError) and "cannot be read" in str(error) for error in errors), errors
         assert [value[0] for value in values] == [1, 2]
-        before = [lane._connection for peer in peers if peer._link is not None for lane in peer._link._lanes]
+        before = connections(peers)
         together(lambda i: peers[i].all_reduce(values[i]), 2)
         assert all((value == 3).all() for value in values)
-        assert before == [lane._connection for peer in peers if peer._link is not None for lane in peer._link._lanes]
+        assert before == [
+            lane.connection for peer in peers if (link := shell_of(peer).ring.link) for lane in link.lanes
+        ]
 
 
 def test_a_peer_that_dies_in_the_middle_costs_one_retry(transport: str) -> None:
@@ -75,12 +84,12 @@ def test_an_abort_restores_arrays_and_is_caused_by_the_loss(transport: str) -> N
     with ring(3, transport=transport) as (_, peers):
         # The third peer starts the operation but its data never flows: it dies while the others wait for it.
         values = [np.full(2_000_000, i + 1.0, np.float32) for i in range(3)]
-        link = peers[2]._link
+        link = shell_of(peers[2]).ring.link
         assert link is not None
         link.send = lambda *args: None
         works = [peers[i].all_reduce_async(values[i]) for i in range(3)]
         deadline = time.monotonic() + 5
-        while not peers[0]._active or not peers[1]._active:
+        while not all(shell_of(peer).calls.transfers for peer in peers[:2]):
             assert time.monotonic() < deadline
         vanish(peers[2])
         for i in range(2):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from real_ring import outcome, ring, together, vanish
+from real_ring import outcome, ring, shell_of, together, vanish
 
 from planetary.collectives import (
     AbortedError,
@@ -54,7 +54,7 @@ def test_no_socket_waits_for_more_to_send() -> None:
 def test_a_retry_that_succeeds_has_reduced() -> None:
     with ring(3, piece_bytes=1 << 13) as (_, peers):
         arrays = [[np.full(20_000 + k, 10.0**i, np.float64) for k in range(6)] for i in range(3)]
-        link = peers[2]._link
+        link = shell_of(peers[2]).ring.link
         assert link is not None
         link.send = lambda *args: None  # its data never comes: whatever is begun with it is aborted
         killer = threading.Thread(target=lambda: (time.sleep(0.2), vanish(peers[2])))

@@ -72,7 +72,7 @@ def test_nothing_goes_between_the_parts_of_a_frame() -> None:
 
     frames = [pack_header(7, 1, index, 40) + values[index : index + 10].tobytes() for index in range(3)]
     connection = FullSocket(meanwhile, len(b"".join(frames)))
-    lane._connection = cast("Any", connection)
+    lane.connection = cast("Any", connection)
     put(0)
     assert connection.full.wait(30), faults
     lane.close()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_ring import outcome, ring, together
+from real_ring import outcome, ring, shell_of, together
 
 from planetary.collectives import Communicator, Master
 from planetary.collectives.protocol import messages
@@ -68,7 +68,7 @@ def test_a_stranger_is_turned_out_and_the_ring_goes_on(data: bytes) -> None:
         stranger.sendall(data)
         assert ends(stranger)
         together(lambda i: peers[i].barrier(), 2)
-        data_port = socket.create_connection(("127.0.0.1", peers[0]._data_port))
+        data_port = socket.create_connection(("127.0.0.1", shell_of(peers[0]).ring.port))
         say_and_finish(data_port, data)
         assert ends(data_port)
         together(lambda i: peers[i].barrier(), 2)
@@ -139,11 +139,11 @@ def test_bulk_data_needs_the_key_of_the_group_and_must_fit() -> None:
     import msgspec
 
     with ring(2) as (_, peers):
-        topology = peers[0]._topology
+        topology = shell_of(peers[0]).ring.topology
         assert topology is not None
 
         def introduced(key: str, frame: bytes) -> socket.socket:
-            sock = socket.create_connection(("127.0.0.1", peers[0]._data_port))
+            sock = socket.create_connection(("127.0.0.1", shell_of(peers[0]).ring.port))
             body = msgspec.json.encode(Introduction("ring", "nobody", key))
             say_and_finish(sock, struct.pack(">I", len(body)) + body + frame)
             return sock
@@ -175,8 +175,9 @@ def test_a_silent_member_is_lost() -> None:
         silent = Communicator(master.address, name="silent", timeout_s=5)
         silent.connect()
         together(lambda i: (live, silent)[i].update_topology(min_world_size=2), 2)
-        assert silent._stream is not None
-        silent._stream.send = lambda message: None
+        stream = shell_of(silent).stream
+        assert stream is not None
+        stream.send = lambda message: None
         deadline = time.monotonic() + 10
         while live.world_size == 2:
             assert time.monotonic() < deadline

@@ -30,7 +30,7 @@ class Metrics(Sequence[RoundMetrics]):
         return Metrics(self._lines[index]) if isinstance(index, slice) else self._lines[index]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Metrics) and self._lines == other._lines
+        return isinstance(other, Metrics) and list(self) == list(other)
 
     def __hash__(self) -> int:
         return hash(tuple(line.round for line in self._lines))

@@ -48,6 +48,9 @@ class Kind(IntEnum):
     WITHDRAW = 3
 
 
+_KINDS = frozenset(Kind)
+
+
 class Prefix(NamedTuple):
     """A frame's prefix, checked against the limits."""
 
@@ -70,7 +73,7 @@ def decode_prefix(data: Buffer, version: int, limits: Limits) -> Prefix:
     _, _, kind, zero, header_bytes, payload_bytes, header_crc, payload_crc = _FIELDS.unpack_from(data)
     if _CHECK.unpack_from(data, _FIELDS.size)[0] != crc32(data[: _FIELDS.size]):
         raise RemoteProtocolError("reading a frame: its prefix does not match its checksum; the bytes are damaged")
-    if zero or kind not in Kind._value2member_map_:
+    if zero or kind not in _KINDS:
         raise RemoteProtocolError(f"reading a frame: expected kind 1, 2 or 3, found {kind} (reserved {zero})")
     prefix = Prefix(Kind(kind), header_bytes, payload_bytes, header_crc, payload_crc)
     _check_lengths(prefix, limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from planetary.collectives.protocol.options import Spec
 from planetary.collectives.reduction.operation import Operation
 from planetary.collectives.reduction.ring_plan import plan
 from planetary.collectives.reduction.small_operations import combine, data_bytes
-from planetary.collectives.transport.frames import Introduction
 from planetary.collectives.transport.shared_state import Fetcher, SharedState, StateSession, SyncInfo
 from planetary.core.errors import PlanetaryError
 
@@ -49,68 +49,81 @@ class Job:
     prepare: Callable[[int, int], None] | None = None
 
 
-class ActiveCollective:
-    """A collective of this peer, from the call to its end."""
+class ActiveCall(ABC):
+    """What a call does between the moment at which the master lets it begin and its end.
 
-    def __init__(self, owner: PeerShell, job: Job) -> None:
-        """`owner` makes the call."""
-        self._owner, self._job = owner, job
+    Attributes:
+        sent, received: bytes of payload, once it is over.
+    """
+
+    sent = received = 0
+
+    @property
+    def world_size(self) -> int:
+        """How many peers take part; known once it began. 0 for what is no collective."""
+        return 0
+
+    @abstractmethod
+    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], None] | None:
+        """The master lets it begin. Runs under the peer's lock; what is returned runs afterwards, outside."""
+
+    @abstractmethod
+    def end(self, ok: bool, value: Any) -> Any:
+        """The outcome is known: return the call's result. `value` came with it. Runs outside the lock, once."""
+
+
+class ActiveCollective(ActiveCall):
+    """A collective of this peer."""
+
+    def __init__(self, shell: PeerShell, job: Job) -> None:
+        """`shell` is the peer that calls."""
+        self._shell, self._job = shell, job
         self._backup: np.ndarray | None = None
         self._seq = 0
         self._rank, self._world = 0, 1
         self._progress, self._progress_at = -1, 0.0
         self._began_at = 0.0
         self.operation: Operation | None = None
-        self.sent = self.received = 0  # bytes of payload, once it is over
         self.neighbours: tuple[str, str] = ("", "")
         self.previous_name = ""
 
-    def begin(self, begun: tuple[int, e.BeginTransfer]) -> Callable[[], None] | None:
-        """The master lets it begin. Runs under the communicator's lock."""
-        owner, job, spec = self._owner, self._job, self._job.spec
-        call, transfer = begun
-        topology, plane = owner._topology, owner._plane
+    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], None] | None:
+        """See `ActiveCall.begin`."""
+        shell, job, spec = self._shell, self._job, self._job.spec
+        topology, rank = shell.ring.topology, shell.ring.rank
         assert topology is not None
-        assert plane is not None
-        ring = topology.ring
-        rank, world = owner._rank, len(ring)
-        self._seq, self._rank, self._world = transfer.seq, rank, world
+        ring, world = topology.ring, len(topology.ring)
+        self._seq, self._rank, self._world = instruction.seq, rank, world
         previous, following = ring[(rank - 1) % world], ring[(rank + 1) % world]
         self.neighbours, self.previous_name = (previous.peer, following.peer), previous.name
+        shell.calls.transfers[call] = self
         if job.prepare is not None:
             try:
                 job.prepare(rank, world)
             except AbortedError as error:
                 text = str(error)
-                owner._active[call] = self
-                return lambda: owner._handle(e.LocalFault(call, text))
+                return lambda: shell.handle(e.LocalFault(call, text))
         root = next((i for i, info in enumerate(ring) if info.peer == spec.root), 0)
         if world == 1 and job.source is not job.work and len(job.source) == len(job.work):
             job.work[...] = job.source
         if job.in_place and world > 1:
-            self._backup = owner._pool.take(len(job.work), job.work.dtype)
-        operation = Operation(
+            self._backup = shell.ring.pool.take(len(job.work), job.work.dtype)
+        operation = self.operation = Operation(
             spec,
             plan(spec.kind, rank, world, count=spec.count, piece=spec.piece, root=root),
             job.source,
             job.work,
             self._backup,
-            pool=owner._pool,
+            pool=shell.ring.pool,
         )
-        self.operation = operation
         self._progress_at = self._began_at = time.monotonic()
-        owner._active[call] = self
-        plane.begin(transfer.seq, operation)
-        for outgoing in operation.begin():
-            owner._forward(transfer.seq, operation, outgoing)
-        if operation.announce():
-            return lambda: owner._complete(operation)
-        return None
+        shell.ring.begin(self._seq, operation)
+        return (lambda: shell.complete(operation)) if operation.announce() else None
 
-    def take(self, contributions: m.Contributions) -> None:
+    def _combine(self, contributions: m.Contributions) -> None:
         """A small operation has succeeded: combine what all peers brought."""
         spec, data = self._job.spec, contributions.data
-        self._rank, self._world = self._owner._rank, len(data)
+        self._rank, self._world = self._shell.ring.rank, len(data)
         self.sent = data_bytes(spec)
         self.received = self.sent * (len(data) - 1)
         if spec.kind == "all_reduce":
@@ -118,7 +131,7 @@ class ActiveCollective:
 
     @property
     def world_size(self) -> int:
-        """How many peers take part; known once it began."""
+        """See `ActiveCall.world_size`."""
         return self._world
 
     def bytes_per_s(self, now: float) -> float:
@@ -134,80 +147,64 @@ class ActiveCollective:
             self._progress, self._progress_at = self.operation.received, now
         return now > self._progress_at + stall_s
 
-    def end(self, ok: bool) -> Any:
-        """The outcome is known: keep the result or restore. Runs outside the lock, once."""
-        owner, operation = self._owner, self.operation
+    def end(self, ok: bool, value: Any) -> Any:
+        """See `ActiveCall.end`: keep the result or restore."""
+        operation = self.operation
         try:
+            if isinstance(value, m.Contributions):
+                self._combine(value)
             if operation is not None:
                 self.sent, self.received = operation.sent, operation.received
-                if owner._plane is not None:
-                    owner._plane.end(self._seq)
+                self._shell.ring.end(self._seq)
                 operation.close()
                 if not ok:
                     operation.restore()
                 if self._backup is not None:
-                    owner._pool.give(self._backup)
-            if not ok:
-                return None
-            return self._job.finish(self._rank, self._world)
+                    self._shell.ring.pool.give(self._backup)
+            return self._job.finish(self._rank, self._world) if ok else None
         finally:
-            with owner._lock:
-                owner._tags.discard(self._job.tag)
+            self._shell.calls.release(self._job.tag)
 
 
-class ActiveSync:
+class ActiveSync(ActiveCall):
     """A synchronisation of shared state on this peer."""
 
-    def __init__(self, owner: PeerShell, state: SharedState, topology: m.Topology) -> None:
-        """`owner` offers `state`."""
-        self._owner, self.state, self._topology = owner, state, topology
+    def __init__(self, shell: PeerShell, state: SharedState, topology: m.Topology) -> None:
+        """`shell` is the peer that offers `state`."""
+        self._shell, self.state, self._topology = shell, state, topology
         self._session: StateSession | None = None
         self._fetcher: Fetcher | None = None
         self._seq = 0
         self._revision = 0
 
-    def begin(self, begun: tuple[int, e.BeginFetch]) -> Callable[[], None] | None:
-        """The state was elected. Runs under the communicator's lock."""
-        owner = self._owner
-        call, plan_ = begun
-        assert owner._plane is not None
-        topology = owner._topology or self._topology
-        self._seq, self._revision = plan_.seq, plan_.revision
+    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], None] | None:
+        """See `ActiveCall.begin`: the state was elected."""
+        assert isinstance(instruction, e.BeginFetch)
+        shell = self._shell
+        self._seq, self._revision = instruction.seq, instruction.revision
         self._session = StateSession(self.state)
-        owner._plane.serve(plan_.seq, self._session)
-        if not plan_.fetch:
-            return lambda: owner._handle(e.PiecesComplete(call))
-        self._fetcher = Fetcher(
-            self._session,
-            plan_.fetch,
-            self.state,
-            seq=plan_.seq,
-            algorithm=self._topology.digest,
-            peers={info.peer: info for info in self._topology.ring},
-            introduction=Introduction("state", owner._peer_id, topology.key),
-            options=owner._sockets,
-            tls=owner._certificate is not None,
-            stall_s=owner._stall_s,
-        )
-        fetcher = self._fetcher
+        shell.ring.serve(self._seq, self._session)
+        if not instruction.fetch:
+            return lambda: shell.handle(e.PiecesComplete(call))
+        fetcher = shell.ring.fetcher(self._session, instruction.fetch, self.state, self._seq, self._topology)
+        self._fetcher = fetcher
 
         def run() -> None:
             try:
                 fetcher.run()
             except PlanetaryError as error:
-                owner._handle(e.LocalFault(call, str(error)))
+                shell.handle(e.LocalFault(call, str(error)))
             else:
-                owner._handle(e.PiecesComplete(call))
+                shell.handle(e.PiecesComplete(call))
 
         return threading.Thread(target=run, name="planetary state sync", daemon=True).start
 
-    def end(self, ok: bool) -> SyncInfo | None:
-        """The outcome is known: take over what was fetched, or nothing."""
+    def end(self, ok: bool, value: Any) -> SyncInfo | None:
+        """See `ActiveCall.end`: take over what was fetched, or nothing."""
         session = self._session
         if session is None:
             return None
-        if self._owner._plane is not None:
-            self._owner._plane.serve(self._seq, None)
+        self._shell.ring.serve(self._seq, None)
         session.close()
         if not ok:
             return None

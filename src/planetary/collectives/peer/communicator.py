@@ -3,58 +3,190 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.active_calls import ActiveSync, Job
-from planetary.collectives.peer.peer_calls import PeerCalls
-from planetary.collectives.peer.work import Work
+from planetary.collectives.peer.calls import Calls
+from planetary.collectives.peer.peer_shell import PeerShell
+from planetary.collectives.peer.settings import PeerSettings
+from planetary.collectives.peer.work import OpenWork, Work
 from planetary.collectives.protocol.errors import AbortedError
 from planetary.collectives.protocol.options import Quantization, ReduceOp, Spec, SyncStrategy
 from planetary.collectives.reduction import quantise
 from planetary.collectives.reduction.elements import Flat
+from planetary.collectives.reduction.operation import good_piece_bytes, piece_elements
 from planetary.collectives.reduction.ring_plan import split
+from planetary.collectives.transport.neighbours import Reach
 from planetary.collectives.transport.shared_state import SharedState, SyncInfo
+from planetary.collectives.transport.sockets import SocketOptions, parse_address, parse_advertised
 from planetary.core.errors import PlanetaryError, UserError
+from planetary.net.client import Trust
 
 
-class Communicator(PeerCalls):
+class Communicator:
     """One peer of a group. Also a context manager: connects on entry, leaves on exit. Thread-safe.
 
     The methods that take `timeout_s` wait that long for the other peers to make the same call, and then fail with
     the names of who did not come (`StragglerError`).
     """
 
+    def __init__(
+        self,
+        master_address: str,
+        peer_group: int = 0,
+        *,
+        connections: int | None = None,
+        name: str = "",
+        token: str = "",
+        data_host: str = "",
+        data_port: int = 0,
+        advertise: str = "",
+        timeout_s: float = 60.0,
+        stall_s: float = 30.0,
+        master_grace_s: float = 0.0,
+        min_world_size: int = 1,
+        piece_bytes: int | None = None,
+        transport: Literal["auto", "tcp"] = "auto",
+        sockets: SocketOptions | None = None,
+        allow_unencrypted: bool = False,
+    ) -> None:
+        """Prepare; `connect` does the work.
+
+        Args:
+            master_address: `"host:port"`; names and `"[ipv6]:port"` too.
+            peer_group: operations join the peers of one group.
+            connections: TCP streams to the successor in the ring. More help where one stream is limited. By default 2,
+                or 1 to a peer on the same machine when that has no processors for more.
+            name: of this peer, for error texts; by default host name and process id.
+            token: invite of the master; empty on plain loopback only.
+            data_host: address to receive bulk data at; by default the one that reaches the master.
+            data_port: port to receive bulk data at; 0: any.
+            advertise: address that other peers are told, by default where the master sees this peer; with a port
+                (`"host:port"`) where the outside port is another one, e.g. behind a router or a relay.
+            timeout_s: default of the calls.
+            stall_s: an operation that makes no progress for as long fails.
+            master_grace_s: how long a master that is gone is waited for.
+            min_world_size: collectives in a smaller group raise `TooFewPeersError`.
+            piece_bytes: size of the pieces of the pipeline; equal on all peers. By default it depends on the tensor.
+            transport: "auto" moves bulk data to a peer on the same machine through shared memory; "tcp" never does.
+            sockets: options of the bulk connections.
+            allow_unencrypted: talk without TLS to a master on another machine, too; anybody between can read and change
+                everything.
+        """
+        if (
+            (connections is not None and connections < 1)
+            or min_world_size < 1
+            or not 0 <= peer_group < 2**32
+            or not 0 <= data_port < 2**16
+        ):
+            raise UserError(
+                "connections and min_world_size must be 1 at least, peer_group a number of 32 bits, data_port of 16"
+            )
+        sockets = sockets or SocketOptions()
+        settings = PeerSettings(
+            master=parse_address(master_address),
+            group=peer_group,
+            name=name or f"{socket.gethostname()}:{os.getpid()}",
+            trust=Trust(token),
+            allow_unencrypted=allow_unencrypted,
+            data_host=data_host,
+            data_port=data_port,
+            advertise=parse_advertised(advertise),
+            timeout_s=timeout_s,
+            stall_s=stall_s,
+            grace_s=master_grace_s,
+            min_world=min_world_size,
+            sockets=sockets,
+            reach=Reach(
+                connections=connections,
+                direct=transport == "auto",
+                piece_bytes=piece_bytes,
+                sockets=sockets,
+                stall_s=stall_s,
+            ),
+        )
+        self._shell = PeerShell(settings)
+        self._calls = Calls(self._shell)
+        self._revision: int | None = None  # of states that are given as a plain mapping
+
+    # --- life
+
+    def connect(self, timeout_s: float | None = None) -> None:
+        """Connect to the master and register. `update_topology` then waits to be admitted.
+
+        Raises `PeerError` when the master does not answer, `TrustError` when it or the token is not genuine.
+        A communicator whose master was lost can connect again; it is a new peer then.
+        """
+        self._shell.connect(self._calls.limit(timeout_s))
+
+    def close(self) -> None:
+        """Leave the group and close everything. Calls under way fail on all peers."""
+        self._shell.close()
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether this peer is registered and the master is not lost for good."""
+        return self._shell.usable
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether this peer speaks TLS with the master and the other peers."""
+        return self._shell.settings.trust.invite is not None
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether the master is on this machine; False before `connect`."""
+        return self._shell.stream is not None and self._shell.stream.on_loopback
+
     # --- membership
+
+    @property
+    def world_size(self) -> int:
+        """Number of members of the group; 0 before admission."""
+        return self._shell.world_size
 
     @property
     def rank(self) -> int:
         """The own place in the ring; -1 before admission. It can change with every loss or admission."""
-        return self._rank
+        return self._shell.ring.rank
 
     @property
     def global_world_size(self) -> int:
         """Number of members of all groups, as of the last change or vote of this group."""
-        return self._topology.world if self._topology is not None else 0
+        topology = self._shell.ring.topology
+        return topology.world if topology is not None else 0
 
     @property
     def group_count(self) -> int:
         """Number of groups with members, as of the last change or vote of this group."""
-        return self._topology.groups if self._topology is not None else 0
+        topology = self._shell.ring.topology
+        return topology.groups if topology is not None else 0
 
     @property
     def largest_group_size(self) -> int:
         """Members of the largest group, as of the last change or vote of this group."""
-        return self._topology.largest if self._topology is not None else 0
+        topology = self._shell.ring.topology
+        return topology.largest if topology is not None else 0
 
     @property
     def peer_names(self) -> tuple[str, ...]:
         """Names of the members, by rank."""
-        return tuple(info.name for info in self._topology.ring) if self._topology is not None else ()
+        topology = self._shell.ring.topology
+        return tuple(info.name for info in topology.ring) if topology is not None else ()
 
     def update_topology(self, *, min_world_size: int = 1, timeout_s: float | None = None) -> None:
         """Admit the newcomers that wait, or, as a newcomer, wait to be admitted. All members call it.
@@ -62,23 +194,23 @@ class Communicator(PeerCalls):
         With `min_world_size` it returns when the group has as many members. Raises `StragglerError`, or
         `TooFewPeersError` when they did not come in time.
         """
-        self._no_operation("update_topology")
-        self._blocking("update_topology", lambda call, limit: e.CallVote(call, limit, min_world_size), timeout_s)
+        self._shell.calls.expect_none("update_topology")
+        self._calls.answered("update_topology", lambda call, limit: e.CallVote(call, limit, min_world_size), timeout_s)
 
     def are_peers_pending(self, *, timeout_s: float | None = None) -> bool:
         """Whether newcomers wait to be admitted: the same answer on all members, all of which call it.
 
         Collectives may go on meanwhile.
         """
-        return bool(self._blocking("are_peers_pending", e.CallPending, timeout_s))
+        return bool(self._calls.answered("are_peers_pending", e.CallPending, timeout_s))
 
     def optimize_topology(self, *, timeout_s: float | None = None) -> float:
         """Measure the links that are not known yet and find a better ring; it is used from the next vote on.
 
         Returns how many times shorter a pass is expected to take; 1 when the ring stays. All members call it.
         """
-        self._no_operation("optimize_topology")
-        return float(self._blocking("optimize_topology", e.CallOptimize, timeout_s))
+        self._shell.calls.expect_none("optimize_topology")
+        return float(self._calls.answered("optimize_topology", e.CallOptimize, timeout_s))
 
     # --- collectives
 
@@ -101,7 +233,7 @@ class Communicator(PeerCalls):
         Raises `AbortedError` (`PeerLostError`), `StragglerError`, `DisagreementError`, `TooFewPeersError`, or
         `UserError` for arrays and options that cannot work.
         """
-        return self._with_retry(
+        return self._calls.with_retry(
             timeout_s,
             lambda limit: self.all_reduce_async(
                 array, op=op, out=out, tag=tag, quantization=quantization, verify=verify, timeout_s=limit
@@ -150,7 +282,7 @@ class Communicator(PeerCalls):
             return array if out is None else out
 
         job = Job(spec=spec, tag=tag, source=source.flat, work=target.flat, in_place=in_place, finish=finish)
-        return self._start(job, timeout_s)
+        return self._calls.collective(job, timeout_s)
 
     def all_reduce_many(
         self,
@@ -172,7 +304,7 @@ class Communicator(PeerCalls):
             raise UserError(f"max_in_flight must be 1 at least, found {max_in_flight}")
         if outs is not None and len(outs) != len(arrays):
             raise UserError(f"outs must have one array for each of the {len(arrays)}, it has {len(outs)}")
-        deadline = time.monotonic() + self._limit(timeout_s)
+        deadline = time.monotonic() + self._calls.limit(timeout_s)
         left = list(range(len(arrays)))
         running: dict[int, Work] = {}
         try:
@@ -194,7 +326,7 @@ class Communicator(PeerCalls):
                     running[index].wait()
                     left.pop(0)
                 except AbortedError:
-                    if time.monotonic() >= deadline or not self._usable:
+                    if time.monotonic() >= deadline or not self._shell.usable:
                         raise
                 del running[index]
         finally:
@@ -225,7 +357,7 @@ class Communicator(PeerCalls):
             return (work_array if world > 1 else source.flat)[start:stop].copy()
 
         job = Job(spec=spec, tag=tag, source=source.flat, work=work_array, in_place=False, finish=share)
-        return self._with_retry(timeout_s, lambda limit: self._start(job, limit))
+        return self._calls.with_retry(timeout_s, lambda limit: self._calls.collective(job, limit))
 
     def all_gather(self, array: Any, *, tag: int = 0, timeout_s: float | None = None) -> np.ndarray:
         """Return the arrays of all peers, [world_size, *shape], by rank. All have the same shape and type.
@@ -258,9 +390,9 @@ class Communicator(PeerCalls):
                 finish=finish,
                 prepare=prepare,
             )
-            return self._start(job, limit)
+            return self._calls.collective(job, limit)
 
-        return self._with_retry(timeout_s, start)
+        return self._calls.with_retry(timeout_s, start)
 
     def broadcast(self, array: Any, root: int, *, tag: int = 0, timeout_s: float | None = None) -> Any:
         """Copy the array of rank `root` into everybody's, in place; return it. Restored when it fails.
@@ -268,7 +400,8 @@ class Communicator(PeerCalls):
         It is tried again after a loss, unless the root itself is lost.
         """
         flat = Flat(array, writable=root != self.rank, what="the array to receive into")
-        ring = self._topology.ring if self._topology is not None else ()
+        topology = self._shell.ring.topology
+        ring = topology.ring if topology is not None else ()
         if not 0 <= root < len(ring):
             raise UserError(f"broadcast: the root must be a rank below {len(ring)}, found {root}")
         spec = Spec(
@@ -279,7 +412,7 @@ class Communicator(PeerCalls):
             root=ring[root].peer,
         )
 
-        receives = self._peer_id != spec.root
+        receives = self._shell.ring.peer != spec.root
 
         def finish(rank: int, world: int) -> Any:
             if receives:
@@ -294,14 +427,14 @@ class Communicator(PeerCalls):
             in_place=receives and not flat.copied,
             finish=finish,
         )
-        return self._with_retry(timeout_s, lambda limit: self._start(job, limit))
+        return self._calls.with_retry(timeout_s, lambda limit: self._calls.collective(job, limit))
 
     def barrier(self, *, tag: int = 0, timeout_s: float | None = None) -> None:
         """Return when all members have called it."""
         nothing = np.empty(0, np.uint8)
         spec = Spec(kind="barrier", dtype="ui8")
         job = Job(spec=spec, tag=tag, source=nothing, work=nothing, in_place=False, finish=lambda rank, world: None)
-        self._with_retry(timeout_s, lambda limit: self._start(job, limit))
+        self._calls.with_retry(timeout_s, lambda limit: self._calls.collective(job, limit))
 
     # --- shared state
 
@@ -323,24 +456,26 @@ class Communicator(PeerCalls):
         The arrays must not change meanwhile. On failure they are as before on every peer. Raises `RemovedError` when
         this peer broke a rule, and otherwise as `all_reduce`.
         """
-        self._no_operation("sync_shared_state")
+        self._shell.calls.expect_none("sync_shared_state")
         counted = not isinstance(state, SharedState)
         if not isinstance(state, SharedState):
             state = SharedState(state, revision=0 if self._revision is None else self._revision + 1)
         offered, kind = state, SyncStrategy(strategy)
 
         def start(limit: float) -> Work:
-            topology = self._topology
+            topology = self._shell.ring.topology
             if topology is None:
                 raise UserError("sync_shared_state: this peer is not admitted; call update_topology first")
             offered.refresh()
-            work = Work("sync_shared_state")
-            work.begun = ActiveSync(self, offered, topology).begin
+            work = OpenWork("sync_shared_state", ActiveSync(self._shell, offered, topology))
             entries = offered.entries(topology.digest)
-            self._launch(work, lambda call: e.CallSync(call, limit, offered.revision, kind, entries, restart))
+            self._calls.launch(work, lambda call: e.CallSync(call, limit, offered.revision, kind, entries, restart))
             return work
 
-        info: SyncInfo = self._with_retry(timeout_s, start)
+        info: SyncInfo = self._calls.with_retry(timeout_s, start)
         if counted:
             self._revision = info.revision
         return info
+
+    def _piece(self, flat: np.ndarray, dtype: str) -> int:
+        return piece_elements(dtype, self._shell.settings.reach.piece_bytes or good_piece_bytes(flat.nbytes))

@@ -25,9 +25,9 @@ _DIAL_MOST_S = 1.0
 class ControlThread:
     """Serves one machine until the master is lost for good, or the peer was closed or connected anew."""
 
-    def __init__(self, owner: PeerShell, machine: PeerMachine, stream: ControlStream) -> None:
+    def __init__(self, shell: PeerShell, machine: PeerMachine, stream: ControlStream) -> None:
         """`stream` is connected."""
-        self._owner, self._machine, self._stream = owner, machine, stream
+        self._shell, self._machine, self._stream = shell, machine, stream
 
     def start(self) -> None:
         """Begin; nobody waits for its end."""
@@ -35,57 +35,52 @@ class ControlThread:
 
     @property
     def _serving(self) -> bool:
-        return self._machine.error is None and not self._owner._closing
+        return self._shell.runs(self._machine)
 
     def _run(self) -> None:
         try:
-            while self._owner._machine is self._machine and self._serving:
+            while self._serving:
                 try:
                     self._listen()
                 except (PlanetaryError, OSError) as error:
                     self._stream.close()
-                    self._owner._handle(e.Disconnected(str(error)))
+                    self._shell.handle(e.Disconnected(str(error)))
                 if self._serving and self._machine.state == "away" and not self._dial_again():
                     return
         except Exception as error:
             log.exception("the control thread failed")
             self._stream.close()
-            self._owner._fail_all(ClosedError(f"internal error of the communicator: {type(error).__name__}: {error}"))
+            self._shell.fail_all(ClosedError(f"internal error of the communicator: {type(error).__name__}: {error}"))
             raise
 
     def _listen(self) -> None:
-        owner, machine = self._owner, self._machine
-        while owner._machine is machine and self._serving:
+        shell = self._shell
+        while self._serving:
             for message in self._stream.receive(self._until_next()):
-                owner._handle(e.FromMasterReceived(message))
-            owner._watch()
-            deadline = self._next_deadline()
+                shell.handle(e.FromMasterReceived(message))
+            shell.watch()
+            deadline = shell.next_deadline()
             if deadline is not None and deadline <= time.monotonic():
-                owner._handle(e.PeerTick())
-            if machine.state == "away":
+                shell.handle(e.PeerTick())
+            if self._machine.state == "away":
                 raise PeerError("the master was silent")
 
     def _dial_again(self) -> bool:
-        owner = self._owner
+        shell = self._shell
         while self._serving:
             try:
-                self._stream = owner.dial(_DIAL_MOST_S)
+                self._stream = shell.dial(_DIAL_MOST_S)
             except (PlanetaryError, OSError) as error:
                 log.debug("reconnecting to the master: %s", error)
                 time.sleep(_REDIAL_S)
-                owner._handle(e.PeerTick())
+                shell.handle(e.PeerTick())
             else:
-                with owner._lock:
-                    owner._stream = self._stream
-                owner._handle(e.Connected())
+                shell.speak_over(self._stream)
+                shell.handle(e.Connected())
                 return True
         return False
 
-    def _next_deadline(self) -> float | None:
-        with self._owner._lock:  # other threads begin and end calls
-            return self._machine.next_deadline()
-
     def _until_next(self) -> float:
-        deadline = self._next_deadline()
-        wait = _WATCH_S if self._owner._active else 1.0
+        deadline = self._shell.next_deadline()
+        wait = _WATCH_S if self._shell.calls.transfers else 1.0
         return wait if deadline is None else min(wait, max(deadline - time.monotonic(), 0.0))

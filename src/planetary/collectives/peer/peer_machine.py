@@ -38,7 +38,7 @@ class PeerMachine:
     def __init__(self, hello: Callable[[], m.Register], *, grace_s: float) -> None:
         """`hello` returns the registration of a new peer. `grace_s`: how long a restarting master is waited for."""
         self._hello = hello
-        self._grace_s = grace_s
+        self.grace_s = grace_s
         self.state = "outside"
         self.peer = ""
         self._secret = ""
@@ -67,7 +67,7 @@ class PeerMachine:
             case e.CallCollective(call, timeout_s, tag, spec, data):
                 title = f"{spec.kind} with tag {tag}"
                 # Who would return to a restarted master could not learn there what became of it.
-                data = data if self._grace_s == 0 else None
+                data = data if self.grace_s == 0 else None
                 start = m.Start(call=call, timeout_s=timeout_s, tag=tag, spec=spec, data=data)
                 self._call(call, title, timeout_s, start, now)
             case e.CallVote(call, timeout_s, min_world):
@@ -108,7 +108,7 @@ class PeerMachine:
         if self._connected:
             times += [self._spoke_at + self._alive_s, self._heard_at + self._silent_s]
         if self.state == "away":
-            times.append(self._away_since + self._grace_s)
+            times.append(self._away_since + self.grace_s)
         first = min(times, default=math.inf)
         return None if math.isinf(first) else first
 
@@ -257,7 +257,7 @@ class PeerMachine:
                 call.state = advance(PEER_OPERATION, call.state, "master lost")
             if not call.operation or call.state == "failed":
                 self._end(number, lost)
-        if self.state == "away" and now < self._away_since + self._grace_s:
+        if self.state == "away" and now < self._away_since + self.grace_s:
             self._out.append(e.Reconnect(_REDIAL_S))
         else:
             self._give_up(lost)
@@ -282,8 +282,8 @@ class PeerMachine:
             self._disconnected(f"it was silent for {now - self._heard_at:.1f} s", now)
         if self._connected and now >= self._spoke_at + self._alive_s:
             self._send(m.Alive(), now)
-        if self.state == "away" and now >= self._away_since + self._grace_s:
-            self._give_up(self._master_lost(f"it did not come back within {self._grace_s:g} s"))
+        if self.state == "away" and now >= self._away_since + self.grace_s:
+            self._give_up(self._master_lost(f"it did not come back within {self.grace_s:g} s"))
         for number, call in list(self._calls.items()):
             if now >= call.deadline:
                 text = f"{call.title}: the master did not answer in time, though it is connected"

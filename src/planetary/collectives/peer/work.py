@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planetary.core.errors import PlanetaryError
+
+if TYPE_CHECKING:
+    from planetary.collectives.peer.active_calls import ActiveCall
 
 
 class Work:
@@ -20,7 +22,6 @@ class Work:
         self._value: Any = None
         self.sent_bytes = self.received_bytes = 0  # payload, once the call is over
         self.world_size = 0  # of a collective that succeeded: how many peers took part
-        self.begun: Callable[[Any], Any] | None = None  # what to do when the master lets it begin
 
     @property
     def done(self) -> bool:
@@ -37,6 +38,23 @@ class Work:
             raise self._error.with_traceback(None)
         return self._value
 
-    def _settle(self, error: PlanetaryError | None, value: Any) -> None:
+
+class OpenWork(Work):
+    """The same, for who has to end it."""
+
+    def __init__(self, title: str, active: ActiveCall | None = None) -> None:
+        """`active`: what goes on once the master lets it begin; None for a call that the master answers."""
+        super().__init__(title)
+        self.active = active
+
+    def end(self, error: PlanetaryError | None, value: Any) -> None:
+        """The outcome is known: keep or restore what was changed, and let those go on that wait. Runs once."""
+        if self.active is not None:
+            try:
+                value = self.active.end(error is None, value)
+            except PlanetaryError as failure:
+                error = error or failure
+            self.sent_bytes, self.received_bytes = self.active.sent, self.active.received
+            self.world_size = self.active.world_size if error is None else 0
         self._error, self._value = error, value
         self._event.set()

@@ -74,21 +74,28 @@ class _Piece:
 
 
 class Lane:
-    """One connection and its thread."""
+    """One connection and its thread.
+
+    Attributes:
+        connection: once it is made.
+        lends: whether the other side is offered to read pieces in this process's memory; until it declines.
+        slots: shared memory for pieces, where that is used instead.
+        given: pieces so far, counted by the link.
+    """
 
     def __init__(self, way: Way, name: str) -> None:
         """Connects when the first piece is sent."""
         self._way = way
         self._queue: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._begun: _Piece | None = None  # whose frame is sent in part: nothing may go before its rest
-        self._connection: DataSocket | None = None
-        self._lends = way.lends  # until the other side declines
+        self.connection: DataSocket | None = None
+        self.lends = way.lends
         self._lender = Lender()
         self._slot_bytes = way.slot_bytes
-        self._slots: SlotWriter | None = None
+        self.slots: SlotWriter | None = None
         self._writing = threading.Lock()
         self._closed = False
-        self.given = 0  # pieces so far; the link's
+        self.given = 0
         self._done = 0  # of those
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -117,7 +124,7 @@ class Lane:
         self._closed = True
         self._lender.revoke()
         self._queue.put(None)
-        connection = self._connection
+        connection = self.connection
         if connection is not None:
             connection.close()
 
@@ -125,10 +132,10 @@ class Lane:
 
     def _sent_at_once(self, piece: _Piece) -> bool:
         """Send as much as nobody has to wait for; return whether that was all."""
-        connection, data = self._connection, piece.outgoing.data
-        if connection is None or data is None or self._slots is not None or self.waiting != 1:
+        connection, data = self.connection, piece.outgoing.data
+        if connection is None or data is None or self.slots is not None or self.waiting != 1:
             return False
-        if not self._lends and len(data) > _AT_ONCE_BYTES:
+        if not self.lends and len(data) > _AT_ONCE_BYTES:
             return False
         parts = self._frame(piece, data)
         try:
@@ -143,7 +150,7 @@ class Lane:
 
     def _frame(self, piece: _Piece, payload: memoryview) -> tuple[memoryview, ...]:
         head = pack_header(piece.seq, piece.outgoing.stage, piece.outgoing.index, len(payload))
-        if not self._lends:
+        if not self.lends:
             return memoryview(head), payload
         return (memoryview(head + ADDRESS.pack(address_of(np.frombuffer(payload, np.uint8)))),)
 
@@ -170,14 +177,14 @@ class Lane:
         self._done += 1
 
     def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        self._slots = None
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+        self.slots = None
 
     def _send(self, piece: _Piece) -> None:
         operation, outgoing, done = piece.operation, piece.outgoing, piece.done
-        if self._connection is None:
+        if self.connection is None:
             if operation.closed:
                 return
             if done:
@@ -196,10 +203,10 @@ class Lane:
             operation.count_sent(len(payload))
         elif operation.closed and not done:
             return
-        if self._slots is not None and len(payload) <= self._slots.slot_bytes:
-            self._write_slot(self._slots, piece, payload)
+        if self.slots is not None and len(payload) <= self.slots.slot_bytes:
+            self._write_slot(self.slots, piece, payload)
             return
-        connection = self._connection
+        connection = self.connection
         assert connection is not None
         # Not inside the guard, since it may wait. When the operation ends meanwhile, the master has aborted it for
         # all, and the rest of the piece may be anything; or this peer is out, and the connection was closed first.
@@ -207,32 +214,32 @@ class Lane:
         connection.write(self._way.stall_s, *_after(parts, done))
 
     def _connect(self) -> None:
-        if self._lends:
+        if self.lends:
             if self._offer(msgspec.structs.replace(self._way.introduction, loan=self._lender.loan)):
                 return
             self._drop()
-            self._lends = False
+            self.lends = False
         if self._slot_bytes:
             try:
-                self._slots = SlotWriter(self._slot_bytes)
+                self.slots = SlotWriter(self._slot_bytes)
             except OSError as error:
                 log.info("no shared memory to %s: %s", self._way.to.name, error)
                 self._slot_bytes = 0
-        slots = self._slots
+        slots = self.slots
         if slots is None:
             self._offer(self._way.introduction)
             return
         try:
             shared = msgspec.structs.replace(self._way.introduction, shared=slots.name, slot_bytes=slots.slot_bytes)
             if not self._offer(shared):
-                self._slots = None
+                self.slots = None
         finally:
             slots.unlink()
 
     def _offer(self, introduction: Introduction) -> bool:
         """Connect; return whether the memory that is offered was accepted."""
         way = self._way
-        connection = self._connection = open_connection(way.to, introduction, way.options, tls=way.tls)
+        connection = self.connection = open_connection(way.to, introduction, way.options, tls=way.tls)
         if introduction.loan is None and not introduction.shared:
             return True
         if introduction.loan is not None:
@@ -248,7 +255,7 @@ class Lane:
 
     def _write_slot(self, slots: SlotWriter, piece: _Piece, payload: memoryview) -> None:
         """Send a piece through shared memory, unless the operation ends before that."""
-        connection, stall_s = self._connection, self._way.stall_s
+        connection, stall_s = self.connection, self._way.stall_s
         assert connection is not None
         returned = memoryview(bytearray(16))
         while count := connection.try_read(returned):

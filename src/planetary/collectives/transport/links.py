@@ -59,20 +59,20 @@ class Link:
             slot_bytes=slot_bytes,
             on_fault=on_fault,
         )
-        self._lanes = [Lane(way, f"planetary ring send {number} to {to.name}") for number in range(connections)]
+        self.lanes = [Lane(way, f"planetary ring send {number} to {to.name}") for number in range(connections)]
 
     def send(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:
         """Send a piece unless the operation is over by then. Never blocks."""
         with self._lock:
-            index = next_lane([lane.waiting for lane in self._lanes], self._turn)
+            index = next_lane([lane.waiting for lane in self.lanes], self._turn)
             self._turn = index + 1
-            lane = self._lanes[index]
+            lane = self.lanes[index]
             lane.given += 1
         lane.put(seq, operation, outgoing)
 
     def close(self) -> None:
         """Close all connections; what is not sent yet is dropped, and what was lent cannot be taken any more."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.close()
 
 

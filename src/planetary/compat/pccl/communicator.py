@@ -144,7 +144,7 @@ class Communicator:
         self._need("pcclSynchronizeSharedState")
         with pccl_errors("pcclSynchronizeSharedState", Result.INVALID_USAGE):
             info = self._comm.sync_shared_state(
-                shared_state._state,
+                shared_state.state,
                 strategy=c.SyncStrategy[SharedStateSyncStrategy(strategy).name],
                 restart=restarts(),
             )

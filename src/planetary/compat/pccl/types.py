@@ -268,11 +268,15 @@ def _memory_at(name: str, address: int, numel: int | None, dtype: DataType | Non
 
 
 class SharedState:
-    """Arrays that all peers hold alike, and their revision."""
+    """Arrays that all peers hold alike, and their revision.
+
+    Attributes:
+        state: what planetary calls a shared state.
+    """
 
     def __init__(self, tensor_infos: list[TensorInfo]) -> None:
         assert tensor_infos, "a shared state needs at least one tensor"
-        self._state = c.SharedState(
+        self.state = c.SharedState(
             {info.name: info.array for info in tensor_infos},
             allow_content_inequality=[info.name for info in tensor_infos if info.allow_content_inequality],
         )
@@ -280,15 +284,15 @@ class SharedState:
     @property
     def revision(self) -> int:
         """Counts the steps of the state."""
-        return self._state.revision
+        return self.state.revision
 
     @revision.setter
     def revision(self, value: int) -> None:
-        self._state.revision = value
+        self.state.revision = value
 
     def push_revision(self) -> None:
         """Count one step."""
-        self._state.push_revision()
+        self.state.push_revision()
 
 
 def check_pair(send: Any, recv: Any) -> None:

@@ -1,0 +1,81 @@
+"""How calls are made: given to the peer's machine, waited for, and tried again while that can help."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from planetary.collectives.peer import peer_events as e
+from planetary.collectives.peer.active_calls import ActiveCollective, Job
+from planetary.collectives.peer.peer_shell import PeerShell
+from planetary.collectives.peer.work import OpenWork, Work
+from planetary.collectives.protocol.errors import AbortedError, TooFewPeersError
+from planetary.collectives.reduction.small_operations import is_small
+from planetary.core.errors import UserError
+
+_MASTER_AWAY_S = 0.02
+
+
+class Calls:
+    """What all calls of a `Communicator` have in common."""
+
+    def __init__(self, shell: PeerShell) -> None:
+        """`shell` is the peer that calls."""
+        self._shell = shell
+
+    def limit(self, timeout_s: float | None) -> float:
+        """Return the seconds that a call may take, by default what the communicator was made with."""
+        return self._shell.settings.timeout_s if timeout_s is None else timeout_s
+
+    def answered(self, title: str, event: Callable[[int, float], e.Event], timeout_s: float | None) -> Any:
+        """Make a call that the master answers; `event` takes the call's number and its seconds."""
+
+        def start(limit: float) -> Work:
+            work = OpenWork(title)
+            self.launch(work, lambda call: event(call, limit))
+            return work
+
+        return self.with_retry(timeout_s, start)
+
+    def with_retry(self, timeout_s: float | None, start: Callable[[float], Work]) -> Any:
+        """Try again while that can help; what aborts here aborts on all peers, so all of them try again."""
+        deadline = time.monotonic() + self.limit(timeout_s)
+        while True:
+            try:
+                return start(max(deadline - time.monotonic(), 0.001)).wait()
+            except AbortedError as error:
+                if time.monotonic() >= deadline or not self._shell.usable:
+                    raise
+                if error.peers == ("master",):
+                    time.sleep(_MASTER_AWAY_S)  # it may be restarting, and calls fail at once until it is back
+
+    def launch(self, work: OpenWork, event: Callable[[int], e.Event]) -> None:
+        """Give a call to the machine. Raises `UserError` before `connect`."""
+        if not self._shell.was_connected:
+            raise UserError(f"{work.title}: the communicator is not connected; call connect first")
+        self._shell.handle(event(self._shell.calls.open(work)))
+
+    def collective(self, job: Job, timeout_s: float | None) -> Work:
+        """Begin a collective.
+
+        Raises `UserError` when this peer is not admitted or the tag is in use, `TooFewPeersError` for a small group.
+        """
+        shell, spec = self._shell, job.spec
+        if shell.registered:
+            if shell.ring.topology is None:
+                raise UserError(f"{spec.kind}: this peer is not admitted; call update_topology first")
+            if shell.world_size < shell.settings.min_world:
+                raise TooFewPeersError(
+                    f"{spec.kind}: the group has {shell.world_size} peers, min_world_size is {shell.settings.min_world}"
+                )
+        shell.calls.claim(job.tag, spec.kind)
+        work = OpenWork(f"{spec.kind} with tag {job.tag}", ActiveCollective(shell, job))
+        limit = self.limit(timeout_s)
+        try:
+            data = job.source.tobytes() if is_small(spec, max(shell.world_size, 1)) else None
+            self.launch(work, lambda call: e.CallCollective(call, limit, job.tag, spec, data))
+        except UserError:
+            shell.calls.release(job.tag)
+            raise
+        return work

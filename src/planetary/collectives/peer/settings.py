@@ -1,0 +1,35 @@
+"""What the user of a communicator decided, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planetary.collectives.transport.neighbours import Reach
+from planetary.collectives.transport.sockets import SocketOptions
+from planetary.net.client import Trust
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerSettings:
+    """See `Communicator` for what each means.
+
+    Attributes:
+        master: host and port.
+        advertise: host and port that other peers are told; "" and 0 for those that the master sees.
+        reach: about the connection to the successor.
+    """
+
+    master: tuple[str, int]
+    group: int
+    name: str
+    trust: Trust
+    allow_unencrypted: bool
+    data_host: str
+    data_port: int
+    advertise: tuple[str, int]
+    timeout_s: float
+    stall_s: float
+    grace_s: float
+    min_world: int
+    sockets: SocketOptions
+    reach: Reach

@@ -89,7 +89,7 @@ def check_answers(cluster: MixtureCluster) -> None:
 def check_window(cluster: MixtureCluster) -> None:
     """No composer has more sketches of a layer out than the window, and it is told of all answers."""
     plan = cluster.plan
-    if not plan.offloads or plan.pace == "lockstep":
+    if plan.training.expert_optimizer.in_step or not plan.pace.sketches_expire:
         return
     check_answers(cluster)
     for worker in cluster.workers.values():

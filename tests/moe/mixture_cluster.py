@@ -61,6 +61,7 @@ from planetary.moe.gateway.syncer_work import (
     make_fragment,
     routing_of,
 )
+from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.tiers import Cadence, Tier
 from planetary.moe.payloads.shard_payload import model_bytes
 from planetary.moe.plan.plan import MixturePlan
@@ -78,7 +79,9 @@ class SharedProgram(ProgramRunner):
 
     def __init__(self, plan: MixturePlan) -> None:
         model, training = plan.model, plan.training
-        shape = ComposerShape(plan.slots, training.rank, model.batch_size, training.detach, not plan.offloads)
+        shape = ComposerShape(
+            plan.slots, training.rank, model.batch_size, training.detach, training.expert_optimizer.in_step
+        )
         whole = ComposerShape(model.n_expert, 0, model.batch_size)
         self._parts = {
             "composer": composer_runner(model, shape, training.dense, False),
@@ -110,7 +113,7 @@ def make_plan(
     owners = tuple(tuple(e % training.composers for e in range(model.n_expert)) for _ in range(model.n_layer))
     held_out = (file.slice(0, model.batch_size * block),)
     order = SliceOrder(file, training.batch_size * block, block, 3)
-    return MixturePlan(model, training, owners, order, held_out, steps, per_round, pace, 2, delivery, 1)
+    return MixturePlan(model, training, owners, order, held_out, steps, per_round, PACES[pace], 2, delivery, 1)
 
 
 Source = Callable[[], Packed]
@@ -191,7 +194,7 @@ class MixtureCluster:
             sync=SyncPolicy(
                 composers,
                 counts,
-                composers if plan.pace == "lockstep" else 1,
+                plan.pace.quorum(composers, 1),
                 grace_s,
                 replicas=plan.training.replicas,
             ),
@@ -310,7 +313,7 @@ class MixtureCluster:
         self.rng.shuffle(names)
         for name in names:
             worker = self.workers[name]
-            if self.plan.pace == "lockstep" or self.rng.random() < 0.8:
+            if self.plan.pace == PACES["lockstep"] or self.rng.random() < 0.8:
                 worker.driver.turn()
             if worker.background is not None:
                 worker.background.run(self.rng.randrange(4))

@@ -78,7 +78,8 @@ class ComposerDriver:
         self.post = ComposerPost(send, packing, self._leave)
         composer = Part(run, "composer")
         self._whole = Part(run, "whole")
-        expert, masters = Part(run, "expert"), not plan.offloads
+        self._optimizer = plan.training.expert_optimizer
+        expert, masters = Part(run, "expert"), self._optimizer.in_step
         self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, expert, masters=masters)
         self._names = plan.fragments(parameter_specs(composer.program), parameter_specs(self.steps.expert.program))
         self.machine = ComposerMachine(plan, list(self._names))
@@ -246,9 +247,8 @@ class ComposerDriver:
                 f"the loss of shard {self.machine.shard} became {loss} at step {step + 1}; a lower "
                 "optimizer.learning_rate or optimizer.clip_norm may help"
             )
-        self.composer.update(progress, experts=not self.plan.offloads)
-        if self.plan.offloads:
-            self._offer_sketches(self.composer, step)
+        self.composer.update(progress, experts=self._optimizer.in_step)
+        self._offer_sketches(self.composer, step)
         self.composer.end_step()
         self.machine.stepped()
         seconds = self._clock() - began
@@ -259,7 +259,8 @@ class ComposerDriver:
             self._tell(mm.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
 
     def _offer_sketches(self, composer: ResidentComposer, step: int) -> None:
-        wanted = [layer for layer in range(self.plan.model.n_layer) if self.machine.may_offer(layer)]
+        streamed = self._optimizer.streamed_layers(self.plan.model.n_layer)
+        wanted = [layer for layer in streamed if self.machine.may_offer(layer)]
         if not wanted:
             return
         found = composer.seen(wanted)

@@ -1,13 +1,14 @@
 """When a composer publishes, adopts, refreshes and saves, as a pure machine: it sees numbers and never a tensor.
 
-Between two steps its driver (`moe.composer.composer_role`) tells it what has arrived and asks what to do. Under the
-pace "free" the answer is never to wait. Under "lockstep" a merge that is due is waited for, and so are surrogates.
+Between two steps its driver (`moe.composer.composer_driver`) tells it what has arrived and asks what to do. What it
+waits for, and in which order it publishes and adopts, is decided by the pace (`moe.methods.pace`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -78,7 +79,7 @@ class ComposerMachine:
         self.versions = [-1] * plan.training.composers  # of each shard's surrogates; -1: none are here
         self.fitted_at = [0.0] * plan.training.composers  # progress of the run when they were fitted
         self.connected = False
-        layers = plan.model.n_layer if plan.offloads else 0
+        layers = len(plan.training.expert_optimizer.streamed_layers(plan.model.n_layer))
         self.expert_versions, self.expert_steps = [-1] * layers, [-1] * layers  # of the experts; -1: none are here
         self._sketches = SketchWindow(layers, max(1, plan.window))
         self._merged: dict[Key, tuple[int, bool]] = {}  # arrived and not adopted: version, whether mine is in it
@@ -116,10 +117,8 @@ class ComposerMachine:
 
     @property
     def _mean_steps(self) -> int:
-        if self.plan.pace == "lockstep":
-            return self.done
         others = sum(steps for shard, steps in enumerate(self._steps) if shard != self.shard)
-        return (self.done + others) // len(self._steps)
+        return self.plan.pace.run_steps(self.done, others, len(self._steps))
 
     # --- what happened ----------------------------------------------------------------------------------------
 
@@ -210,7 +209,7 @@ class ComposerMachine:
         """Whether to make a sketch of a layer in the step under way: not while too many are not answered."""
         if not self.connected or self._is_sending(sketch_upload(layer)):
             return False
-        return self.plan.pace == "lockstep" or self._sketches.may_offer(layer)
+        return self.plan.pace.may_offer(self._sketches.may_offer(layer))
 
     def offered(self, layer: int) -> None:
         """The sketch of a layer in the step under way is sent."""
@@ -240,19 +239,12 @@ class ComposerMachine:
         """Return what to do now, in order; the last is `Step` unless there is something to wait for."""
         if self.shard < 0:
             return []
-        if self.seems_done and (self.plan.pace == "lockstep" or (self.connected and self._just_told)):
+        if self.seems_done and self.plan.pace.may_finish(self.connected and self._just_told):
             self.finished = True
-        found: list[Action] = []
-        if self.plan.pace == "free":
-            found += self._adopt()
-        if self.waits_for_experts:
-            return found
-        if self._looked_at < self.done or (self.composes and self._round_of_run > self._round):
-            found += self._due()
-            self._looked_at = self.done
-        if self.plan.pace == "lockstep":
-            found += self._adopt()
-        if self._fit_soon and not self.waits_for_copies:
+        if self.plan.pace.blocked_by(self._missing_experts()):
+            return []
+        found = self.plan.pace.exchange(self._adopt, self._due)
+        if self._fit_soon and not self.plan.pace.blocked_by(self._missing_merges(Tier.EXPERTS)):
             self._fit_soon = False
             found.append(Fit())
         may_keep = self.connected and self.composes and not self._is_sending(STATE)
@@ -265,47 +257,44 @@ class ComposerMachine:
         return found
 
     def _is_sending(self, what: Upload) -> bool:
-        return self.plan.pace == "free" and self._uploads[what] > 0
+        return self.plan.pace.skips_upload(self._uploads[what])
 
     @property
     def _round_of_run(self) -> int:
         return self.progress // self.plan.steps_per_round
 
-    @property
-    def waits_for_experts(self) -> bool:
-        """Whether a composer in lock step waits for expert workers' answers to its last step."""
-        return self.plan.pace == "lockstep" and any(step < self.done - 1 for step in self.expert_steps)
-
-    @property
-    def waits_for_copies(self) -> bool:
-        """Whether a composer in lock step waits for merges of experts, from which surrogates are fitted then."""
-        waiting = any(k[0] is Tier.EXPERTS and h.published == self.done for k, h in self.held.items())
-        return self.plan.pace == "lockstep" and waiting
-
     def waits_for(self) -> str:
-        """Say what a composer in lock step waits for; "" for nothing."""
-        if self.plan.pace == "free":
-            return ""
-        if self.waits_for_experts:
-            return "expert workers"
-        cadence = self.plan.training.cadence
+        """Say what a composer waits for before its next step; "" for nothing."""
+        missing = chain(self._missing_experts(), self._missing_merges(*Tier), self._missing_surrogates())
+        return self.plan.pace.blocked_by(missing)
+
+    def _missing_experts(self) -> Iterator[str]:
+        """Yield a word for expert workers' answers to the last step that are not here."""
+        if any(step < self.done - 1 for step in self.expert_steps):
+            yield "expert workers"
+
+    def _missing_merges(self, *tiers: Tier) -> Iterator[str]:
+        """Yield the fragments of some tiers that were published at this step and whose merges have not arrived."""
         for key, held in self.held.items():
-            if held.published == self.done and key not in self._merged:
-                return f"the merge of {key[0]} fragment {key[1]}"
-        if self.plan.has_surrogates and self.done and cadence.refresh_due(self.done):
-            late = [n for n, step in enumerate(self.versions) if step < self.done]
-            if late:
-                return f"the surrogates of shard {late[0]}"
-        return ""
+            if key[0] in tiers and held.published == self.done and key not in self._merged:
+                yield f"the merge of {key[0]} fragment {key[1]}"
+
+    def _missing_surrogates(self) -> Iterator[str]:
+        """Yield the shards whose surrogates of the refresh that is due at this step have not arrived."""
+        if self.plan.has_surrogates and self.done and self.plan.training.cadence.refresh_due(self.done):
+            yield from (f"the surrogates of shard {n}" for n, step in enumerate(self.versions) if step < self.done)
 
     def _due(self) -> list[Action]:
+        if self._looked_at >= self.done and not (self.composes and self._round_of_run > self._round):
+            return []
+        self._looked_at = self.done
         found: list[Action] = []
         cadence, plan = self.plan.training.cadence, self.plan
         refresh = cadence.refresh_due(self.done)
         may_fit = self.done > self._fit_at and self.speaks and not self._is_sending(SURROGATES)
         if plan.has_surrogates and refresh and may_fit:
             self._fit_at = self.done
-            self._fit_soon = plan.pace == "lockstep" and plan.training.replicas > 1
+            self._fit_soon = plan.pace.fits_after_merges(plan.training.replicas)
             found += [] if self._fit_soon else [Fit()]
         if self.connected and plan.training.composers > 1:
             copies = [key for key in self.held if key[0] is Tier.EXPERTS] if refresh else []
@@ -321,7 +310,7 @@ class ComposerMachine:
         ends_round, self._round = self._round_of_run > self._round, max(self._round_of_run, self._round)
         if ends_round and self.connected and plan.views_due(self._round):
             # Before the state is saved, which may finish the round.
-            if plan.pace == "lockstep":
+            if plan.pace.views_at_round_end:
                 found.append(View())
             else:
                 self._view_soon = True

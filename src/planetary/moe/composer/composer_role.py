@@ -57,7 +57,7 @@ class ComposerRole:
         self._device, self._verified = run.device_name, verified(run, job, store, options.backend)
         self._fitting = ThreadPoolExecutor(1, thread_name_prefix="fitting")
         self._packing = ThreadPoolExecutor(1, thread_name_prefix="packing")
-        beside = (self._fitting, self._packing) if plan.pace == "free" else (None, None)
+        beside = (self._fitting, self._packing) if plan.pace.works_in_background else (None, None)
         self._make: Callable[[], ComposerDriver] = lambda: ComposerDriver(
             plan, run, send, fitting=beside[0], packing=beside[1]
         )

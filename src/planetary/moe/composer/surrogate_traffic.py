@@ -114,8 +114,8 @@ class SurrogateTraffic:
 
     def received(self, message: mm.SurrogatesReady, data: Packed) -> None:
         """A shard's surrogates have arrived. Raises as `ComposerSurrogates.arrived`, or leaves that error."""
-        if self._plan.pace == "lockstep" and message.step > self._machine.done:
-            self._early.append((message, data))  # what is fitted after a step is for the next one
+        if self._plan.pace.holds_back(message.step, self._machine.done):
+            self._early.append((message, data))
             return
         self._waiting += 1
         self._do(partial(self._install, message, data))
@@ -173,7 +173,9 @@ class SurrogateTraffic:
         It is if something of it is new, and nothing is missing, as it is before a composer has got its experts.
         """
         fits = tuple(int(layer["progress"]) for layer in fitted if layer)
-        if not fits or len(fits) < len(fitted) or (fits == self._fits and self._plan.pace == "free"):
+        if not fits or len(fits) < len(fitted):
+            return False
+        if fits == self._fits and not self._plan.pace.publishes_unchanged_fits:
             return False
         self._fits = fits
         return True

@@ -132,7 +132,7 @@ class MixtureController(RunController[MixtureDesk]):
                 self._ready(worker, message, now)
             case _ if isinstance(message, FromComposer):
                 self._from_composer(worker, event, now)
-            case mm.ExpertsImproved() if self.policy.plan.offloads:
+            case mm.ExpertsImproved():
                 self.offload.improved(worker, message, event.attachment)
             case m.EvalResult():
                 self.rounds.evaluated(worker, message)
@@ -166,12 +166,9 @@ class MixtureController(RunController[MixtureDesk]):
 
     def _work_over(self, event: WorkOver) -> None:
         work = event.work
-        if event.failed and self.policy.plan.pace == "lockstep":
-            what = f"the experts of shard {work.owner} layer {work.layer} after step {work.step + 1}"
-            self._end(
-                "peer",
-                f"no expert worker could improve {what} in any attempt; in lock step all composers wait for them",
-            )
+        what = f"the experts of shard {work.owner} layer {work.layer} after step {work.step + 1}"
+        if event.failed and (why := self.policy.plan.pace.end_without_work(what)):
+            self._end("peer", why)
         if self.offload.over(event):
             self._send_experts(work.owner, work.layer)
 
@@ -217,8 +214,8 @@ class MixtureController(RunController[MixtureDesk]):
                 self.syncing.published(worker.worker, message, event.payload, now)
             case mm.OfferSketches():
                 self.rounds.sketched(message.shard, event.payload_bytes)
-                plan, session = self.policy.plan, worker.session
-                if plan.offloads and not self.offload.offered(session, message, event.payload):
+                session = worker.session
+                if not self.offload.offered(session, message, event.payload):
                     self.offload.send_experts(session, message.shard, message.layer)
             case mm.PublishSurrogates():
                 self.syncing.refreshed(message, event.payload)
@@ -286,10 +283,8 @@ class MixtureController(RunController[MixtureDesk]):
         self.rounds.lost(worker.session)
         composed = self.composing.pop(worker.session, None) is not None
         self.syncing.tell(Lost(worker.worker), now)
-        if composed and self.policy.plan.pace == "lockstep":
-            self._end(
-                "peer", f"composer {worker.worker} was lost ({reason}), and in lock step the others cannot continue"
-            )
+        if composed and (why := self.policy.plan.pace.end_without_composer(worker.worker, reason)):
+            self._end("peer", why)
 
     # --- what follows -----------------------------------------------------------------------------------------
 
@@ -342,8 +337,9 @@ class MixtureController(RunController[MixtureDesk]):
 
     def _stuck_at(self, one: Composing) -> float:
         # When all steps are taken, what is left is to view, save and evaluate.
-        waits = self._all_steps_are_taken or self.rounds.evaluates(one.session) or self.policy.plan.pace == "lockstep"
-        if waits or one.awaits > 0:  # a connection on which no byte moves ends by itself
+        steps_are_due = not (self._all_steps_are_taken or self.rounds.evaluates(one.session))
+        # A connection on which no byte moves ends by itself.
+        if not steps_are_due or one.awaits > 0 or not self.policy.plan.pace.detects_stuck_composers:
             return float("inf")
         return max(one.progress_at, one.complete_at) + max(self.policy.stuck_after_s, 20 * one.step_s)
 

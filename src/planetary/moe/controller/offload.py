@@ -41,6 +41,8 @@ from planetary.moe.controller.patience import Task
 from planetary.moe.controller.records import ExpertsAdvanced, SyncNote
 from planetary.moe.controller.work_queue import Lease, Work
 from planetary.moe.methods.acceptance import Policy, Refusal, lag_refusal
+from planetary.moe.methods.sketch_pools import OfferedSketch, OwnSketches, SketchPool
+from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 
 replace = msgspec.structs.replace
@@ -77,6 +79,13 @@ class Judged(msgspec.Struct, frozen=True):
     false_claim: str = ""
 
 
+def _pool_of(plan: MixturePlan) -> SketchPool:
+    training = plan.training
+    if training.sketches == "owner":
+        return OwnSketches()
+    return plan.pace.pool(training.composers, training.cadence.refresh)
+
+
 class Offload:
     """See the module."""
 
@@ -104,12 +113,9 @@ class Offload:
         self._seen: dict[int, deque[str]] = {}  # by layer: payloads of the newest sketches
         self._fitted: dict[tuple[int, int], int] = {}  # by shard and layer: progress of the run at the last fit
         self._asked: set[int] = set()
-        self._may_have_work = desk.policy.plan.offloads
+        self._may_have_work = bool(desk.state.experts)
         self._next_task = desk.policy.first_task
-        self._sketches: dict[
-            tuple[int, int], dict[int, tuple[int, str]]
-        ] = {}  # lock step: by step and layer, then shard
-        self._newest: dict[int, dict[int, tuple[int, str]]] = {}  # by layer and shard: progress and payload
+        self._pool = _pool_of(desk.policy.plan)
         self._sent: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the version that is there
         self._waiting = WaitingSketches((work.owner, work.layer, work.step) for work in waiting)
 
@@ -122,6 +128,8 @@ class Offload:
     def offered(self, session: int, message: mm.OfferSketches, payload: str) -> bool:
         """A composer has made a sketch; return False where it came too late to be used."""
         plan = self._desk.policy.plan
+        if (message.shard, message.layer) not in self._desk.state.experts:
+            return True  # nobody asked for it
         self._waiting.arrived(session, message.shard, message.layer, message.step)
         late = self._late(message.shard, message.layer, message.version)
         if late:
@@ -130,28 +138,16 @@ class Offload:
         self._waiting.waits(message.shard, message.layer, message.step)
         recent = self._seen.setdefault(message.layer, deque(maxlen=2 * plan.training.composers))
         recent.append(payload)
-        if plan.training.sketches == "owner":
-            self._queue(message, message.shard, message.version, (payload,))
-        elif plan.pace == "lockstep":
-            found = self._sketches.setdefault((message.step, message.layer), {})
-            found[message.shard] = message.version, payload
-            if len(found) == plan.training.composers:
-                payloads = tuple(found[shard][1] for shard in sorted(found))
-                for shard in sorted(found):
-                    self._queue(message, shard, found[shard][0], payloads)
-                del self._sketches[message.step, message.layer]
-        else:
-            newest = self._newest.setdefault(message.layer, {})
-            newest[message.shard] = (message.progress, payload)
-            # Composers are not at the same step; what is older than a refresh would mislead more than help.
-            near = plan.training.cadence.refresh
-            used = [p for _, (at, p) in sorted(newest.items()) if abs(at - message.progress) <= near]
-            self._queue(message, message.shard, message.version, tuple(used))
+        sketch = OfferedSketch(message.shard, message.layer, message.step, message.progress, message.version, payload)
+        for batch in self._pool.add(sketch):
+            self._may_have_work = True
+            work = Work(sketch.layer, batch.shard, sketch.step, batch.payloads, sketch.progress, batch.version)
+            self._desk.out.append(QueueWork(work))
         return True
 
     def stepped(self, session: int, shard: int, step: int) -> None:
         """A composer has taken steps: it hears which of its sketches are too old by now."""
-        if self._desk.policy.plan.pace == "lockstep":
+        if not self._desk.policy.plan.pace.sketches_expire:
             return
         begun = {(one.lease.work.owner, one.lease.work.layer, one.lease.work.step) for one in self._begun()}
         for layer in self._waiting.forget(shard, step, begun):
@@ -356,15 +352,11 @@ class Offload:
         drawn = hashlib.sha256(f"{self._desk.policy.secret}/{what}/{work.key}".encode()).digest()
         return int.from_bytes(drawn[:8], "big") < share * 2**64
 
-    def _queue(self, offer: mm.OfferSketches, shard: int, version: int, payloads: tuple[str, ...]) -> None:
-        self._may_have_work = True
-        self._desk.out.append(QueueWork(Work(offer.layer, shard, offer.step, payloads, offer.progress, version)))
-
     def _late(self, shard: int, layer: int, version: int) -> str:
         """Return why a sketch that was made with that version of experts is not used, or ""."""
-        if self._desk.policy.plan.pace == "lockstep":
-            return ""  # nothing moves on before it is used
-        refusal = lag_refusal(self._desk.state.experts[shard, layer].version, version, self._policy.window)
+        current = self._desk.state.experts[shard, layer].version
+        made_with = self._desk.policy.plan.pace.made_with(current, version)
+        refusal = lag_refusal(current, made_with, self._policy.window)
         return "" if refusal is Refusal.NONE else refusal.value
 
     def _experts(self, shard: int, layer: int) -> int:

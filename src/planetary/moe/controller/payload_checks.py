@@ -155,9 +155,10 @@ class PayloadChecks:
         expected = self._slots[state.number]
         if state.slots.shape != expected.shape or (state.slots != expected).any():
             return f"its composer owns other experts than those of shard {state.number}"
-        for layer, weights in enumerate(() if self._plan.offloads else state.experts):
-            if {name: value.shape for name, value in weights.items()} != self._experts:
-                return f"its experts of layer {layer} have other weights than {self._experts}"
+        saved = dict(self._plan.training.expert_optimizer.in_shard(self._experts))
+        for layer, weights in enumerate(state.experts):
+            if {name: value.shape for name, value in weights.items()} != saved:
+                return f"its experts of layer {layer} have other weights than {saved}"
         return _not_finite(state.dense) or "".join(_not_finite(layer) for layer in state.experts)
 
 

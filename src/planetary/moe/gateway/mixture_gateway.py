@@ -113,7 +113,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
 
     def _control(self, prepared: PreparedMixture, start: MixtureStart) -> MixtureController:
         self._checks = PayloadChecks(prepared.plan, prepared.dense, prepared.experts)
-        waiting = self._begin_queue() if prepared.plan.offloads else []
+        waiting = self._begin_queue() if start.state.experts else []
         return MixtureController(start.policy, start.state, self._clock.monotonic(), start.late, waiting)
 
     def _release(self) -> None:

@@ -33,6 +33,7 @@ from planetary.fabric.preparation.prepared_steps import (
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.controller.records import FragmentStart, MixtureStarted
 from planetary.moe.methods.ownership import hashed, round_robin
+from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.expert_payloads import experts_bytes
 from planetary.moe.payloads.payloads import fragment_bytes
@@ -45,7 +46,7 @@ from planetary.moe.program.signature import Program, parameter_specs
 from planetary.moe.training.composer import LayerFit
 from planetary.moe.training.expert_work import HeldExperts
 from planetary.moe.training.replicas import only_shards
-from planetary.moe.training.states import TrainingState
+from planetary.moe.training.states import ComposerState, TrainingState
 from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -167,7 +168,7 @@ def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...], ow
         held_out=held_out,
         steps=config.total_inner_steps,
         steps_per_round=config.train.inner_steps,
-        pace=config.moe.pace,
+        pace=PACES[config.moe.pace],
         window=config.moe.window,
         delivery=config.data.delivery,
         view_every=config.eval.every,
@@ -275,23 +276,24 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
         for composer in [state.composers[i if tier is Tier.EXPERTS else 0]]
     )
     experts: tuple[tuple[str, ...], ...] = ()
-    nothing = tuple({} for _ in range(plan.model.n_layer))
-    if plan.offloads:
+    if streamed := plan.training.expert_optimizer.streamed_layers(plan.model.n_layer):
         experts = tuple(
-            tuple(
-                store.put("experts", _no_larger(experts_bytes(HeldExperts(weights, moments, {}, fitted)), plan))
-                for weights, moments, fitted in zip(c.experts, c.expert_moments, c.fitted or nothing, strict=True)
-            )
-            for c in state.composers
+            tuple(store.put("experts", _no_larger(experts_bytes(_held(one, layer)), plan)) for layer in streamed)
+            for one in state.composers
         )
     return MixtureStarted(
         owners=plan.owners, shards=shards, surrogates=surrogates, experts=experts, fragments=fragments
     )
 
 
+def _held(composer: ComposerState, layer: int) -> HeldExperts:
+    fitted = composer.fitted[layer] if composer.fitted else {}
+    return HeldExperts(composer.experts[layer], composer.expert_moments[layer], {}, fitted)
+
+
 def _no_larger(state: memoryview, plan: MixturePlan) -> memoryview:
     if len(state) > MAX_PAYLOAD_BYTES:
-        what = "of everything but the experts, or of one layer's experts" if plan.offloads else "of a shard"
+        what = plan.training.expert_optimizer.largest_state
         raise UserError(
             f"the state {what} takes {len(state) / GIB:.1f} GiB with the optimizer's; no more than "
             f"{MAX_PAYLOAD_BYTES / GIB:g} GiB can be sent. Use more than moe.composers = {plan.training.composers}, or "

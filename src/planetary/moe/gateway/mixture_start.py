@@ -108,11 +108,7 @@ def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: P
             f"({policy.config_hash[:12]}): only the number of rounds and what does not change the mathematics may "
             "differ in a resumed run"
         )
-    if prepared.plan.pace == "lockstep":
-        raise UserError(
-            'a run with moe.pace = "lockstep" cannot go on: its composers are not all saved after the same step; start '
-            "it again"
-        )
+    prepared.plan.pace.check_resumable()
 
 
 def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
@@ -123,7 +119,6 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
     fragments: dict[Tier, int] = {}
     for tier, _ in prepared.plan.fragments(prepared.dense, prepared.experts):
         fragments[tier] = fragments.get(tier, 0) + 1
-    quorum = moe.composers if moe.pace == "lockstep" else moe.quorum
     return MixturePolicy(
         run=config.run.name,
         abandon_after_s=config.fabric.abandon_after_s,
@@ -137,7 +132,7 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
         sync=SyncPolicy(
             moe.composers,
             fragments,
-            quorum=quorum,
+            quorum=prepared.plan.pace.quorum(moe.composers, moe.quorum),
             grace_s=timings.grace_s,
             return_s=timings.startup_grace_s,
             replicas=moe.replicas,

@@ -110,7 +110,7 @@ def judge_experts(
             layer=wanted.layer,
             owner=wanted.shard,
             slots=slots,
-            versions=(wanted.version, wanted.version if plan.pace == "lockstep" else wanted.base_version),
+            versions=(wanted.version, plan.pace.made_with(wanted.version, wanted.base_version)),
             doubts=doubts,
         )
         accepted_some = any(verdict.accepted for verdict in verdicts)

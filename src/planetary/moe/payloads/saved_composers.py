@@ -30,7 +30,7 @@ def saved_composer(store: PayloadStore, shard: str, experts: Sequence[str], plan
         PlanetaryError: a payload is missing, damaged or of another model.
     """
     state, _, _ = shard_from(store.get(shard), plan)
-    if not plan.offloads:
+    if not experts:  # they are in the state
         return state
     held = [experts_from(store.get(name)) for name in experts]
     return msgspec.structs.replace(

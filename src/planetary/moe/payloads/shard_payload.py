@@ -54,9 +54,9 @@ def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held], plan: Mi
     """Return a shard's state after `step` steps as a payload of kind `shard`."""
     fragments = tuple(_Fragment(*key, one.base, one.since) for key, one in held.items())
     arrays: dict[str, np.ndarray] = {"slots": state.slots}
-    groups = {"dense": (state.dense,), "moments": (state.dense_moments,)}
-    if not plan.offloads:
-        groups |= {"experts": state.experts, "expert_moments": state.expert_moments, "residuals": state.residuals}
+    groups: dict[str, tuple[Tensors, ...]] = {"dense": (state.dense,), "moments": (state.dense_moments,)}
+    experts = {"experts": state.experts, "expert_moments": state.expert_moments, "residuals": state.residuals}
+    groups.update(plan.training.expert_optimizer.in_shard(experts))
     for group, layers in groups.items():
         for layer, tensors in enumerate(layers):
             arrays |= {f"{group}/{layer}/{name}": value for name, value in tensors.items()}
@@ -81,8 +81,7 @@ def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dic
         if path == "slots":
             continue
         group, layer, name = path.split("/", 2)
-        if not plan.offloads or group in {"dense", "moments"}:  # before version 9 of the control protocol all was there
-            groups[group][int(layer)][name] = value.copy()  # views of the payload would keep all of it in memory
+        groups[group][int(layer)][name] = value.copy()  # views of the payload would keep all of it in memory
     fit = plan.training.fit
     state = ComposerState(
         fields.shard,

@@ -6,6 +6,7 @@ from planetary.core.config import Config
 from planetary.core.configuration.schema import MoeConfig
 from planetary.fabric.preparation.preparation import schedule_of, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
+from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.surrogate import are_copies
 from planetary.moe.plan.plan import model_of, training_of, warnings_of
 
@@ -50,7 +51,7 @@ def keys_without_effect(moe: MoeConfig, model: LatentMoeConfig) -> list[str]:
         ),
         (not moe.rank, "moe.rank = 0", ("detach", "delta_rank", "refresh_form", "fit_steps")),
         (moe.rank > 0 and are_copies(moe.rank, model), f"moe.rank = {moe.rank}, copies of experts", ("fit_steps",)),
-        (moe.pace == "lockstep", 'moe.pace = "lockstep"', ("quorum", "window")),
+        (True, f'moe.pace = "{moe.pace}"', PACES[moe.pace].unused_keys),
     ]
     default, found = MoeConfig(), []
     for made, choice, keys in choices:

@@ -23,9 +23,9 @@ def mixture_program(plan: MixturePlan) -> Program:
     Raises:
         CompileError, UnsupportedOpError: the model cannot be differentiated.
     """
-    model, training = plan.model, plan.training
+    model, training, optimizer = plan.model, plan.training, plan.training.expert_optimizer
     rank = training.rank if training.composers > 1 else 0
-    shape = ComposerShape(plan.slots, rank, model.batch_size, training.detach, train_experts=not plan.offloads)
+    shape = ComposerShape(plan.slots, rank, model.batch_size, training.detach, train_experts=optimizer.in_step)
     composer = composer_program(model, shape, training.dense)
     unbalanced = msgspec.structs.replace(model, balance=0.0)
     expert = expert_program(unbalanced, plan.slots, plan.tokens_per_step, training.experts)
@@ -33,7 +33,7 @@ def mixture_program(plan: MixturePlan) -> Program:
     return combined(
         {
             "composer": (composer, ("gradients", "update", "evaluate")),
-            "expert": (expert, ("gradients", "proxy", "update") if plan.offloads else ("update",)),
+            "expert": (expert, optimizer.functions),
             "whole": (whole, ("evaluate",)),
         }
     )

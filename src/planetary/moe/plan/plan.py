@@ -21,6 +21,7 @@ from planetary.models.options import configure
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.averaging import MergeRule
 from planetary.moe.methods.delta import rank_is_smaller
+from planetary.moe.methods.pace import PACES, AnyPace, Free
 from planetary.moe.methods.surrogate import FitOptions, are_copies
 from planetary.moe.methods.tiers import Cadence, Tier, tier_fragments
 from planetary.moe.training.replicas import expert_fragments, held_shards, replicated_slots
@@ -45,7 +46,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
         held_out: batches that the assembled model is evaluated on.
         steps: of the whole run: so many of each composer, or as many in all where some are faster than others.
         steps_per_round: of the run, after which losses are reported and the model may be evaluated.
-        pace: whether anybody waits for anybody.
+        pace: whether participants wait for each other.
         window: versions that an expert update may lag behind.
         delivery: whether composers read their tokens, or get them from the gateway.
         view_every: rounds between two evaluations of the composers' own views; 0: never.
@@ -58,7 +59,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
     held_out: tuple[Slice, ...]
     steps: int
     steps_per_round: int
-    pace: Literal["free", "lockstep"] = "free"
+    pace: AnyPace = Free()
     window: int = 2
     delivery: Literal["path", "gateway"] = "path"
     view_every: int = 0
@@ -130,11 +131,6 @@ class MixturePlan(msgspec.Struct, frozen=True):
     def has_surrogates(self) -> bool:
         """Whether composers hold surrogates of each other's experts."""
         return self.training.rank > 0 and self.training.composers > 1
-
-    @property
-    def offloads(self) -> bool:
-        """Whether expert workers do the experts' optimizer work."""
-        return self.training.sketches != "none"
 
 
 def model_of(config: Config) -> LatentMoeConfig:
@@ -224,12 +220,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
     if config.sync.topology != "star":
         raise UserError('a mixture over composers is merged by the syncer: set sync.topology = "star"')
     cadence = cadence_of(moe)
-    if cadence.router == 1 and moe.pace == "lockstep":
-        raise UserError(
-            "moe.router_every = 1 in lock step averages gradients inside every step, as bench/parallax.py does in one "
-            'process: set router_every, latent_every and backbone_every to at least 2, or moe.pace = "free", where 1 '
-            "publishes after every step that finds the last merge done"
-        )
+    PACES[moe.pace].check_cadence(cadence)
     acceptance = Policy(
         window=moe.window,
         norm_ratio=moe.norm_ratio,

@@ -102,8 +102,8 @@ class ComposerSteps:
                 held[in_layer(layer, "surrogates", "a")] = a
                 held[in_layer(layer, "surrogates", "b")] = b
         # A program that trains experts makes of their masters itself what they compute with.
-        direct = self.training.sketches == "none"
-        experts = composer.experts if direct else [self._computed(layer) for layer in composer.experts]
+        in_step = self.training.expert_optimizer.in_step
+        experts = composer.experts if in_step else [self._computed(layer) for layer in composer.experts]
         return {**composer.dense, **named_experts(experts), **held}
 
     def update_dense(self, composer: ComposerState, step: int, gradients: Tensors) -> ComposerState:

@@ -16,6 +16,7 @@ from planetary.moe.methods.delta import Form
 from planetary.moe.methods.sketch import Precision
 from planetary.moe.methods.surrogate import FitOptions, are_copies
 from planetary.moe.methods.tiers import Cadence
+from planetary.moe.training.expert_optimizer import OFFLOADED, RESIDENT, ExpertOptimizer
 
 RefreshForm = Literal["exact", "bf16", "4bit"]
 FittedBy = Literal["composers", "expert-workers"]
@@ -106,6 +107,11 @@ class MoeTraining(msgspec.Struct, frozen=True):
             raise UserError(
                 "surrogates are fitted by expert workers where there are some: set sketches to owner or all"
             )
+
+    @property
+    def expert_optimizer(self) -> ExpertOptimizer:
+        """Where the experts' optimizer runs."""
+        return RESIDENT if self.sketches == "none" else OFFLOADED
 
     def workers_fit(self, config: LatentMoeConfig) -> bool:
         """Whether expert workers fit surrogates, of which there are some and no mere copies."""

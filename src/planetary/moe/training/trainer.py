@@ -88,7 +88,7 @@ class MoeTrainer:
         self.batch = training.batch_size // training.composers
         slots = replicated_slots(self.owners, training.composers, training.replicas)[0].shape[1]
         rank = training.rank if training.composers > 1 else 0
-        kind = ComposerShape(slots, rank, self.batch, training.detach, train_experts=training.sketches == "none")
+        kind = ComposerShape(slots, rank, self.batch, training.detach, train_experts=training.expert_optimizer.in_step)
         self.composer: Runner = composer_runner(config, kind, training.dense, optimise)
         tokens = self.batch * config.sequence_length
         self.expert: Runner = expert_runner(config, slots, tokens, training.experts, optimise)
@@ -204,8 +204,7 @@ class MoeTrainer:
     def _update_experts(
         self, step: int, composers: Sequence[ComposerState], found: Sequence[Tensors]
     ) -> tuple[list[ComposerState], tuple[int, int], list[Verdict]]:
-        source = self.training.sketches
-        if source == "none":
+        if self.training.expert_optimizer.in_step:
             pairs = zip(composers, found, strict=True)
             return [self.steps.update_experts(c, step, f) for c, f in pairs], (0, 0), []
         sketches = [self.steps.sketches(step, number, f) for number, f in enumerate(found)]
@@ -213,7 +212,7 @@ class MoeTrainer:
         verdicts: list[Verdict] = []
         after = []
         for composer in composers:
-            used = sketches if source == "all" else [sketches[composer.number]]
+            used = sketches if self.training.sketches == "all" else [sketches[composer.number]]
             new, size, judged = self.steps.offloaded(step, composer, used)
             after.append(new)
             sent += size

@@ -1,0 +1,69 @@
+"""Where the optimizer of the experts runs, as one object: on their composer, or offloaded to expert workers.
+
+`MoeTraining.expert_optimizer` is it. *Resident*: a composer's step updates its own experts. *Offloaded*: it sends
+sketches, expert workers update the experts from them, and the newest versions are streamed back through the gateway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol, TypeVar
+
+V = TypeVar("V")
+
+
+class ExpertOptimizer(Protocol):
+    """The decisions.
+
+    Attributes:
+        in_step: whether a composer's own step updates its experts; it then computes with the optimizer's masters.
+        functions: functions of the program's part about experts that participants run.
+        largest_state: the largest payload of a composer's state, in words.
+    """
+
+    in_step: ClassVar[bool]
+    functions: ClassVar[tuple[str, ...]]
+    largest_state: ClassVar[str]
+
+    def streamed_layers(self, layers: int) -> range:
+        """Return the layers of a model with `layers` whose experts reach composers in versions of their own."""
+        ...
+
+    def in_shard(self, experts: Mapping[str, V]) -> Mapping[str, V]:
+        """Return what of the experts, by name, is saved as part of a composer's state."""
+        ...
+
+
+class Resident:
+    """On the experts' composer."""
+
+    in_step: ClassVar[bool] = True
+    functions: ClassVar[tuple[str, ...]] = ("update",)
+    largest_state: ClassVar[str] = "of a shard"
+
+    def streamed_layers(self, layers: int) -> range:
+        """See `ExpertOptimizer`."""
+        return range(0)
+
+    def in_shard(self, experts: Mapping[str, V]) -> Mapping[str, V]:
+        """See `ExpertOptimizer`."""
+        return experts
+
+
+class Offloaded:
+    """On expert workers."""
+
+    in_step: ClassVar[bool] = False
+    functions: ClassVar[tuple[str, ...]] = ("gradients", "proxy", "update")
+    largest_state: ClassVar[str] = "of everything but the experts, or of one layer's experts"
+
+    def streamed_layers(self, layers: int) -> range:
+        """See `ExpertOptimizer`."""
+        return range(layers)
+
+    def in_shard(self, experts: Mapping[str, V]) -> Mapping[str, V]:
+        """See `ExpertOptimizer`; each layer's experts are payloads of their own."""
+        return {}
+
+
+RESIDENT, OFFLOADED = Resident(), Offloaded()

@@ -17,6 +17,8 @@ from planetary.core.schedules import Schedule
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker import worker_events as w
+from planetary.fabric.worker.lease_machine import LeaseMachine
+from planetary.fabric.worker.ring_machine import RingMachine
 from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.simulation.cluster import SPEC
 
@@ -25,11 +27,21 @@ SLICE = m.Slice("data", "ui8", 0, 44)
 
 
 def machine(give_up_s: float = 0.0) -> WorkerMachine:
-    return WorkerMachine("n/0", redial_first_s=0.1, redial_limit_s=1.0, give_up_s=give_up_s, progress_every_s=0.5)
+    return WorkerMachine("n/0", redial_first_s=0.1, redial_limit_s=1.0, give_up_s=give_up_s)
+
+
+def loaded(job: m.Job, *, opt_state_round: int = 0, device: str = "", verified: str = "") -> w.JobLoaded:
+    found = m.Ready(artifact=job.artifact, opt_state_round=opt_state_round, device=device, verified=verified)
+    make = LeaseMachine if job.ring is None else RingMachine
+    return w.JobLoaded(job, make(found, progress_every_s=0.5))
 
 
 def train_task(task: int, round_: int = 1) -> m.TrainTask:
     return m.TrainTask(task=task, round=round_, version=0, lease=0, slice=SLICE, steps=4, first_step=0)
+
+
+def starts(task: m.TrainTask) -> w.StartTraining:
+    return w.StartTraining(task, JOB.schedule)
 
 
 def ready(worker: WorkerMachine) -> WorkerMachine:
@@ -37,7 +49,7 @@ def ready(worker: WorkerMachine) -> WorkerMachine:
     assert worker.handle(e.Opened(1), 0.1) == []
     assert worker.handle(e.Received(1, JOB), 0.2) == [w.LoadJob(JOB)]
     expected = m.Ready(artifact=JOB.artifact, opt_state_round=3)
-    assert worker.handle(w.JobLoaded(JOB.artifact, 3), 0.3) == [e.Send(1, expected)]
+    assert worker.handle(loaded(JOB, opt_state_round=3), 0.3) == [e.Send(1, expected)]
     return worker
 
 
@@ -74,7 +86,7 @@ def test_the_check_on_the_device_is_reported() -> None:
     worker.handle(e.Tick(), 0.0)
     worker.handle(e.Opened(1), 0.1)
     worker.handle(e.Received(1, JOB), 0.2)
-    out = worker.handle(w.JobLoaded(JOB.artifact, 0, "a chip", "verified on a chip"), 0.4)
+    out = worker.handle(loaded(JOB, device="a chip", verified="verified on a chip"), 0.4)
     ready = m.Ready(artifact=JOB.artifact, opt_state_round=0, device="a chip", verified="verified on a chip")
     assert out == [e.Send(1, ready)]
 
@@ -82,7 +94,7 @@ def test_the_check_on_the_device_is_reported() -> None:
 def test_tasks_are_done_in_the_order_of_arrival() -> None:
     worker = ready(machine())
     assert worker.handle(e.Received(1, m.Parameters(version=0)), 1.0) == [w.UseParameters(0)]
-    assert worker.handle(e.Received(1, train_task(7)), 1.1) == [w.StartTraining(train_task(7))]
+    assert worker.handle(e.Received(1, train_task(7)), 1.1) == [starts(train_task(7))]
     evaluate = m.EvalTask(task=9, version=1, slice=SLICE, batches=1)
     assert worker.handle(e.Received(1, m.Parameters(version=1)), 1.2) == []
     assert worker.handle(e.Received(1, evaluate), 1.3) == []
@@ -104,7 +116,7 @@ def test_a_cancelled_task_is_stopped_and_not_answered() -> None:
     worker.handle(e.Received(1, train_task(7)), 1.0)
     worker.handle(e.Received(1, train_task(8, 2)), 1.1)
     assert worker.handle(e.Received(1, m.CancelTask(task=7, reason="late")), 1.2) == [w.StopTask(7)]
-    assert worker.handle(w.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 1.3) == [w.StartTraining(train_task(8, 2))]
+    assert worker.handle(w.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 1.3) == [starts(train_task(8, 2))]
 
 
 def test_a_queued_task_is_cancelled_without_a_word() -> None:
@@ -197,7 +209,7 @@ def ring_worker(*, overlap: bool) -> WorkerMachine:
     worker.handle(e.Tick(), 0.0)
     worker.handle(e.Opened(1), 0.1)
     worker.handle(e.Received(1, job), 0.2)
-    worker.handle(w.JobLoaded(job.artifact, 0), 0.3)
+    worker.handle(loaded(job), 0.3)
     assert worker.handle(e.Received(1, m.OuterState(version=0, digest="d0")), 0.4) == [w.UseOuterState(0, (0,))]
     return worker
 
@@ -208,12 +220,15 @@ def reduce(round_: int) -> m.Reduce:
 
 def test_a_reduction_ends_while_the_next_round_is_trained_from_the_older_version() -> None:
     worker = ring_worker(overlap=True)
-    assert worker.handle(e.Received(1, train_task(7)), 1.0) == [w.UseParameters(0), w.StartTraining(train_task(7))]
+    assert worker.handle(e.Received(1, train_task(7)), 1.0) == [
+        w.UseParameters(0),
+        starts(train_task(7)),
+    ]
     out = worker.handle(w.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
     assert out[0] == w.HoldEndParameters(7, 1, 40)
     assert worker.handle(e.Received(1, reduce(1)), 2.1) == [w.StartReduce(reduce(1))]
     # The same parameters are in use still; the reduction is not waited for.
-    assert worker.handle(e.Received(1, train_task(8, 2)), 2.2) == [w.StartTraining(train_task(8, 2))]
+    assert worker.handle(e.Received(1, train_task(8, 2)), 2.2) == [starts(train_task(8, 2))]
     assert worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 2.3) == [
         w.UseOuterState(1, (1, 0)),
         e.Send(1, m.ReduceDone(round=1, attempt=1, digest="d1", sent_bytes=5, received_bytes=5)),
@@ -221,7 +236,7 @@ def test_a_reduction_ends_while_the_next_round_is_trained_from_the_older_version
     out = worker.handle(w.TrainingDone(8, 2, 4, 40, 1.5, 0.5, 2.0), 3.0)
     assert out[0] == w.HoldEndParameters(8, 2, 40)
     later = msgspec.structs.replace(train_task(9, 3), version=1)
-    assert worker.handle(e.Received(1, later), 3.1) == [w.UseParameters(1), w.StartTraining(later)]
+    assert worker.handle(e.Received(1, later), 3.1) == [w.UseParameters(1), starts(later)]
     # Two versions are kept, and what the queue needs.
     queued = m.EvalTask(task=10, version=1, slice=SLICE, batches=1)
     assert worker.handle(e.Received(1, queued), 3.2) == []
@@ -238,7 +253,7 @@ def test_a_task_waits_for_the_version_that_it_names() -> None:
     assert worker.handle(e.Received(1, task), 1.1) == []
     out = worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 1.2)
     assert out[0] == w.UseOuterState(1, (1,))
-    assert out[2:] == [w.UseParameters(1), w.StartTraining(task)]
+    assert out[2:] == [w.UseParameters(1), starts(task)]
 
 
 def test_outer_states_and_reductions_do_not_wait_for_tasks() -> None:

@@ -406,7 +406,7 @@ class MixtureCluster:
             case mm.MixtureJob() if worker.wrong:
                 self._arrive(worker.session, m.DeviceRefused(artifact="artifact", reason=worker.wrong), None)
             case mm.MixtureJob():
-                claims = replace(worker.driver.claims(), artifact="artifact")
+                claims = worker.driver.claims(mm.MixtureReady(artifact="artifact"))
                 self._arrive(worker.session, claims, None)
             case m.Welcome() | m.Shutdown():
                 pass

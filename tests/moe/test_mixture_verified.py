@@ -19,9 +19,10 @@ from planetary.core.step import ProgramSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerJoined, WorkerRefused
 from planetary.fabric.shell.dial import Address
-from planetary.fabric.worker.worker import WorkerOptions
+from planetary.fabric.shell.system import SYSTEM
+from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
 from planetary.moe.composer import composer_role
-from planetary.moe.composer.composer_role import ComposerRole
+from planetary.moe.composer.mixture_loader import MixtureLoader
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.runner import ProgramRunner
 from planetary.moe.protocol import mixture_messages as mm
@@ -68,8 +69,8 @@ class Machine:
         self.sent: list[m.Message] = []
         monkeypatch.setattr(composer_role, "open_program", lambda *_, **__: self.device)
 
-    def role(self) -> ComposerRole:
-        """Start the role, as the worker does when all blobs are here."""
+    def role(self) -> Role:
+        """Make the role, as the worker does when all blobs are here."""
 
         def send(message: m.Message, _: Packed | None) -> None:
             self.sent.append(message)
@@ -87,7 +88,15 @@ class Machine:
             state=self.store.root,
             give_up_s=0,
         )
-        return ComposerRole(self.job, self.store, options, send)
+        place = Workplace(
+            options=options,
+            store=self.store,
+            post=lambda _: None,
+            send=send,
+            is_ending=lambda: False,
+            system=SYSTEM,
+        )
+        return MixtureLoader().load(self.job, place)
 
 
 @pytest.fixture
@@ -97,7 +106,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 def test_a_role_says_on_which_device_its_program_is_verified(machine: Machine) -> None:
     role = machine.role()
-    role.connected()
+    for instruction in role.machine.connected(1, machine.job):
+        role.carry_out(instruction)
     role.close()
     (ready,) = machine.sent
     assert isinstance(ready, mm.MixtureReady)

@@ -12,6 +12,7 @@ from planetary.core.errors import UserError
 
 if TYPE_CHECKING:
     from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+    from planetary.fabric.worker.role import Roles
 
 
 class RunKind(Protocol):
@@ -29,6 +30,10 @@ class RunKind(Protocol):
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         """Make the gateway; it is not started."""
+        ...
+
+    def worker_roles(self) -> Roles:
+        """Return what makes a worker's role of the kind's jobs; without JAX or a compiler."""
         ...
 
 
@@ -55,6 +60,13 @@ class Mixture:
             raise UserError("a mixture over composers goes on from its payloads, not from a checkpoint")
         return MixtureGateway(config, options, security)
 
+    def worker_roles(self) -> Roles:
+        """See `RunKind`."""
+        from planetary.moe.composer.mixture_loader import MixtureLoader
+        from planetary.moe.protocol.mixture_messages import MixtureJob
+
+        return {MixtureJob: MixtureLoader()}
+
 
 class Rounds:
     """Rounds of leases with one outer step each (DiLoCo)."""
@@ -74,6 +86,13 @@ class Rounds:
 
         return RoundsGateway(config, options, security)
 
+    def worker_roles(self) -> Roles:
+        """See `RunKind`."""
+        from planetary.fabric.protocol.messages import Job
+        from planetary.fabric.worker.training_role import TrainingLoader
+
+        return {Job: TrainingLoader()}
+
 
 KINDS: tuple[RunKind, ...] = (Mixture(), Rounds())
 """In the order in which they are asked."""
@@ -82,3 +101,8 @@ KINDS: tuple[RunKind, ...] = (Mixture(), Rounds())
 def kind_of(config: Config) -> RunKind:
     """Return the kind of run that a configuration asks for."""
     return next(kind for kind in KINDS if kind.claims(config))
+
+
+def worker_roles() -> Roles:
+    """Return what makes a worker's role of every job that a gateway may give it."""
+    return {job: loader for kind in KINDS for job, loader in kind.worker_roles().items()}

@@ -17,6 +17,8 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.fabric.worker import worker_events as w
+from planetary.fabric.worker.lease_machine import LeaseMachine
+from planetary.fabric.worker.ring_machine import RingMachine
 from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.simulation.mirrored_links import Link
 from planetary.simulation.numerics import Trained
@@ -40,9 +42,7 @@ class SimWorker:
         self.hung = False
         self.poisoned = False
         self.step_s = STEP_S * host.world.random.uniform(0.8, 1.25)
-        self.machine = WorkerMachine(
-            host.name, redial_first_s=0.1, redial_limit_s=1.0, give_up_s=60.0, progress_every_s=0.1
-        )
+        self.machine = WorkerMachine(host.name, redial_first_s=0.1, redial_limit_s=1.0, give_up_s=60.0)
         self._link: Link | None = None
         self._session = 0
         self._wakes: float | None = None
@@ -57,6 +57,7 @@ class SimWorker:
         self._end: dict[int, Tensors] = {}
         self._stopped: set[int] = set()
         self._cached = False
+        self._in_ring = False
         self._last_result: Any = None
         host.world.after(attempt_delay, lambda: self.handle(e.Tick()))
 
@@ -145,9 +146,9 @@ class SimWorker:
                 if not self._cached:
                     self.handle(w.BlobMissing(instruction.job.artifact))
                 else:
-                    world.after(LOAD_S, lambda: self.handle(w.JobLoaded(instruction.job.artifact, 0)))
+                    world.after(LOAD_S, lambda: self._loaded(instruction.job))
             case w.UseParameters():
-                if self.machine.in_ring:
+                if self._in_ring:
                     self._start = self._masters_of[instruction.version]
                     self._params = published_params(self.host.numerics.specs, self._start)
                 else:
@@ -225,6 +226,13 @@ class SimWorker:
         else:
             self._link = link
 
+    def _loaded(self, job: m.WorkerJob) -> None:
+        assert isinstance(job, m.Job)
+        self._in_ring = job.ring is not None
+        make = RingMachine if self._in_ring else LeaseMachine
+        ready = m.Ready(artifact=job.artifact, opt_state_round=0)
+        self.handle(w.JobLoaded(job, make(ready, progress_every_s=0.1)))
+
     def _train(self, task: m.TrainTask, params: Tensors, step: int) -> None:
         if self.dead or self.hung:
             return
@@ -235,7 +243,7 @@ class SimWorker:
         if step < task.steps:
             self.host.world.after(self.step_s, lambda: self._train(task, params, step + 1))
             return
-        if self.poisoned and self.machine.in_ring:  # the star's gateway finds that out by itself
+        if self.poisoned and self._in_ring:  # the star's gateway finds that out by itself
             self.poisoned = False
             self.handle(w.TaskBroke(task.task, "numerics", "a tensor contains NaN", step))
             return

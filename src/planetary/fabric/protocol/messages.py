@@ -55,6 +55,7 @@ __all__ = [
     "TrainTask",
     "Welcome",
     "WorkerExited",
+    "WorkerJob",
     "WorkerStarted",
 ]
 
@@ -126,13 +127,26 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     overlap: bool = False  # whether the next round is trained while one is reduced
 
 
-class Job(Message, frozen=True, kw_only=True):
-    """What the worker is to run: sent once after `Welcome`."""
+class WorkerJob(Message, frozen=True, kw_only=True):
+    """Base of the message that gives a worker its role: sent once after `Welcome`. Every kind of run has its own."""
 
     run: str
     artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
-    buffers: str  # sha256 of the packed model buffers, or "" when the model has none
     reference: str = ""  # sha256 of what the worker compares its own device's results with before it is ready
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """What the worker loads for it; a later job of the same loads nothing."""
+        return (self.artifact,)
+
+
+class Job(WorkerJob, frozen=True, kw_only=True):
+    """The worker trains leases, and evaluates.
+
+    The schedule is read from the newest job before every task, so a run that is lengthened loads nothing.
+    """
+
+    buffers: str  # sha256 of the packed model buffers, or "" when the model has none
     spec: StepSpec
     inner_state: Literal["persist", "reset"]  # what happens to the optimizer's state at the start of a round
     schedule: Schedule  # of the learning rate, which every step takes as an argument
@@ -310,13 +324,15 @@ class RoleMessage(Message, frozen=True, kw_only=True):
     """
 
 
-class RoleJob(RoleMessage, frozen=True, kw_only=True):
-    """Base of the message that gives a worker its role: sent once after `Welcome`, in place of `Job`."""
+class RoleJob(WorkerJob, frozen=True, kw_only=True):
+    """Base of the jobs of roles that decide by themselves what they do."""
 
-    run: str
-    artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
-    reference: str = ""  # sha256 of what the worker compares its own device's results with before it is ready
     plan: str  # how the role is played, in JSON that the kind of run reads
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """See `WorkerJob`; a role is made for its plan."""
+        return self.artifact, self.plan
 
 
 FABRIC = Protocol(

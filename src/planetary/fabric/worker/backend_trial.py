@@ -2,7 +2,7 @@
 
 A candidate is a worker process that never becomes ready: it fetches its job like any worker, verifies the step on its
 device and then, when every candidate is there and nothing compiles any more, runs a few steps in its turn. Parent and
-candidates speak through files in a folder, each written in one piece.
+candidates (`backend_candidate`) speak through files in a folder, each written in one piece.
 """
 
 from __future__ import annotations
@@ -18,12 +18,9 @@ import msgspec
 
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.errors import PlanetaryError, TrustError
-from planetary.core.step_trial import Trial
 from planetary.fabric.shell.child import Child, describe_exit
 from planetary.runtime.backend_choice import BackendChoice, choose_backend
 from planetary.runtime.backends import runtime_identity
-from planetary.runtime.device_check import WARM_UP_STEPS, step_milliseconds
-from planetary.runtime.executor import Executor
 from planetary.runtime.host import host_features
 
 log = logging.getLogger(__name__)
@@ -32,46 +29,18 @@ TURNS = 2
 STEPS = 4  # of a turn, after a first one that is not counted
 PATIENCE_S = 20.0  # how much longer than the first candidate the others may take to load the step
 TIME_LIMIT_S = 3600.0  # for the first one: as long as a compilation may take
-_POLL_S = 0.05
+POLL_S = 0.05
 
 
-class _Loaded(msgspec.Struct, frozen=True):
+class Loaded(msgspec.Struct, frozen=True):
     """A candidate's answer, when it has its job."""
 
     step: str  # digest of the training step; "": the run has none that could be measured
 
 
-# --- in the candidate's process --------------------------------------------------------------------------------------
-
-
-def take_part(executor: Executor, trial: Trial, folder: Path, stopped: Callable[[], bool]) -> None:
-    """Say that the step is loaded, then time steps whenever it is this candidate's turn, until `stopped`."""
-    executor.load(trial.params, trial.buffers, trial.opt_state)
-    batches = [trial.batch] * (WARM_UP_STEPS + STEPS)
-    _write(folder / "loaded", _Loaded(executor.spec.stablehlo_digest))
-    for turn in range(TURNS):
-        while not (folder / f"turn-{turn}").exists():
-            if stopped():
-                return
-            time.sleep(_POLL_S / 5)
-        _write(folder / f"times-{turn}", step_milliseconds(executor, batches))
-
-
-def say_job(folder: Path, step: str) -> None:
-    """Say which training step the job is about, before it is loaded: the choice for it may be known."""
-    _write(folder / "job", _Loaded(step))
-
-
-def say_failed(folder: Path, reason: str) -> None:
-    """Say why the step cannot be run with this backend."""
-    write_atomically(folder / "failed", reason.encode())
-
-
-def _write(path: Path, value: object) -> None:
+def write_answer(path: Path, value: object) -> None:
+    """Leave a candidate's answer, in one piece."""
     write_atomically(path, msgspec.json.encode(value))
-
-
-# --- in the parent ---------------------------------------------------------------------------------------------------
 
 
 class BackendTrial:
@@ -153,7 +122,7 @@ class BackendTrial:
             return BackendChoice(self._candidates[0], f"nothing to measure in this run: taking {self._candidates[0]}")
         return self._known(job.step)
 
-    async def _first(self, name: str, within_s: float) -> _Loaded | None:
+    async def _first(self, name: str, within_s: float) -> Loaded | None:
         deadline = time.monotonic() + within_s
         alive = self._alive()
         while time.monotonic() < deadline and alive:
@@ -161,8 +130,8 @@ class BackendTrial:
             for backend in self._children:
                 path = self._folders[backend] / name
                 if path.exists():
-                    return msgspec.json.decode(path.read_bytes(), type=_Loaded)
-            await asyncio.sleep(_POLL_S)
+                    return msgspec.json.decode(path.read_bytes(), type=Loaded)
+            await asyncio.sleep(POLL_S)
         return None
 
     async def _loaded(self) -> tuple[dict[str, str], bool]:
@@ -174,12 +143,12 @@ class BackendTrial:
             for backend in waiting:
                 path = self._folders[backend] / "loaded"
                 if path.exists():
-                    steps[backend] = msgspec.json.decode(path.read_bytes(), type=_Loaded).step
+                    steps[backend] = msgspec.json.decode(path.read_bytes(), type=Loaded).step
             if time.monotonic() > deadline:
                 for backend in (b for b in waiting if b not in steps):
                     self._failures[backend] = f"not ready {PATIENCE_S:.0f} s after the others; tried again next time"
                 return steps, False
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(POLL_S)
         return steps, True
 
     async def _turn(self, backend: str, turn: int) -> list[float]:
@@ -192,7 +161,7 @@ class BackendTrial:
             if time.monotonic() > deadline:
                 self._failures[backend] = f"{STEPS} steps did not end within {TIME_LIMIT_S / 10:.0f} s"
                 self._children[backend].kill()
-            await asyncio.sleep(_POLL_S / 5)
+            await asyncio.sleep(POLL_S / 5)
         return []
 
     def _alive(self) -> list[str]:

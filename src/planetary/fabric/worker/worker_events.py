@@ -2,35 +2,68 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from planetary.core.errors import PlanetaryError
+from planetary.core.schedules import Schedule
 from planetary.fabric.protocol.events import Event, Instruction
-from planetary.fabric.protocol.messages import EvalTask, Job, Reduce, RoleJob, TrainTask
+from planetary.fabric.protocol.messages import EvalTask, Reduce, TrainTask, WorkerJob
+
+
+class RoleMachine(Protocol):
+    """What a worker decides in its role, as a pure part of the worker's machine."""
+
+    def connected(self, session: int, job: WorkerJob) -> list[Instruction]:
+        """The gateway can be spoken to on `session`; `job` is the newest, and of the same loads as the role's own."""
+        ...
+
+    def disconnected(self) -> list[Instruction]:
+        """The connection is lost; nothing that is sent arrives."""
+        ...
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """Take an event that is not the connection's or the job's; of `Received`, only those of the session."""
+        ...
 
 
 class LoadJob(Instruction, frozen=True):
-    """Load the job's artifact and buffers from the cache; answer with `JobLoaded`, `BlobMissing` or `JobBroke`."""
+    """Make the role of a job from its blobs.
 
-    job: Job | RoleJob
+    Answer with `JobLoaded`, `BlobMissing`, `DeviceIsWrong` or `JobBroke`, or `StopRequested` for a job without work.
+    """
+
+    job: WorkerJob
 
 
 class RoleConnected(Instruction, frozen=True):
-    """Tell the worker's role that the gateway can be spoken to."""
+    """Tell a role that decides by itself that the gateway can be spoken to."""
 
 
 class RoleDisconnected(Instruction, frozen=True):
-    """Tell the worker's role that the gateway is out of reach; it goes on with what it has."""
+    """Tell a role that decides by itself that the gateway is out of reach; it goes on with what it has."""
+
+
+class IndependentMachine:
+    """The machine of a role that decides by itself. See `RoleMachine`."""
+
+    def connected(self, session: int, job: WorkerJob) -> list[Instruction]:
+        """See `RoleMachine`."""
+        return [RoleConnected()]
+
+    def disconnected(self) -> list[Instruction]:
+        """See `RoleMachine`."""
+        return [RoleDisconnected()]
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """See `RoleMachine`."""
+        return []
 
 
 class JobLoaded(Event, frozen=True):
-    """The compiled module is on the device."""
+    """The compiled module is on the device, and the role can begin."""
 
-    artifact: str
-    opt_state_round: int
-    device: str = ""  # as its driver names it
-    verified: str = ""  # what the comparison with the job's reference found on it, in words
-    plan: str = ""  # of a role
+    job: WorkerJob
+    machine: RoleMachine
 
 
 class DeviceIsWrong(Event, frozen=True):
@@ -113,6 +146,7 @@ class StartTraining(Instruction, frozen=True):
     """Train; answer with `StepDone` per inner step, then `TrainingDone`, `TaskBroke` or `TaskStopped`."""
 
     task: TrainTask
+    schedule: Schedule  # of the learning rate
 
 
 class StartEvaluating(Instruction, frozen=True):

@@ -125,11 +125,11 @@ class ComposerDriver:
         self.post.forget()
         self._leave(None)
 
-    def claims(self) -> mm.MixtureReady:
-        """Return what to tell a gateway: which shard is here, if with all that it takes to go on."""
+    def claims(self, ready: mm.MixtureReady) -> mm.MixtureReady:
+        """Return what to tell a gateway: `ready`, with the shard that is here, if with all that it takes to go on."""
         machine = self.machine
         shard = machine.shard if machine.composes else -1  # of the rest nobody knows what was on its way
-        return mm.MixtureReady(artifact="", shard=shard, epoch=machine.epoch, step=machine.done)
+        return msgspec.structs.replace(ready, shard=shard, epoch=machine.epoch, step=machine.done)
 
     def _leave(self, news: _News) -> None:
         self._inbox.append(news)

@@ -10,19 +10,41 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
+from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError, ResourceError, UserError
 from planetary.core.program_trial import decode_program_reference
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.worker.worker import SendPayload, WorkerOptions
+from planetary.fabric.protocol.events import Instruction, Payload
+from planetary.fabric.worker.role import Role, Workplace
+from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
 from planetary.moe.composer.composer_driver import ComposerDriver
+from planetary.moe.composer.composer_post import Send
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import loaded_program
 from planetary.moe.program.runner import open_program
+from planetary.moe.program.signature import Runner
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.runtime.device_check import check_once, check_program, key_of
 from planetary.runtime.device_program import DeviceProgram
+from planetary.wire.limits import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
+
+
+def load(job: mm.MixtureJob, place: Workplace) -> Role:
+    """Load a mixture's program and check it on this device; raises as `RoleLoader.load`."""
+    options = place.options
+    run = open_program(
+        place.store.get(job.artifact),
+        loaded_program(job.functions),
+        backend=options.backend,
+        threads=options.threads or None,
+        device_id=options.device_id,
+        island=options.island,
+    )
+    found = verified(run, job, place.store, options.backend)
+    ready = mm.MixtureReady(artifact=job.artifact, device=run.device_name, verified=found)
+    return ComposerRole(msgspec.json.decode(job.plan, type=MixturePlan), run, ready, place.send)
 
 
 def verified(program: DeviceProgram, job: mm.MixtureJob, store: BlobStore, backend: str) -> str:
@@ -40,21 +62,12 @@ def verified(program: DeviceProgram, job: mm.MixtureJob, store: BlobStore, backe
 
 
 class ComposerRole:
-    """See the module, and `fabric.worker.worker.Role`."""
+    """See the module, and `fabric.worker.role.Role`."""
 
-    def __init__(self, job: mm.MixtureJob, store: BlobStore, options: WorkerOptions, send: SendPayload) -> None:
-        """Load the artifact and check its functions on this device. Raises as `RoleFactory` says."""
-        self._job, self._send = job, send
-        plan = msgspec.json.decode(job.plan, type=MixturePlan)
-        run = open_program(
-            store.get(job.artifact),
-            loaded_program(job.functions),
-            backend=options.backend,
-            threads=options.threads or None,
-            device_id=options.device_id,
-            island=options.island,
-        )
-        self._device, self._verified = run.device_name, verified(run, job, store, options.backend)
+    def __init__(self, plan: MixturePlan, run: Runner, ready: mm.MixtureReady, send: Send) -> None:
+        """`ready`: what the worker says of itself when it begins, without what it holds."""
+        self.machine = IndependentMachine()
+        self._ready, self._send = ready, send
         self._fitting = ThreadPoolExecutor(1, thread_name_prefix="fitting")
         self._packing = ThreadPoolExecutor(1, thread_name_prefix="packing")
         beside = (self._fitting, self._packing) if plan.pace.works_in_background else (None, None)
@@ -66,19 +79,28 @@ class ComposerRole:
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
-    def connected(self) -> None:
+    def carry_out(self, instruction: Instruction) -> None:
         """See `Role`."""
-        claims = self._driver.claims()
-        found = {"artifact": self._job.artifact, "device": self._device, "verified": self._verified}
-        self._send(msgspec.structs.replace(claims, **found), None)
+        match instruction:
+            case RoleConnected():
+                self._send(self._driver.claims(self._ready), None)
+            case RoleDisconnected():
+                self._driver.disconnected()
+            case _:
+                pass
 
-    def disconnected(self) -> None:
-        """See `Role`."""
-        self._driver.disconnected()
+    def tensors(self, payload: Payload) -> Tensors:
+        """See `Role`; the driver sends its own."""
+        raise LocalProtocolError(f"a composer's machine sends no tensors, and was asked for those of {payload}")
 
-    def received(self, message: m.Message, payload: memoryview) -> None:
+    def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
         """See `Role`."""
-        self._driver.receive(message, payload)
+        fits = isinstance(message, m.RoleMessage) and tensor.name == "payload" and tensor.nbytes <= MAX_PAYLOAD_BYTES
+        return TensorSpec("payload", "ui8", (tensor.size,)) if fits else None
+
+    def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
+        """See `Role`."""
+        self._driver.receive(message, tensors["payload"].data if tensors else memoryview(b""))
 
     def sent(self, message: m.Message) -> None:
         """See `Role`."""

@@ -31,13 +31,6 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     return parser
 
 
-def _role(*arguments: Any) -> Any:
-    """Make the role in a mixture, whose code an ordinary run does not need."""
-    from planetary.moe.composer.composer_role import ComposerRole
-
-    return ComposerRole(*arguments)
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     import asyncio
@@ -47,8 +40,11 @@ def run(args: argparse.Namespace) -> int:
     from planetary.cli.logs import log_to_stderr
     from planetary.core.errors import PlanetaryError
     from planetary.fabric.shell.child import end_with_parent
-    from planetary.fabric.worker.worker import WorkerOptions, WorkerShell
+    from planetary.fabric.worker.backend_candidate import candidate_roles
+    from planetary.fabric.worker.role import WorkerOptions
+    from planetary.fabric.worker.worker import WorkerShell
     from planetary.moe.protocol.mixture_messages import MIXTURES
+    from planetary.run.kinds import worker_roles
     from planetary.run.places import cache_folder
     from planetary.runtime.backends import check_device, require_backend
     from planetary.runtime.host_memory import keep_large_blocks
@@ -74,13 +70,14 @@ def run(args: argparse.Namespace) -> int:
         threads=args.threads,
         cache=cache_folder(args.cache) / "blobs",
         state=node_flags.state_folder(args) / name.replace("/", "-"),
-        trial=args.trial,
+        trial=args.trial is not None,
         chosen=args.chosen,
         give_up_s=args.give_up_after,
     )
 
     async def work() -> int:
-        end = await WorkerShell(options, MIXTURES, _role).run()
+        roles = worker_roles() if args.trial is None else candidate_roles(args.trial)
+        end = await WorkerShell(options, MIXTURES, roles).run()
         if not end.ok:
             raise (end.error or PlanetaryError)(end.reason)
         return EXIT_OK

@@ -1,0 +1,122 @@
+"""What a worker that trains leases in the ring decides beside its tasks, as a pure machine."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from msgspec.structs import replace
+
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.events import Event, Instruction, OuterStateOf
+from planetary.fabric.worker.lease_machine import LeaseMachine, Task
+from planetary.fabric.worker.worker_events import (
+    HoldEndParameters,
+    LeaveRing,
+    ReduceBroke,
+    ReduceSucceeded,
+    StartReduce,
+    TrainingDone,
+    UseOuterState,
+    UseParameters,
+)
+
+
+class RingMachine(LeaseMachine):
+    """In the ring: the worker holds its results until the controller says that they are reduced.
+
+    What belongs to the ring (outer states, reductions) has an order of its own beside the tasks: a task waits until the
+    worker has the version that it names, and for nothing else. With overlap the worker keeps one version more than the
+    newest, so that a reduction may begin and end while it trains from the older one.
+    """
+
+    def __init__(self, ready: m.Ready, *, progress_every_s: float) -> None:
+        """See `LeaseMachine`."""
+        super().__init__(ready, progress_every_s=progress_every_s)
+        self._of_ring: deque[m.OuterState | m.SendOuterState | m.Reduce] = deque()
+        self._reducing: m.Reduce | None = None
+        self._outer_version, self._outer_digest = -1, ""  # the outer state that this worker has
+        self._versions: tuple[int, ...] = ()  # whose parameters it has
+        self._in_use = -1  # the version that the last task started from
+
+    def disconnected(self) -> list[Instruction]:
+        """See `RoleMachine`."""
+        self._of_ring.clear()
+        self._reducing = None
+        return [LeaveRing(), *super().disconnected()]
+
+    def _greeting(self) -> m.Ready:
+        return replace(self._ready, outer_version=self._outer_version, outer_digest=self._outer_digest)
+
+    def _other(self, event: Event) -> None:
+        match event:
+            case ReduceSucceeded() if self._is_reduced(event.attempt):
+                self._use_outer_state(event.round, event.digest)
+                self._reduced(
+                    m.ReduceDone(
+                        round=event.round,
+                        attempt=event.attempt,
+                        digest=event.digest,
+                        sent_bytes=event.sent_bytes,
+                        received_bytes=event.received_bytes,
+                    )
+                )
+            case ReduceBroke() if self._is_reduced(event.attempt):
+                self._reduced(
+                    m.ReduceFailed(round=event.round, attempt=event.attempt, kind=event.kind, reason=event.reason)
+                )
+            case _:
+                pass
+
+    def _other_message(self, message: m.Message) -> None:
+        if isinstance(message, m.OuterState | m.SendOuterState | m.Reduce):
+            self._of_ring.append(message)
+            self._next()
+
+    def _next(self) -> None:
+        while self._of_ring and self._reducing is None:
+            self._begin_of_ring(self._of_ring.popleft())
+        super()._next()
+
+    def _begin_of_ring(self, item: m.OuterState | m.SendOuterState | m.Reduce) -> None:
+        match item:
+            case m.OuterState():
+                self._use_outer_state(item.version, item.digest)
+            case m.SendOuterState():
+                if item.version == self._outer_version:
+                    message = m.OuterState(version=item.version, digest=self._outer_digest)
+                    self._send(message, OuterStateOf(item.version))
+            case m.Reduce():
+                self._reducing = item
+                self._out.append(StartReduce(item))
+
+    def _may_begin(self, task: Task) -> bool:
+        return task.version in self._versions
+
+    def _before(self, task: Task) -> None:
+        if task.version != self._in_use:
+            self._in_use = task.version
+            self._out.append(UseParameters(task.version))
+
+    def _trained(self, event: TrainingDone, result: m.TrainResult) -> None:
+        if self._is_wanted(event.task):
+            self._out.append(HoldEndParameters(event.task, event.round, event.tokens))
+        self._answer(event.task, replace(result, payload="held"))
+
+    def _use_outer_state(self, version: int, digest: str) -> None:
+        """The outer state `version` arrived or was made: it is the newest now."""
+        wanted = {item.version for item in self._queue}
+        assert self._job is not None
+        if self._job.ring is not None and self._job.ring.overlap:
+            wanted.add(version - 1)  # a task may be on its way that was given before
+        self._versions = (version, *sorted(v for v in self._versions if v < version and v in wanted))
+        self._outer_version, self._outer_digest = version, digest
+        self._in_use = -1
+        self._out.append(UseOuterState(version, self._versions))
+
+    def _is_reduced(self, attempt: int) -> bool:
+        return self._reducing is not None and self._reducing.attempt == attempt
+
+    def _reduced(self, answer: m.Message) -> None:
+        self._reducing = None
+        self._send(answer)
+        self._next()

@@ -1,0 +1,248 @@
+"""The role in a run of rounds: train leases and evaluate, with results to the gateway or reduced in a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from planetary.collectives import Communicator
+from planetary.core.errors import PlanetaryError, RemoteProtocolError
+from planetary.core.step import StepSpec
+from planetary.core.step_trial import decode_reference
+from planetary.core.tensors import Tensors, TensorSpec, host_dtype
+from planetary.diloco.ring import check_state, state_specs
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.worker import worker_events as w
+from planetary.fabric.worker.compute import Compute
+from planetary.fabric.worker.inner_state import InnerStates
+from planetary.fabric.worker.lease_machine import LeaseMachine
+from planetary.fabric.worker.ring_machine import RingMachine
+from planetary.fabric.worker.ring_peer import MakeCommunicator, RingPeer
+from planetary.fabric.worker.role import Role, Workplace
+from planetary.runtime.backends import open_executor
+from planetary.runtime.device_check import check_on_device, check_once, key_of
+from planetary.runtime.executor import Executor
+
+PROGRESS_EVERY_S = 0.2
+
+OpenExecutor = Callable[..., Executor]
+"""As `planetary.runtime.backends.open_executor`."""
+
+
+class TrainingRole:
+    """In the star. See `Role`."""
+
+    def __init__(self, job: m.Job, place: Workplace, compute: Compute, ready: m.Ready) -> None:
+        self._spec, self._place, self._compute = job.spec, place, compute
+        self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
+        self._params: dict[int, Tensors] = {}  # received and not used yet
+        self.machine: LeaseMachine = LeaseMachine(ready, progress_every_s=PROGRESS_EVERY_S)
+
+    def carry_out(self, instruction: e.Instruction) -> None:
+        """See `Role`."""
+        match instruction:
+            case w.UseParameters():
+                self._compute.use_parameters(self._start_from(instruction.version))
+            case w.StartTraining():
+                tokens = self._tokens.pop(instruction.task.task, None)
+                self._compute.train(instruction.task, instruction.schedule, tokens)
+            case w.StartEvaluating():
+                self._compute.evaluate(instruction.task, self._tokens.pop(instruction.task.task, None))
+            case w.StopTask():
+                self._compute.stop(instruction.task)
+            case _:
+                pass
+
+    def tensors(self, payload: e.Payload) -> Tensors:
+        """See `Role`."""
+        assert isinstance(payload, e.EndParametersOf)
+        return self._compute.end_parameters(payload.task)
+
+    def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
+        """See `Role`."""
+        match message:
+            case m.Parameters():
+                return next((spec for spec in self._spec.params if spec.name == tensor.name), None)
+            case m.TrainTask() | m.EvalTask() if tensor.name == "tokens":
+                return TensorSpec("tokens", message.slice.dtype, (message.slice.count,))
+            case _:
+                return None
+
+    def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
+        """See `Role`."""
+        self._place.post(e.Received(session, message, self._keep(message, tensors)))
+
+    def sent(self, message: m.Message) -> None:
+        """See `Role`."""
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._compute.close()
+
+    def _start_from(self, version: int) -> Tensors:
+        """Return the parameters of later tasks."""
+        return self._params.pop(version)
+
+    def _keep(self, message: m.Message, tensors: Tensors) -> str:
+        """Keep what came with a message; return what is wrong with it."""
+        match message:
+            case m.Parameters():
+                self._params[message.version] = tensors
+            case m.TrainTask() | m.EvalTask() if "tokens" in tensors:
+                self._tokens[message.task] = tensors["tokens"]
+            case _:
+                pass
+        return ""
+
+
+class RingRole(TrainingRole):
+    """In the ring. See `Role`."""
+
+    def __init__(
+        self, job: m.Job, place: Workplace, compute: Compute, ready: m.Ready, make_communicator: MakeCommunicator
+    ) -> None:
+        super().__init__(job, place, compute, ready)
+        address = place.options.address
+        self._ring = RingPeer(
+            place.options.name,
+            address.host,
+            address.token,
+            job,
+            place.post,
+            system=place.system,
+            make_communicator=make_communicator,
+        )
+        self.machine = RingMachine(ready, progress_every_s=PROGRESS_EVERY_S)
+
+    def carry_out(self, instruction: e.Instruction) -> None:
+        """See `Role`."""
+        match instruction:
+            case w.UseOuterState():
+                self._ring.use(instruction.version, instruction.versions)
+            case w.HoldEndParameters():
+                ends = self._compute.end_parameters(instruction.task)
+                self._ring.hold(instruction.task, instruction.round, instruction.tokens, ends)
+            case w.StartReduce():
+                self._ring.reduce(instruction.message)
+            case w.LeaveRing():
+                self._ring.leave()
+            case _:
+                super().carry_out(instruction)
+
+    def tensors(self, payload: e.Payload) -> Tensors:
+        """See `Role`."""
+        if isinstance(payload, e.OuterStateOf):
+            return self._ring.tensors(payload.version)
+        return super().tensors(payload)
+
+    def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
+        """See `Role`."""
+        if isinstance(message, m.OuterState):
+            return next((spec for spec in state_specs(self._spec.params) if spec.name == tensor.name), None)
+        return super().expects(message, tensor)
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._ring.close()
+        super().close()
+
+    def _start_from(self, version: int) -> Tensors:
+        return self._ring.start_from(version)
+
+    def _keep(self, message: m.Message, tensors: Tensors) -> str:
+        if not isinstance(message, m.OuterState):
+            return super()._keep(message, tensors)
+        defect = check_state(self._spec.params, tensors, message.digest)
+        if not defect:
+            self._ring.received(message.version, tensors)
+        return defect
+
+
+class OpenStep:
+    """A job's training step on this worker's device, and checked there.
+
+    Attributes:
+        executor: with the step.
+        buffers: the model's.
+        verified: what the check found, in words; "": there is nothing to compare with.
+    """
+
+    def __init__(self, job: m.Job, place: Workplace, open_executor: OpenExecutor) -> None:
+        """Raises as `RoleLoader.load`."""
+        options = place.options
+        self.executor: Executor = open_executor(
+            place.store.path(job.artifact),
+            job.spec,
+            backend=options.backend,
+            threads=options.threads or None,
+            device_id=options.device_id,
+            island=options.island,
+        )
+        try:
+            self.buffers = _unpack(job.spec, place.store.get(job.buffers) if job.buffers else b"")
+            self.verified = self._check(job, place) if job.reference else ""
+        except PlanetaryError:
+            self.executor.close()
+            raise
+
+    def _check(self, job: m.Job, place: Workplace) -> str:
+        reference = decode_reference(place.store.get(job.reference), job.spec)
+        key = key_of(job.artifact, job.reference, place.options.backend, self.executor.device_name)
+        check = lambda: check_on_device(self.executor, reference, self.buffers)  # noqa: E731
+        return check_once(place.store, key, check).summary
+
+
+class TrainingLoader:
+    """Makes the role of a run of rounds. See `RoleLoader`."""
+
+    def __init__(
+        self, open_executor: OpenExecutor = open_executor, make_communicator: MakeCommunicator = Communicator
+    ) -> None:
+        """`open_executor` opens what runs the training step, `make_communicator` what reduces in a ring."""
+        self._open_executor, self._make_communicator = open_executor, make_communicator
+
+    def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
+        """See `RoleLoader`."""
+        assert isinstance(job, m.Job)
+        return job.artifact, job.buffers, job.reference
+
+    def load(self, job: m.WorkerJob, place: Workplace) -> Role:
+        """See `RoleLoader`."""
+        assert isinstance(job, m.Job)
+        step = OpenStep(job, place, self._open_executor)
+        folder = place.options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
+        states = InnerStates(folder, job.spec.opt_state)
+        compute = Compute(
+            step.executor,
+            job.spec,
+            step.buffers,
+            states,
+            reset_inner_state=job.inner_state == "reset",
+            check_ends=job.ring is not None,
+            report=place.post,
+            system=place.system,
+        )
+        saved = states.rounds()
+        ready = m.Ready(
+            artifact=job.artifact,
+            opt_state_round=saved[0] if saved else 0,
+            device=step.executor.device_name,
+            verified=step.verified,
+        )
+        if job.ring is not None:
+            return RingRole(job, place, compute, ready, self._make_communicator)
+        return TrainingRole(job, place, compute, ready)
+
+
+def _unpack(spec: StepSpec, blob: bytes) -> dict[str, np.ndarray]:
+    """Return the model's buffers from their raw bytes. Raises `RemoteProtocolError` for another length."""
+    expected = sum(b.nbytes for b in spec.buffers)
+    if len(blob) != expected:
+        raise RemoteProtocolError(f"the model's buffers take {expected} bytes, the blob has {len(blob)}")
+    buffers, offset = {}, 0
+    for b in spec.buffers:
+        buffers[b.name] = np.frombuffer(blob, host_dtype(b.dtype), b.size, offset).reshape(b.shape)
+        offset += b.nbytes
+    return buffers

@@ -8,7 +8,7 @@ import pytest
 
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
-from planetary.data.fitting import changes, fit_to_data
+from planetary.data.fitting import STEP_LEASES, changes, fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 
 SMALL = ["train.inner_steps=2", "train.batch_size=2", "train.sequence_length=7", "eval.batches=1"]
@@ -88,5 +88,10 @@ def test_an_epoch_without_one_round_is_an_error(tmp_path: Path) -> None:
 
 def test_a_mixtures_epochs_count_steps_of_all_composers(tmp_path: Path) -> None:
     config, data = given(tmp_path, 7000, "data.max_epochs=2", "train.rounds=999", "moe.composers=3")
-    fitting = fit_to_data(config, data)
+    fitting = fit_to_data(config, data, STEP_LEASES)
     assert fitting.train.rounds == 2 * (data.train.count // 48) // 2
+
+
+def test_a_mixtures_round_may_be_longer_than_an_epoch(tmp_path: Path) -> None:
+    config, data = given(tmp_path, 200, "train.inner_steps=50", "moe.composers=3")
+    assert fit_to_data(config, data, STEP_LEASES).train.inner_steps == 50

@@ -10,6 +10,7 @@ import pytest
 from toy_kind import PROTOCOL, Present, RollCall, Toy
 
 from planetary.core.config import Config, apply_overrides
+from planetary.core.errors import UserError
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.protocol import messages as m
 from planetary.net.client import Trust, connect
@@ -28,6 +29,25 @@ def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None
     assert kinds.kind_of(named).name == "toy"
     assert kinds.kind_of(Config()).name == "rounds"
     assert kinds.kind_of(apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])).name == "mixture"
+
+
+def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_path: Path) -> None:
+    toy, (mixture, rounds) = Toy(), kinds.KINDS
+    config = apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])
+    assert toy.check(config) == rounds.check(config) == []
+    rounds.check_baseline(config)
+    rounds.check_simulated(config)
+    mixture.check_surrogates(tmp_path)
+    for check in (toy.check_baseline, toy.check_simulated):
+        with pytest.raises(UserError, match='kind "toy"'):
+            check(config)
+    with pytest.raises(UserError, match=r"train.batch_size=32"):
+        mixture.check_baseline(config)
+    with pytest.raises(UserError, match=r"leave moe\.composers out"):
+        mixture.check_simulated(config)
+    for kind in (toy, rounds):
+        with pytest.raises(UserError, match=r"no composers and no surrogates"):
+            kind.check_surrogates(tmp_path)
 
 
 async def answer(port: int, name: str) -> str:

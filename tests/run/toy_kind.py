@@ -24,6 +24,8 @@ from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.fabric.protocol.records import EndKind, Record, RunFinished, RunStarted, WorkerLost
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
+from planetary.fabric.worker.role import Roles
+from planetary.run.kinds import RunKind
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
 
@@ -147,7 +149,7 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
         return Published("f" * 64, 0, "nothing to verify")
 
 
-class Toy:
+class Toy(RunKind):
     """See `planetary.run.kinds.RunKind`."""
 
     name = "toy"
@@ -155,8 +157,8 @@ class Toy:
     def claims(self, config: Config) -> bool:
         return config.run.name == "toy"
 
-    def check(self, config: Config) -> None:
-        pass
-
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         return ToyGateway(config, options, security)
+
+    def worker_roles(self) -> Roles:
+        return {}

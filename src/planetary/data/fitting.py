@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 import msgspec
 
@@ -14,11 +15,63 @@ from planetary.data.prepare import PreparedData
 log = logging.getLogger(__name__)
 
 
-def fit_to_data(config: Config, data: PreparedData) -> Config:
+class LeasePlan(Protocol):
+    """How a kind of run divides its training tokens into leases."""
+
+    def most_inner_steps(self, config: Config, batches: int) -> int:
+        """Return the largest `train.inner_steps` that a data set of so many batches allows."""
+        ...
+
+    def participants(self, config: Config) -> int:
+        """Return how many workers train different tokens at a time."""
+        ...
+
+    def rounds_within(self, config: Config, tokens: int, epochs: int) -> int:
+        """Return how many rounds so many epochs of a data set of so many tokens allow."""
+        ...
+
+
+class RoundLeases:
+    """A lease is what one worker reads in a round."""
+
+    def most_inner_steps(self, config: Config, batches: int) -> int:
+        """See `LeasePlan`; there has to be one lease."""
+        return batches
+
+    def participants(self, config: Config) -> int:
+        """See `LeasePlan`."""
+        return config.fabric.workers
+
+    def rounds_within(self, config: Config, tokens: int, epochs: int) -> int:
+        """See `LeasePlan`."""
+        return epochs * (tokens // config.tokens_per_slice) // self.participants(config)
+
+
+class StepLeases:
+    """A lease is one step of all composers of a mixture."""
+
+    def most_inner_steps(self, config: Config, batches: int) -> int:
+        """See `LeasePlan`; a round is no lease, and may be longer than an epoch."""
+        return config.train.inner_steps
+
+    def participants(self, config: Config) -> int:
+        """See `LeasePlan`."""
+        return config.moe.composers
+
+    def rounds_within(self, config: Config, tokens: int, epochs: int) -> int:
+        """See `LeasePlan`."""
+        leases = tokens // (self.participants(config) * config.tokens_per_batch)
+        return epochs * leases // config.train.inner_steps
+
+
+ROUND_LEASES, STEP_LEASES = RoundLeases(), StepLeases()
+
+
+def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LEASES) -> Config:
     """Return `config` with what the data is too small for made smaller, each with a warning that has both numbers.
 
-    `eval.batches` becomes the number of held-out batches, `train.inner_steps` (of an ordinary run) that of training
-    batches, and `train.rounds` as many as `data.max_epochs` allows with `fabric.workers` workers.
+    `eval.batches` becomes the number of held-out batches, `train.inner_steps` at most that of training batches, and
+    `train.rounds` as many as `data.max_epochs` allows. `leases`: of the kind of run; default: of one in rounds.
 
     Raises:
         UserError: there is not even one batch to train or to measure on, or `data.max_epochs` allows no round.
@@ -29,15 +82,16 @@ def fit_to_data(config: Config, data: PreparedData) -> Config:
     if held < config.eval.batches:
         _warn("eval.batches", held, config.eval.batches, f"the held-out data has {data.held_out.count} tokens")
         config = replace(config, eval=replace(config.eval, batches=held))
-    if not config.moe.composers and batches < config.train.inner_steps:
+    most = leases.most_inner_steps(config, batches)
+    if most < config.train.inner_steps:
         _warn(
             "train.inner_steps",
-            batches,
+            most,
             config.train.inner_steps,
             f"the training data has {data.train.count} tokens, which is {batches} batches of {config.tokens_per_batch}",
         )
-        config = replace(config, train=replace(config.train, inner_steps=batches))
-    return with_fitting_warmup(_within_epochs(config, data))
+        config = replace(config, train=replace(config.train, inner_steps=most))
+    return with_fitting_warmup(_within_epochs(config, data, leases))
 
 
 FITTED = ("train.rounds", "train.inner_steps", "eval.batches", "optimizer.warmup_steps")
@@ -65,15 +119,11 @@ def _batches(config: Config, tokens: int, part: str) -> int:
     return batches
 
 
-def _within_epochs(config: Config, data: PreparedData) -> Config:
+def _within_epochs(config: Config, data: PreparedData, leases: LeasePlan) -> Config:
     epochs = config.data.max_epochs
     if not epochs:
         return config
-    parts = config.moe.composers or config.fabric.workers
-    if config.moe.composers:  # a lease is one step of all composers
-        rounds = epochs * (data.train.count // (parts * config.tokens_per_batch)) // config.train.inner_steps
-    else:
-        rounds = epochs * (data.train.count // config.tokens_per_slice) // parts
+    parts, rounds = leases.participants(config), leases.rounds_within(config, data.train.count, epochs)
     if rounds >= config.train.rounds:
         return config
     reason = (

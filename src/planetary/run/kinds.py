@@ -1,11 +1,14 @@
-"""The kinds of run: which one a configuration asks for, and the gateway that coordinates it.
+"""The kinds of run: which one a configuration asks for, and what depends on it outside of its gateway.
 
-A new kind is one file with a class like those below and one line in `KINDS`.
+A new kind is one file with a class like those below and one line in `KINDS`. Nothing else asks for the kind of a
+configuration; what cannot be done with every kind is a method of it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from planetary.core.config import Config
 from planetary.core.errors import UserError
@@ -15,29 +18,54 @@ if TYPE_CHECKING:
     from planetary.fabric.worker.role import Roles
 
 
-class RunKind(Protocol):
-    """What a gateway trains, and how."""
+class RunKind(ABC):
+    """What a gateway trains, and how.
 
-    name: str
+    Attributes:
+        name: of the kind, in messages.
+    """
 
+    name: ClassVar[str]
+
+    @abstractmethod
     def claims(self, config: Config) -> bool:
         """Whether a configuration asks for this kind."""
-        ...
 
-    def check(self, config: Config) -> None:
-        """Raise `UserError` for a configuration that cannot be run, before a folder or a port is taken."""
-        ...
-
+    @abstractmethod
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         """Make the gateway; it is not started."""
-        ...
 
+    @abstractmethod
     def worker_roles(self) -> Roles:
         """Return what makes a worker's role of the kind's jobs; without JAX or a compiler."""
-        ...
+
+    def check(self, config: Config) -> list[str]:
+        """Return warnings of a configuration, before a folder or a port is taken.
+
+        Raises:
+            UserError: it cannot be run.
+        """
+        return []
+
+    def check_baseline(self, config: Config) -> None:
+        """Raise `UserError` unless the tokens of a run can be trained on one worker for comparison."""
+        raise UserError(
+            f'train: --baseline trains the tokens of a run in rounds on one worker; found the kind "{self.name}"'
+        )
+
+    def check_simulated(self, config: Config) -> None:
+        """Raise `UserError` unless `planetary.simulate` has this kind."""
+        raise UserError(f'simulate: expected a configuration of a run in rounds, found one of the kind "{self.name}"')
+
+    def check_surrogates(self, folder: Path) -> None:
+        """Raise `UserError` unless composers save their shards and surrogates in the run's folder."""
+        raise UserError(
+            f"the run in {folder} has no composers and no surrogates: it trains the whole model (moe.composers = 0). "
+            "Surrogates of an exported model are beside its weights: name these with --checkpoint"
+        )
 
 
-class Mixture:
+class Mixture(RunKind):
     """A sparse mixture of experts over composers (PARALLAX)."""
 
     name = "mixture"
@@ -45,12 +73,6 @@ class Mixture:
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""
         return config.moe.composers > 0
-
-    def check(self, config: Config) -> None:
-        """See `RunKind`."""
-        from planetary.moe.plan.checked_config import check_mixture
-
-        check_mixture(config)
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         """See `RunKind`."""
@@ -67,8 +89,29 @@ class Mixture:
 
         return {MixtureJob: MixtureLoader()}
 
+    def check(self, config: Config) -> list[str]:
+        """See `RunKind`."""
+        from planetary.moe.plan.checked_config import check_mixture
 
-class Rounds:
+        return check_mixture(config)
+
+    def check_baseline(self, config: Config) -> None:
+        """See `RunKind`."""
+        raise UserError(
+            "train: --baseline trains the tokens of a run in rounds on one worker; for a mixture, train another run "
+            "of the whole model: --set moe.composers=0 --set fabric.workers=1 --set "
+            f"train.batch_size={config.moe.composers * config.train.batch_size}"
+        )
+
+    def check_simulated(self, config: Config) -> None:
+        """See `RunKind`."""
+        raise UserError("simulate: a mixture over composers is not simulated; leave moe.composers out")
+
+    def check_surrogates(self, folder: Path) -> None:
+        """See `RunKind`."""
+
+
+class Rounds(RunKind):
     """Rounds of leases with one outer step each (DiLoCo)."""
 
     name = "rounds"
@@ -76,9 +119,6 @@ class Rounds:
     def claims(self, config: Config) -> bool:
         """See `RunKind`; every configuration that no other kind claims."""
         return True
-
-    def check(self, config: Config) -> None:
-        """See `RunKind`; reading the configuration has checked everything."""
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         """See `RunKind`."""
@@ -92,6 +132,12 @@ class Rounds:
         from planetary.fabric.worker.training_role import TrainingLoader
 
         return {Job: TrainingLoader()}
+
+    def check_baseline(self, config: Config) -> None:
+        """See `RunKind`."""
+
+    def check_simulated(self, config: Config) -> None:
+        """See `RunKind`."""
 
 
 KINDS: tuple[RunKind, ...] = (Mixture(), Rounds())

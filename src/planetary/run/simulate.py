@@ -25,6 +25,7 @@ from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, RunHistory
 from planetary.run.choice import ConfigSource, read_config
+from planetary.run.kinds import kind_of
 from planetary.run.metrics import Metrics
 from planetary.run.places import cache_folder
 from planetary.runtime.executor import Executor
@@ -124,8 +125,7 @@ def simulate(
     given += [f"fabric.workers={workers}"] if workers is not None else []
     given += [f"train.rounds={rounds}"] if rounds is not None else []
     resolved = with_model_shapes(read_config(TINY if config is None else config, given))
-    if resolved.moe.composers:
-        raise UserError("simulate: a mixture over composers is not simulated; leave moe.composers out")
+    kind_of(resolved).check_simulated(resolved)
     place = cache_folder(Path(cache) if cache is not None else None)
     prepared = prepare_run(resolved, place, lambda stage: None)
     plan = _plan(prepared.config, faults, seed)

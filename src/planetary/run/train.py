@@ -14,6 +14,7 @@ from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import UserError
 from planetary.run.choice import ConfigSource, new_run
 from planetary.run.handle import Run, start_run
+from planetary.run.kinds import kind_of
 from planetary.run.places import cache_folder
 from planetary.run.processes.local_run import LocalRunOptions
 from planetary.run.processes.round_observer import OnRound
@@ -129,8 +130,5 @@ def _check(config: Config) -> None:
             f'model.source is "{config.model.source}": the gateway is a process of its own and cannot import this '
             "program's __main__; put the function into a module, and name that"
         )
-    if config.moe.composers:
-        from planetary.moe.plan.checked_config import check_mixture
-
-        for warning in check_mixture(config):
-            warnings.warn(warning, stacklevel=3)
+    for warning in kind_of(config).check(config):
+        warnings.warn(warning, stacklevel=3)

@@ -91,9 +91,21 @@ def _evaluate(args: argparse.Namespace) -> int:
     from planetary.moe.results.evaluation import evaluate_run, losses_table
     from planetary.run.places import cache_folder
 
+    _check_surrogates(args.run)
     for line in losses_table(evaluate_run(args.run, cache_folder(args.cache))):
         print(line)
     return EXIT_OK
+
+
+def _check_surrogates(folder: Path) -> None:
+    """Raise `UserError` for the folder of a run without composers; what is no run is for others to say."""
+    from planetary.core.config import load_config
+    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.moe.results.run_state import is_run
+    from planetary.run.kinds import kind_of
+
+    if is_run(folder) and (folder / CONFIG).is_file():
+        kind_of(load_config(folder / CONFIG)).check_surrogates(folder)
 
 
 def _export(args: argparse.Namespace) -> int:
@@ -109,6 +121,7 @@ def _export(args: argparse.Namespace) -> int:
     from planetary.moe.results.run_state import is_run, read_mixture
     from planetary.monitor.human_numbers import count, size
 
+    _check_surrogates(args.training)
     saved = read_mixture(args.training)
     if not is_run(args.training):
         name = args.tokenizer or "byte"

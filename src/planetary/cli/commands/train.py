@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.monitor.run_folder import load_history
     from planetary.run.baseline import baseline_of
     from planetary.run.choice import new_run, resumed_run
+    from planetary.run.kinds import kind_of
     from planetary.run.places import cache_folder
     from planetary.run.processes.local_run import LocalRunOptions
     from planetary.run.results import write_results
@@ -84,17 +85,11 @@ def run(args: argparse.Namespace) -> int:
         config, folder = resumed_run(args.resume, overrides)
     else:
         config, folder = new_run(args.config, overrides, args.run_dir)
-    if args.baseline and config.moe.composers:
-        raise UserError(
-            "train: --baseline trains the tokens of a run in rounds on one worker; for a mixture, train another run "
-            "of the whole model: --set moe.composers=0 --set fabric.workers=1 --set "
-            f"train.batch_size={config.moe.composers * config.train.batch_size}"
-        )
-    if config.moe.composers:
-        from planetary.moe.plan.checked_config import check_mixture
-
-        for warning in check_mixture(config):
-            print(f"warning: {warning}", file=sys.stderr)
+    kind = kind_of(config)
+    if args.baseline:
+        kind.check_baseline(config)
+    for warning in kind.check(config):
+        print(f"warning: {warning}", file=sys.stderr)
     options = LocalRunOptions(
         folder=folder,
         cache=cache_folder(args.cache),

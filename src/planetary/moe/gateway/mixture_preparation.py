@@ -17,7 +17,7 @@ from planetary.core.errors import UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
-from planetary.data.fitting import fit_to_data
+from planetary.data.fitting import STEP_LEASES, fit_to_data
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.slices import SliceOrder
 from planetary.fabric.preparation.preparation import builder_options, given_weights, schedule_of, step_options
@@ -193,7 +193,7 @@ def prepare_mixture(
         log.warning("%s", warning)
     stage("preparing the data")
     data = prepare(config, cache / "data")
-    config = fit_to_data(config, data)
+    config = fit_to_data(config, data, STEP_LEASES)
     if owners is None and config.moe.ownership == "load-aware":
         stage("measuring how often each expert is chosen")
     plan = plan_of(config, data, owners)

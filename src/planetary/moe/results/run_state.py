@@ -46,18 +46,13 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
 
     Args:
         folder: of the run, which may be under way.
-        config: of the run.
+        config: of the run, which is one of a mixture.
 
     Raises:
-        UserError: it is no run of a mixture, has not begun, or a payload is gone.
+        UserError: it has not begun, or a payload is gone.
         TrustError: a payload is damaged.
         ResourceError: the payload store does not answer.
     """
-    if not config.moe.composers:
-        raise UserError(
-            f"the run in {folder} has no composers and no surrogates: it trains the whole model (moe.composers = 0). "
-            "Surrogates of an exported model are beside its weights: name these with --checkpoint"
-        )
     journal = _journal_of(folder, config)
     plan = plan_over(config, _NO_TOKENS, (), journal.owners)
     store = PayloadStore(config.moe.store or folder / PAYLOADS, {}, patience_s=PATIENCE_S)

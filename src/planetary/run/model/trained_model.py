@@ -24,6 +24,7 @@ from planetary.data.sources import token_dtype
 from planetary.data.tokenizer import BYTE_TOKENIZER, BYTE_VALUES, Tokenizer, load_tokenizer
 from planetary.fabric.gateway.run_files import CONFIG
 from planetary.fabric.preparation.preparation import builder_options, given_weights, refuse_ternary_twice
+from planetary.run.kinds import kind_of
 
 if TYPE_CHECKING:
     from planetary.moe.results.inference import Experts
@@ -146,6 +147,7 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted:
 
     round_ = 0
     if checkpoint is None:
+        kind_of(config).check_surrogates(run)
         saved = read_run(run, config)
         model, round_ = model_with(saved, wanted), saved.state.steps // config.train.inner_steps
     elif not checkpoint.is_file():

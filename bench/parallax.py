@@ -115,6 +115,7 @@ def settings(arm: dict[str, Any], args: argparse.Namespace, config: LatentMoeCon
         composers=args.composers,
         batch_size=args.batch,
         rank=16,
+        precision="f32",
         delta_rank=args.delta_rank,
         dense=options,
         experts=options,

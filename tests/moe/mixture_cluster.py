@@ -113,7 +113,7 @@ def make_plan(
     owners = tuple(tuple(e % training.composers for e in range(model.n_expert)) for _ in range(model.n_layer))
     held_out = (file.slice(0, model.batch_size * block),)
     order = SliceOrder(file, training.batch_size * block, block, 3)
-    return MixturePlan(model, training, owners, order, held_out, steps, per_round, PACES[pace], 2, delivery, 1)
+    return MixturePlan(model, training, owners, order, held_out, steps, per_round, PACES[pace], delivery, 1)
 
 
 Source = Callable[[], Packed]
@@ -189,7 +189,6 @@ class MixtureCluster:
             iree_version="",
             plan=plan,
             functions={},
-            rounds=plan.steps // plan.steps_per_round,
             config_hash="",
             sync=SyncPolicy(
                 composers,
@@ -198,14 +197,11 @@ class MixtureCluster:
                 grace_s,
                 replicas=plan.training.replicas,
             ),
-            expert_workers=0,
             secret="",
             first_task=1,
-            eval_every=1,
             checkpoint_every=1000,
             lease_s=50,
             stuck_after_s=1000,
-            grace_s=grace_s,
         )
         self.checks = PayloadChecks(plan, self.prepared.dense, self.prepared.experts)
         self.journal: list[bytes] = []

@@ -166,6 +166,7 @@ BASE = MoeTraining(
     composers=2,
     batch_size=4,
     rank=3,
+    precision="f32",
     fit=FitOptions(steps=2, rows=32, capacity=64),
     dense=OPTIONS,
     experts=OPTIONS,

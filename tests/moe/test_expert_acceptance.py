@@ -271,7 +271,8 @@ def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it
     """Composers that were told a wider window than the gateway's, while no expert worker is there."""
     plan = make_plan(tmp_path, steps=60, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureCluster(tmp_path, plan, seed=3)
-    cluster.told_plan = replace(plan, window=5 * plan.window)
+    wider = replace(plan.training, acceptance=Policy(norm_ratio=10, window=5 * plan.window))
+    cluster.told_plan = replace(plan, training=wider)
     a, b = cluster.start("a"), cluster.start("b")
     given_up = []
     give_up = cluster.queue.give_up

@@ -159,7 +159,6 @@ def offloaded(
 ) -> tuple[MixtureCluster, Worker, Worker]:
     """Two composers and no expert worker."""
     plan = make_plan(folder, steps=steps, sketches=source, acceptance=Policy(norm_ratio=10, window=window))
-    plan = replace(plan, window=window)
     cluster = MixtureCluster(folder, plan, seed=seed, grace_s=2.0)
     return cluster, cluster.start("a"), cluster.start("b")
 

@@ -34,6 +34,7 @@ from planetary.core.configuration.schema import (
     TrainConfig,
 )
 from planetary.core.configuration.strict import (
+    SECTIONS,
     build_config,
     check_known,
     check_value,
@@ -209,7 +210,9 @@ def _override_value(text: str, wants_text: bool, free: bool, origin: str) -> obj
 def to_toml(config: Config) -> str:
     """Return every key of `config` as TOML; `load_config` of it gives an equal `Config`."""
     tables = msgspec.to_builtins(config)
-    tables["optimizer"] = {"name": config.optimizer.name} | tables["optimizer"]  # which is the first that is looked for
+    for section, struct in SECTIONS.items():  # a section's own keys are those that are looked for first
+        own = [key for key in struct.__annotations__ if key in tables[section]]
+        tables[section] = {key: tables[section][key] for key in own} | tables[section]
     return toml_document(tables)
 
 

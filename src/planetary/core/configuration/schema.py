@@ -10,25 +10,21 @@ from typing import Any, Literal
 
 import msgspec
 
+from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.ranges import (
     Count,
     Decay,
-    Factors,
-    Float64,
     Fraction,
     Index,
     InnerOptimizer,
-    Memory,
     NotNegative,
     Port,
     Positive,
     ProperFraction,
-    Rounding,
     Seed,
-    Share,
     Text,
 )
-from planetary.core.configuration.step_options import UpdateOptions
+from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 
 # What executes the training step: drivers of IREE, or XLA through PJRT; "auto": what is fastest on each machine
 Backend = Literal["auto", "cpu", "cuda", "hip", "vulkan", "metal", "pjrt:cpu", "pjrt:cuda"]
@@ -82,7 +78,7 @@ class DataConfig(msgspec.Struct, frozen=True):
     max_epochs: Index = 0  # passes over the training data; a run that needs more is shortened. 0: no limit
 
 
-class TrainConfig(msgspec.Struct, frozen=True):
+class TrainConfig(ComputeOptions, frozen=True):
     """`[train]`: how long, and in which portions."""
 
     rounds: Count = 12  # outer steps
@@ -94,13 +90,6 @@ class TrainConfig(msgspec.Struct, frozen=True):
     batch_size: Index = 8
     sequence_length: Index = 128  # target tokens in a sequence; 0 as of batch_size
     inner_state: Literal["persist", "reset"] = "persist"  # the optimizer's state at the start of a round
-    micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
-    precision: Factors = "f32"  # of the factors in matrix products; parameters stay float32
-    rounding: Rounding = "nearest"  # of parameters to bf16 or f16
-    # what a model computes in float64: "demote" computes it in float32 and says so, "refuse" is an error
-    f64: Float64 = "demote"
-    # recompute activations to save memory: "none", "blocks" (as many as possible), or the bytes they may take
-    remat: Memory = "none"
 
 
 class OptimizerConfig(UpdateOptions, frozen=True):
@@ -151,20 +140,13 @@ class SyncConfig(msgspec.Struct, frozen=True):
     port: Port = 0  # "ring": that the gateway leads the ring on; 0: any
 
 
-class MoeConfig(msgspec.Struct, frozen=True):
+class MoeConfig(MixtureOptions, frozen=True):
     """`[moe]`: a sparse mixture trained over composers, each of which owns some of the experts."""
 
     composers: Index = 0  # C; 0: an ordinary run. `train.batch_size` is then one composer's
     expert_workers: Index = 0  # that do the experts' optimizer work from sketches; 0: composers do it themselves
     ownership: Literal["round-robin", "hashed", "load-aware"] = "round-robin"  # which experts a composer owns
-    replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
-    rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
-    delta_rank: Index = 0  # of the change that a refresh sends of each of a surrogate's matrices; 0: sends them whole
     fit_steps: Index = 10  # of Adam on a surrogate per refresh; 0: only its second matrix is solved again
-    # how a refresh travels: surrogates whole, or what has changed of them in fewer bits
-    refresh_form: Literal["exact", "bf16", "4bit"] = "exact"
-    fitted_by: Literal["composers", "expert-workers"] = "composers"  # who fits surrogates
-    detach: bool = True  # stop the gradient at the surrogates' input
     # steps between two merges of the routers; 1: after every step that finds the last merge done
     router_every: Count = 2
     latent_every: Count = 2  # of the latent projections
@@ -175,18 +157,11 @@ class MoeConfig(msgspec.Struct, frozen=True):
     outer_momentum: Decay = 0.0  # of that step
     radial: bool = True  # merge lengths and directions apart; false: plain weighted means
     sketches: Literal["owner", "all"] = "owner"  # expert workers: of the owner's tokens, or of all composers'
-    precision: Literal["f32", "4bit"] = "4bit"  # of sketches
-    sketch_fraction: Share = 1.0  # part of the tokens that a sketch keeps
-    inner_steps: Count = 1  # of an expert worker on one sketch
-    trust: NotNegative = 0.0  # λ of the term λ/2 ‖Δ‖² that keeps these steps short
     window: Count = 2  # versions that an expert update may lag behind
     norm_ratio: Positive = 0.1  # an update longer than this part of the expert's weights is refused
     spectral_ratio: NotNegative = 0.0  # the same of the largest singular values, per matrix; 0: not looked at
     redundant: Fraction = 0.0  # part of the updates that two expert workers make, who must agree
     audited: Fraction = 0.0  # part of the updates whose claimed gain, and effect on other tokens, is computed again
-    # how expert updates travel: what a lossy form drops is kept and added to the next one
-    update_form: Literal["exact", "bf16", "4bit", "topk"] = "exact"
-    update_keep: Share = 0.1  # part of an update's elements that "topk" sends, its largest
     # "free": nobody waits, merges and surrogates are taken when they are there; "lockstep": everybody waits for
     # everybody, which equals a training in one process bit for bit
     pace: Literal["free", "lockstep"] = "free"

@@ -13,6 +13,7 @@ from planetary.core.configuration.ranges import (
     Float64,
     Index,
     InnerOptimizer,
+    Memory,
     NotNegative,
     Positive,
     Rounding,
@@ -39,19 +40,38 @@ class UpdateOptions(msgspec.Struct, frozen=True):
     average_decay: Decay = 0.0  # of a moving average of the weights in the optimizer's state; 0: none is kept
 
 
+class ComputeOptions(msgspec.Struct, frozen=True):
+    """The keys of `[train]` that are compiled into the step: how it computes."""
+
+    micro_batches: Count = 1  # parts that a batch is trained in, one after the other: less memory, same update
+    precision: Factors = "f32"  # of the factors in matrix products; parameters stay float32
+    rounding: Rounding = "nearest"  # of parameters to bf16 or f16
+    # what a model computes in float64: "demote" computes it in float32 and says so, "refuse" is an error
+    f64: Float64 = "demote"
+    # recompute activations to save memory: "none", "blocks" (as many as possible), or the bytes they may take
+    remat: Memory = "none"
+
+
+_COMPUTE = ComputeOptions()
+
+
 class StepOptions(UpdateOptions, frozen=True, forbid_unknown_fields=True):
     """How a training step computes and updates the parameters. The learning rate is an argument of every step.
+
+    Its keys are those of `UpdateOptions` and of `ComputeOptions`, flat, as `planetary compile --step` takes them. A
+    struct has one base: the second group is listed again by name, with the types and defaults of `ComputeOptions`.
+    The model is made for one of the `micro_batches`.
 
     Raises:
         UserError: a value is of another type or out of its range.
     """
 
     optimizer: InnerOptimizer = "adamw"
-    micro_batches: Count = 1  # parts of a batch, one after the other; the model is made for one part
-    precision: Factors = "f32"  # of the factors in contractions
-    rounding: Rounding = "nearest"  # of parameters, wherever they become bf16 or f16
-    f64: Float64 = "demote"  # of what the model computes in float64 between its arguments and its loss
-    remat: str = "none"  # what is recomputed: "none", "blocks", or bytes that activations may take, as "200MiB"
+    micro_batches: Count = _COMPUTE.micro_batches
+    precision: Factors = _COMPUTE.precision
+    rounding: Rounding = _COMPUTE.rounding
+    f64: Float64 = _COMPUTE.f64
+    remat: Memory = _COMPUTE.remat
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -12,7 +12,7 @@ import numpy as np
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config, ModelConfig, is_function
-from planetary.core.configuration.step_options import StepOptions, UpdateOptions
+from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.core.errors import TrustError, UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import host_dtype
@@ -123,12 +123,8 @@ def step_options(config: Config) -> StepOptions:
     optimizer, train = config.optimizer, config.train
     return StepOptions(
         **{name: getattr(optimizer, name) for name in UpdateOptions.__struct_fields__},
+        **{name: getattr(train, name) for name in ComputeOptions.__struct_fields__},
         optimizer=optimizer.name,
-        micro_batches=train.micro_batches,
-        precision=train.precision,
-        rounding=train.rounding,
-        f64=train.f64,
-        remat=train.remat,
     )
 
 

@@ -81,7 +81,7 @@ class ComposerMachine:
         self.connected = False
         layers = len(plan.training.expert_optimizer.streamed_layers(plan.model.n_layer))
         self.expert_versions, self.expert_steps = [-1] * layers, [-1] * layers  # of the experts; -1: none are here
-        self._sketches = SketchWindow(layers, max(1, plan.window))
+        self._sketches = SketchWindow(layers, plan.window)
         self._merged: dict[Key, tuple[int, bool]] = {}  # arrived and not adopted: version, whether mine is in it
         self._fit_at = self._kept_at = 0
         self._looked_at = -1  # the step whose publications, fit and saving have been decided

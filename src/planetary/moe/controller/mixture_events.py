@@ -21,17 +21,13 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
 
     plan: MixturePlan
     functions: dict[str, FunctionSpec]
-    rounds: int
     config_hash: str
     sync: SyncPolicy
-    expert_workers: int
     secret: str  # decides which work is checked; no worker knows it
     first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
-    eval_every: int
     checkpoint_every: int
     lease_s: float  # how long an expert worker may take before somebody else gets its work
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
-    grace_s: float  # a stall is told after this
 
     def job(self, artifact: str, reference: str) -> MixtureJob:
         """See `FabricPolicy`."""
@@ -44,13 +40,23 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
         )
 
     @property
+    def rounds(self) -> int:
+        """Rounds of the whole run."""
+        return self.plan.steps // self.plan.steps_per_round
+
+    @property
     def composers(self) -> int:
-        """How many there are when all are."""
-        return self.sync.shards
+        """Composers of a complete mixture."""
+        return self.plan.training.composers
+
+    @property
+    def grace_s(self) -> float:
+        """Seconds after which a stall is reported: those for which a lost composer's shard is kept for it."""
+        return self.sync.grace_s
 
     def eval_due(self, round_: int) -> bool:
         """Whether the assembled model of a round is evaluated."""
-        return bool(self.plan.held_out) and (round_ == self.rounds or round_ % self.eval_every == 0)
+        return bool(self.plan.held_out) and (round_ == self.rounds or self.plan.evaluates_at(round_))
 
     def checkpoint_due(self, round_: int) -> bool:
         """Whether the assembled model of a round is written as a checkpoint."""

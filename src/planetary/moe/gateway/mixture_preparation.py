@@ -169,7 +169,6 @@ def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...], ow
         steps=config.total_inner_steps,
         steps_per_round=config.train.inner_steps,
         pace=PACES[config.moe.pace],
-        window=config.moe.window,
         delivery=config.data.delivery,
         view_every=config.eval.every,
     )

@@ -127,7 +127,6 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
         iree_version=compiler_version(),
         plan=prepared.plan,
         functions=dict(prepared.program.functions),
-        rounds=config.train.rounds,
         config_hash=config_hash(config),
         sync=SyncPolicy(
             moe.composers,
@@ -137,12 +136,9 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
             return_s=timings.startup_grace_s,
             replicas=moe.replicas,
         ),
-        expert_workers=moe.expert_workers,
         secret=secrets.token_hex(8),
         first_task=secrets.randbelow(2**31) << 31,
-        eval_every=config.eval.every,
         checkpoint_every=config.checkpoint.every,
         lease_s=STUCK_AFTER_S,
         stuck_after_s=STUCK_AFTER_S,
-        grace_s=timings.grace_s,
     )

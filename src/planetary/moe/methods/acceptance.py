@@ -8,6 +8,7 @@ from enum import StrEnum
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors
 from planetary.moe.methods.moments import MomentRule
@@ -32,6 +33,9 @@ class Refusal(StrEnum):
     POOR_SURROGATE = "poor surrogate"
 
 
+_KEYS = MoeConfig()
+
+
 class Policy(msgspec.Struct, frozen=True):
     """The limits.
 
@@ -44,12 +48,12 @@ class Policy(msgspec.Struct, frozen=True):
         audited: part of the updates whose effect is computed again (`audit.py`).
     """
 
-    window: int = 2
-    norm_ratio: float = 0.1
-    spectral_ratio: float = 0.0
+    window: int = _KEYS.window
+    norm_ratio: float = _KEYS.norm_ratio
+    spectral_ratio: float = _KEYS.spectral_ratio
     need_gain: bool = True
-    redundant: float = 0.0
-    audited: float = 0.0
+    redundant: float = _KEYS.redundant
+    audited: float = _KEYS.audited
 
     def __post_init__(self) -> None:
         """Raise `UserError` for limits that nothing could meet."""

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors
 
@@ -44,6 +45,9 @@ class Published(msgspec.Struct, frozen=True):
         return self.tokens * self.tokens / self.steps
 
 
+_KEYS = MoeConfig()
+
+
 class MergeRule(msgspec.Struct, frozen=True):
     """How deltas become one.
 
@@ -54,11 +58,11 @@ class MergeRule(msgspec.Struct, frozen=True):
         rate, momentum: of the outer Nesterov step.
     """
 
-    radial: bool = True
+    radial: bool = _KEYS.radial
     mean_for: tuple[str, ...] = EMBEDDING_LIKE
     cancelled: float = 0.05
-    rate: float = 1.0
-    momentum: float = 0.0
+    rate: float = _KEYS.outer_rate
+    momentum: float = _KEYS.outer_momentum
 
 
 def merged_delta(deltas: Sequence[np.ndarray], weights: Sequence[float], *, cancelled: float = 0.05) -> np.ndarray:

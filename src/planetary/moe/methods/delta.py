@@ -6,16 +6,15 @@ What a lossy form drops is kept by the sender and added to its next update, so n
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.mixture_options import UpdateForm
 from planetary.core.errors import LocalProtocolError, NumericsError, ProtocolError, UserError
 from planetary.diloco.bfloat16 import bf16_to_f32, f32_to_bf16
 from planetary.moe.methods.codec import FourBitRows, decode_rows, encode_rows
 
-Form = Literal["exact", "bf16", "4bit", "topk"]
+Form = UpdateForm
 
 
 class Delta(msgspec.Struct, frozen=True):

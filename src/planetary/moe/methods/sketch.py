@@ -8,15 +8,15 @@ report's sketch repeats u and G for each of the k experts.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
 
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.mixture_options import SketchPrecision
 from planetary.core.errors import NumericsError, TrustError, UserError
 from planetary.moe.methods.codec import FourBitRows, decode_rows, encode_rows
 
-Precision = Literal["f32", "4bit"]
+Precision = SketchPrecision
 
 
 class Sketch(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import hashlib
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import NumericsError, TrustError, UserError
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
@@ -28,7 +29,7 @@ class FitOptions(msgspec.Struct, frozen=True):
         capacity: of the buffer of recent rows.
     """
 
-    steps: int = 10
+    steps: int = MoeConfig().fit_steps
     rate: float = 0.03
     ridge: float = 1e-4
     rows: int = 512

@@ -8,22 +8,7 @@ from planetary.fabric.preparation.preparation import schedule_of, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.surrogate import are_copies
-from planetary.moe.plan.plan import model_of, training_of, warnings_of
-
-_OF_EXPERT_WORKERS = (
-    "sketches",
-    "precision",
-    "sketch_fraction",
-    "inner_steps",
-    "trust",
-    "window",
-    "norm_ratio",
-    "spectral_ratio",
-    "redundant",
-    "audited",
-    "update_form",
-    "update_keep",
-)
+from planetary.moe.plan.plan import OF_EXPERT_WORKERS, model_of, training_of, warnings_of
 
 
 def check_mixture(config: Config) -> list[str]:
@@ -43,7 +28,7 @@ def keys_without_effect(moe: MoeConfig, model: LatentMoeConfig) -> list[str]:
     They are no error: a run without expert workers is often one with them and a single key changed.
     """
     choices: list[tuple[bool, str, tuple[str, ...]]] = [
-        (not moe.expert_workers, "moe.expert_workers = 0", _OF_EXPERT_WORKERS),
+        (not moe.expert_workers, "moe.expert_workers = 0", OF_EXPERT_WORKERS),
         (
             moe.expert_workers > 0 and moe.update_form != "topk",
             f'moe.update_form = "{moe.update_form}"',

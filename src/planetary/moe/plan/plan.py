@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.config import Config
+from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.schema import FabricConfig, MoeConfig, OuterConfig
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
@@ -26,6 +27,22 @@ from planetary.moe.methods.surrogate import FitOptions, are_copies
 from planetary.moe.methods.tiers import Cadence, Tier, tier_fragments
 from planetary.moe.training.replicas import expert_fragments, held_shards, replicated_slots
 from planetary.moe.training.settings import MoeTraining
+
+OF_EXPERT_WORKERS = (
+    "sketches",
+    "precision",
+    "sketch_fraction",
+    "inner_steps",
+    "trust",
+    "window",
+    "norm_ratio",
+    "spectral_ratio",
+    "redundant",
+    "audited",
+    "update_form",
+    "update_keep",
+)
+"""Keys of `[moe]` that have no effect without expert workers."""
 
 AHEAD_BYTES = 1 << 20  # of tokens; at half a millisecond a step this is a second of a small model, else minutes
 MODEL = "planetary.models.latent_moe:build"
@@ -47,9 +64,9 @@ class MixturePlan(msgspec.Struct, frozen=True):
         steps: of the whole run: so many of each composer, or as many in all where some are faster than others.
         steps_per_round: of the run, after which losses are reported and the model may be evaluated.
         pace: whether participants wait for each other.
-        window: versions that an expert update may lag behind.
         delivery: whether composers read their tokens, or get them from the gateway.
-        view_every: rounds between two evaluations of the composers' own views; 0: never.
+        view_every: rounds between two evaluations, of the assembled model and of the composers' own views; 0: the
+            model is evaluated after the last round only.
     """
 
     model: LatentMoeConfig
@@ -60,7 +77,6 @@ class MixturePlan(msgspec.Struct, frozen=True):
     steps: int
     steps_per_round: int
     pace: AnyPace = Free()
-    window: int = 2
     delivery: Literal["path", "gateway"] = "path"
     view_every: int = 0
 
@@ -84,7 +100,16 @@ class MixturePlan(msgspec.Struct, frozen=True):
         """Whether composers say at the end of a round how they see the model, with surrogates in it."""
         if not (self.held_out and self.view_every and self.has_surrogates):
             return False
-        return round_ * self.steps_per_round >= self.steps or round_ % self.view_every == 0
+        return round_ * self.steps_per_round >= self.steps or self.evaluates_at(round_)
+
+    def evaluates_at(self, round_: int) -> bool:
+        """Whether the interval between two evaluations ends with a round."""
+        return self.view_every > 0 and round_ % self.view_every == 0
+
+    @property
+    def window(self) -> int:
+        """Sketches of a layer that a composer may have unanswered: versions that an update may lag behind, but one."""
+        return max(1, (self.training.acceptance or Policy()).window)
 
     @property
     def owner_map(self) -> np.ndarray:
@@ -228,25 +253,17 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
         redundant=moe.redundant,
         audited=moe.audited,
     )
+    keys = {name: getattr(moe, name) for name in MixtureOptions.__struct_fields__}
+    if not moe.expert_workers:
+        keys |= {name: getattr(MixtureOptions(), name) for name in OF_EXPERT_WORKERS if name in keys}
     return MoeTraining(
+        **keys,
         composers=moe.composers,
         batch_size=train.batch_size * moe.composers,
-        rank=moe.rank,
-        delta_rank=moe.delta_rank,
-        refresh_form=moe.refresh_form,
-        replicas=moe.replicas,
-        detach=moe.detach,
         cadence=cadence,
         fit=FitOptions(steps=moe.fit_steps),
         merge=MergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
         sketches=moe.sketches if moe.expert_workers else "none",
-        fitted_by=moe.fitted_by,
-        precision=moe.precision,
-        update_form=moe.update_form if moe.expert_workers else "exact",
-        update_keep=moe.update_keep,
-        sketch_fraction=moe.sketch_fraction if moe.expert_workers else 1.0,
-        inner_steps=moe.inner_steps if moe.expert_workers else 1,
-        trust=moe.trust if moe.expert_workers else 0.0,
         acceptance=acceptance if moe.expert_workers else None,
         dense=options,
         experts=options,

@@ -4,48 +4,29 @@ from __future__ import annotations
 
 from typing import Literal
 
-import msgspec
-
+from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.averaging import MergeRule
-from planetary.moe.methods.delta import Form
-from planetary.moe.methods.sketch import Precision
 from planetary.moe.methods.surrogate import FitOptions, are_copies
 from planetary.moe.methods.tiers import Cadence
 from planetary.moe.training.expert_optimizer import OFFLOADED, RESIDENT, ExpertOptimizer
 
-RefreshForm = Literal["exact", "bf16", "4bit"]
-FittedBy = Literal["composers", "expert-workers"]
 
-
-class MoeTraining(msgspec.Struct, frozen=True):
-    """What distinguishes one way of training from another.
+class MoeTraining(MixtureOptions, frozen=True, kw_only=True):
+    """What distinguishes one way of training from another: keys of `[moe]`, and what others of them make.
 
     Attributes:
         composers: C; 1 is ordinary training of the whole model.
         batch_size: sequences per step of all composers together.
-        replicas: owners of every expert, 1 as in the report; with more, their copies are merged before every refresh.
-        rank: of the surrogates; 0: experts that are not owned contribute nothing.
-        detach: stop the gradient at the surrogates' input.
         cadence: horizons of the tiers and of the surrogates' refresh.
         merge: of tiers with a horizon above 1.
         fit: of surrogates.
-        delta_rank: q of what a refresh sends of each of a surrogate's two matrices; 0: the new matrix whole, as do
-            factors that would be no smaller.
-        refresh_form: "exact", or a form of fewer bits, in which a refresh sends what has changed of these matrices.
         sketches: where experts' gradients come from: "none" (the composer's own backward pass), the "owner"'s sketches,
             or those of "all" composers.
-        fitted_by: who fits surrogates: owners on their recent rows, or expert workers on the sketches that they have.
-        precision: of sketches.
-        sketch_fraction: part of the tokens that a sketch keeps.
-        update_form: how an expert worker returns its deltas; what a lossy form drops is in its next one.
-        update_keep: part of the elements that form "topk" sends.
-        inner_steps: of an expert worker per update.
-        trust: λ of the proximal term.
         acceptance: of workers' updates; None: every update counts, as it does under direct ownership.
         dense: of the optimizer of everything but the experts.
         experts: of the experts' optimizer.
@@ -55,22 +36,10 @@ class MoeTraining(msgspec.Struct, frozen=True):
 
     composers: int
     batch_size: int
-    rank: int
-    replicas: int = 1
-    detach: bool = True
     cadence: Cadence = Cadence()
     merge: MergeRule = MergeRule()
     fit: FitOptions = FitOptions()
-    delta_rank: int = 0
-    refresh_form: RefreshForm = "exact"
     sketches: Literal["none", "owner", "all"] = "none"
-    fitted_by: FittedBy = "composers"
-    precision: Precision = "f32"
-    sketch_fraction: float = 1.0
-    update_form: Form = "exact"
-    update_keep: float = 0.1
-    inner_steps: int = 1
-    trust: float = 0.0
     acceptance: Policy | None = None
     dense: StepOptions = StepOptions()
     experts: StepOptions = StepOptions()

@@ -1,0 +1,33 @@
+"""How a mixture is trained: the options that `[moe]` and the training of a mixture have in common."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from planetary.core.configuration.ranges import Count, Index, NotNegative, Share
+
+RefreshForm = Literal["exact", "bf16", "4bit"]
+FittedBy = Literal["composers", "expert-workers"]
+SketchPrecision = Literal["f32", "4bit"]
+UpdateForm = Literal["exact", "bf16", "4bit", "topk"]
+
+
+class MixtureOptions(msgspec.Struct, frozen=True):
+    """Keys of `[moe]` that `moe.training.settings.MoeTraining` has unchanged."""
+
+    replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
+    rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
+    delta_rank: Index = 0  # of the change that a refresh sends of each of a surrogate's matrices; 0: sends them whole
+    # how a refresh travels: surrogates whole, or what has changed of them in fewer bits
+    refresh_form: RefreshForm = "exact"
+    fitted_by: FittedBy = "composers"  # who fits surrogates
+    detach: bool = True  # stop the gradient at the surrogates' input
+    precision: SketchPrecision = "4bit"  # of sketches
+    sketch_fraction: Share = 1.0  # part of the tokens that a sketch keeps
+    inner_steps: Count = 1  # of an expert worker on one sketch
+    trust: NotNegative = 0.0  # λ of the term λ/2 ‖Δ‖² that keeps these steps short
+    # how expert updates travel: what a lossy form drops is kept and added to the next one
+    update_form: UpdateForm = "exact"
+    update_keep: Share = 0.1  # part of an update's elements that "topk" sends, its largest

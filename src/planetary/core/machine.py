@@ -8,7 +8,7 @@ clock and network, where thousands of fault schedules are tried in the time of o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 Event_contra = TypeVar("Event_contra", contravariant=True)
 Instruction_co = TypeVar("Instruction_co", covariant=True)
@@ -23,4 +23,13 @@ class Machine(Protocol[Event_contra, Instruction_co]):
 
     def next_deadline(self) -> float | None:
         """Monotonic time (seconds) at which the machine wants to be called with a tick; None if nothing is pending."""
+        ...
+
+
+@runtime_checkable
+class Validates(Protocol):
+    """A machine that can tell whether its state contradicts itself. Simulators ask it after every event."""
+
+    def validate(self) -> None:
+        """Raise `LocalProtocolError` with a sentence on what contradicts what; cheap."""
         ...

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from planetary.core.errors import LocalProtocolError
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.ring import Ring
@@ -24,8 +25,10 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import CheckpointFailed, CheckpointWritten, EndKind, Mark, RolledBack
 from planetary.fabric.protocol.sessions import WorkerSession
-from planetary.fabric.protocol.state import ControllerState
+from planetary.fabric.protocol.state import ControllerState, contradiction
 from planetary.fabric.protocol.status import RoundMetrics
+
+MOST_EVALUATED = 2  # versions at once
 
 
 class Controller(RunController[RoundsDesk]):
@@ -47,7 +50,7 @@ class Controller(RunController[RoundsDesk]):
         self.state = state
         self.topology: Topology = Star(self.desk) if policy.ring is None else Ring(self.desk, policy.ring)
         self.training = Training(self.desk, self.topology, now)
-        self.evaluation = Evaluation(self.desk, self.topology)
+        self.evaluation = Evaluation(self.desk, self.topology, now)
         self._stop_reason = ""  # why the run ends as soon as the checkpoint under way is written
         self._unreported = {metrics.round: metrics for metrics in unreported}
         if state.round not in state.evals:
@@ -61,6 +64,35 @@ class Controller(RunController[RoundsDesk]):
             self.topology.next_deadline(),
             *(self.training.stuck_at(worker) for worker in self.desk.workers.values()),
         )
+
+    def validate(self) -> None:
+        """See `core.machine.Validates`."""
+        if wrong := contradiction(self.state) or self._contradiction():
+            raise LocalProtocolError(f"the controller contradicts itself: {wrong}")
+
+    def _contradiction(self) -> str:
+        """Return what in the live connections contradicts the state, or waits without a deadline."""
+        state, workers = self.state, list(self.desk.workers.values())
+        if state.ended is not None:
+            return ""
+        names = [worker.worker for worker in workers]
+        if len(set(names)) != len(names):
+            return f"a worker has two connections: {sorted(names)}"
+        rounds = [opened for opened in (state.open, state.closing) if opened is not None]
+        held = {holding.task: holding.worker for opened in rounds for holding in opened.holders.values()}
+        trains = {worker.train.task: worker.worker for worker in workers if worker.train is not None}
+        if held != trains:
+            return f"tasks and their workers are {held} in the rounds under way, and {trains} on the connections"
+        if len(self.evaluation.versions) > MOST_EVALUATED:
+            return f"so many versions are evaluated at once: {self.evaluation.versions}"
+        for worker in workers:
+            busy = worker.train is not None or worker.evaluate is not None
+            sends = bool(worker.arriving) or any(t.awaits for t in (worker.train, worker.evaluate) if t is not None)
+            if busy and not sends and self.training.stuck_at(worker) is None:
+                return f"worker {worker.worker} has a task and no deadline"
+        if not workers and self.policy.abandon_after_s > 0 and self.membership.desertion_deadline is None:
+            return "no worker is connected, and nothing ends the wait for one"
+        return ""
 
     # --- events -----------------------------------------------------------------------------------------------
 

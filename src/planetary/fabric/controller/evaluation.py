@@ -10,7 +10,8 @@ from planetary.fabric.protocol.records import EvalFinished
 from planetary.fabric.protocol.sessions import EvalInFlight, WorkerSession
 
 _FIRST_TASK = 1 << 40
-"""Eval tasks are numbered from here: they are not in the journal, so they must not use up its task numbers."""
+"""Eval tasks are numbered from here and the time of the start: they are not in the journal, so they must not use up its
+task numbers, and a worker may still run one of a gateway that was killed, whose number must be another one."""
 
 
 class _Version:
@@ -30,11 +31,11 @@ class _Version:
 class Evaluation:
     """All evaluations under way: usually one, of the newest parameters."""
 
-    def __init__(self, desk: RoundsDesk, topology: Topology) -> None:
-        """Start with nothing to evaluate."""
+    def __init__(self, desk: RoundsDesk, topology: Topology, now: float) -> None:
+        """Start at monotonic time `now` (seconds) with nothing to evaluate."""
         self._desk, self._topology = desk, topology
         self._versions: dict[int, _Version] = {}
-        self._next_task = _FIRST_TASK
+        self._next_task = _FIRST_TASK + int(now * 1e6)
 
     @property
     def versions(self) -> tuple[int, ...]:

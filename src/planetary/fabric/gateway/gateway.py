@@ -32,7 +32,7 @@ from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.news import news_of
-from planetary.fabric.protocol.records import Record, RoundFinished, RunFinished
+from planetary.fabric.protocol.records import Record, RoundClosed, RoundFinished, RunFinished
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import Traffic
 from planetary.fabric.shell.outbox import Outbox
@@ -158,7 +158,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._security = security
         self._system = system
         self._clock = system.clock
-        self._store = BlobStore(options.cache / "blobs", system.files)
+        self.store = BlobStore(options.cache / "blobs", system.files)
         self._shell: Shell[e.Finish] | None = None
         self._server: Server | None = None
         self._lock: RunLock | None = None
@@ -218,7 +218,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Return what gives the tensors of a message when it is its turn."""
         if isinstance(payload, e.BlobOf):
             digest = payload.digest
-            return lambda: {"blob": np.frombuffer(self._store.get(digest), np.uint8)}
+            return lambda: {"blob": np.frombuffer(self.store.get(digest), np.uint8)}
         return None
 
     def _bytes_of(self, round_: int) -> tuple[int, int, int]:
@@ -446,7 +446,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     def _append(self, record: Record) -> None:
         assert self._journal is not None
-        durable = isinstance(record, RoundFinished | RunFinished)
+        # A checkpoint must not outlive the records of the round that it is of, whatever happens to the power.
+        durable = isinstance(record, RoundClosed | RoundFinished | RunFinished)
         self._journal.append(msgspec.structs.replace(record, t=self._clock.wall()), durable=durable)
         text = self._news_of(record)
         if text:

@@ -71,8 +71,12 @@ class RunLock:
             raise ResourceError(
                 f"another gateway (process {holder}) is running the run in {folder}: stop it, or use another run folder"
             ) from None
-        files.truncate(self._fd, 0)
-        files.write(self._fd, f"{os.getpid()}\n".encode())
+        try:
+            files.truncate(self._fd, 0)
+            files.write(self._fd, f"{os.getpid()}\n".encode())
+        except OSError as error:
+            files.close(self._fd)
+            raise ResourceError(f"cannot use the run folder {folder}: {error.strerror or error}") from error
 
     def release(self) -> None:
         """Give the lock back."""

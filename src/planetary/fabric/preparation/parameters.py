@@ -34,6 +34,10 @@ class Parameters:
         """Forget all other versions."""
         self._published = {v: p for v, p in self._published.items() if v in versions}
 
+    def kept(self) -> tuple[int, int]:
+        """Return how many versions and how many workers' tensors are kept."""
+        return len(self._published), len(self._contributions)
+
     def attach(self, tensors: Tensors) -> int:
         """Keep a worker's end parameters; return their number."""
         self._attachments += 1

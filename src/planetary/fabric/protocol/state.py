@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
-from planetary.data.slices import LeaseLedger
+from planetary.data.slices import LeaseLedger, check_ledger
 from planetary.fabric.protocol.records import (
     ArtifactPublished,
     CheckpointFailed,
@@ -214,6 +214,41 @@ def apply(state: ControllerState, record: Record) -> None:
             pass  # facts for people; no decision depends on them
 
 
+_LOST_TASKS = 1000
+"""How many numbers of tasks a resumed run leaves out. The journal's last records may be lost with the power of the
+gateway's machine, and workers may still answer to tasks that only these records had."""
+
+
+def contradiction(state: ControllerState) -> str:
+    """Return what in a state contradicts something else in it, or "" for a state that can be.
+
+    Every lease that is held is in exactly one round under way, with one holder, or none for the moment; one that
+    contributed to such a round is trained. So the leases handed out, those trained, held and returned, sum to zero.
+    """
+    ledger = state.ledger
+    if wrong := check_ledger(ledger):
+        return f"the ledger of leases is damaged: {wrong}"
+    held: list[int] = []
+    for opened in (state.open, state.closing):
+        if opened is None:
+            continue
+        trained = [c.lease for c in opened.contributions]
+        leases = [*trained, *opened.holders, *opened.orphans]
+        if len(set(leases)) != len(leases):
+            return f"round {opened.round} has a lease twice: {sorted(leases)}"
+        lost = [lease for lease in trained if lease >= ledger.next or lease in ledger.held or lease in ledger.returned]
+        if lost:
+            return f"leases {lost} contributed to round {opened.round}, and the ledger says that they are not trained"
+        held += [*opened.holders, *opened.orphans]
+    if sorted(held) != ledger.held:
+        return f"the ledger has the leases {ledger.held} as held, the rounds under way have {sorted(held)}"
+    if state.closing is not None and (state.open is None or state.open.round != state.closing.round + 1):
+        return f"round {state.closing.round} is being closed, and the round after it is not under way"
+    if state.durable_round > state.round + 1:
+        return f"round {state.durable_round} has a checkpoint, and the last finished round is {state.round}"
+    return ""
+
+
 def replay(records: Iterable[Record]) -> ControllerState:
     """Return the state after `records`; see `apply`."""
     state = ControllerState()
@@ -280,6 +315,7 @@ def _resume(state: ControllerState, record: RunResumed) -> None:
     state.members = {}
     state.ended = None
     _go_back(state, record.mark)
+    state.next_task += _LOST_TASKS
 
 
 def _go_back(state: ControllerState, mark: Mark) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from planetary.core.errors import LocalProtocolError
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import EndParametersOf, Event, Instruction, Payload, Received, Send
 from planetary.fabric.worker.worker_events import (
@@ -23,6 +24,7 @@ from planetary.fabric.worker.worker_events import (
 )
 
 Task = m.TrainTask | m.EvalTask
+MOST_QUEUED = 8  # messages that a gateway has sent ahead; with more it has forgotten what it had sent
 
 
 class LeaseMachine:
@@ -82,6 +84,23 @@ class LeaseMachine:
             case _:
                 self._other(event)
         return self._out
+
+    def validate(self) -> None:
+        """See `core.machine.Validates`."""
+        if wrong := self._contradiction():
+            raise LocalProtocolError(f"a worker's tasks contradict each other: {wrong}")
+
+    def _contradiction(self) -> str:
+        running, queued = self._running, len(self._queue)
+        if self._stopping and running is None:
+            return "it stops a task and runs none"
+        if self._session is None and queued:
+            return f"it keeps {queued} tasks of a connection that is over"
+        if self._session is None and running is not None and not self._stopping:
+            return f"it runs task {running.task} for a connection that is over"
+        if running is not None and any(getattr(item, "task", 0) == running.task for item in self._queue):
+            return f"task {running.task} runs, and is queued"
+        return f"it keeps {queued} tasks, of at most {MOST_QUEUED}" if queued > MOST_QUEUED else ""
 
     # --- what a topology adds ---------------------------------------------------------------------------------
 

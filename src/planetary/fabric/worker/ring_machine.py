@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import Event, Instruction, OuterStateOf
-from planetary.fabric.worker.lease_machine import LeaseMachine, Task
+from planetary.fabric.worker.lease_machine import MOST_QUEUED, LeaseMachine, Task
 from planetary.fabric.worker.worker_events import (
     HoldEndParameters,
     LeaveRing,
@@ -19,6 +19,8 @@ from planetary.fabric.worker.worker_events import (
     UseOuterState,
     UseParameters,
 )
+
+MOST_VERSIONS = 3  # of the parameters: the newest, the one before it, and one that a queued task names
 
 
 class RingMachine(LeaseMachine):
@@ -43,6 +45,16 @@ class RingMachine(LeaseMachine):
         self._of_ring.clear()
         self._reducing = None
         return [LeaveRing(), *super().disconnected()]
+
+    def _contradiction(self) -> str:
+        waiting, kept = len(self._of_ring), len(self._versions)
+        if self._session is None and (waiting or self._reducing is not None):
+            return "it keeps orders of a connection that is over"
+        if self._outer_version >= 0 and self._outer_version not in self._versions:
+            return f"it has the outer state of round {self._outer_version}, and the parameters of {self._versions}"
+        if waiting > MOST_QUEUED or kept > MOST_VERSIONS:
+            return f"it keeps {waiting} orders and {kept} versions, of at most {MOST_QUEUED} and {MOST_VERSIONS}"
+        return super()._contradiction()
 
     def _greeting(self) -> m.Ready:
         return replace(self._ready, outer_version=self._outer_version, outer_digest=self._outer_digest)

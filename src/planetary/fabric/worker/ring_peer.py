@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -21,8 +22,8 @@ from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
 
 log = logging.getLogger(__name__)
 
-MakeCommunicator = Callable[..., Communicator]
-"""As `Communicator`."""
+MakeCommunicator = Callable[..., Any]
+"""As the class `Communicator`; a simulation has another one with the same methods."""
 
 
 class RingPeer:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError
+from planetary.core.errors import CompileError, LocalProtocolError, PeerError, PlanetaryError, TrustError
+from planetary.core.machine import Validates
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.backoff import pause_before
 from planetary.fabric.protocol.events import (
@@ -62,6 +63,20 @@ class WorkerMachine:
     def next_deadline(self) -> float | None:
         """See `core.machine.Machine.next_deadline`."""
         return None if self._ended else self._dial_at
+
+    def validate(self) -> None:
+        """See `core.machine.Validates`; includes the role's machine."""
+        if self._ended:
+            return
+        wrong = ""
+        if self._connected and self._dial_at is not None:
+            wrong = "it is connected and dials"
+        elif self._role is not None and self._job is not None and self._loaded not in ((), self._job.loads):
+            wrong = f"its role was loaded for {self._loaded}, and its job is {self._job.loads}"
+        if wrong:
+            raise LocalProtocolError(f"worker {self.name} contradicts itself: {wrong}")
+        if isinstance(self._role, Validates):
+            self._role.validate()
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:

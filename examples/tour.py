@@ -3,9 +3,9 @@ computed again from the journal alone.
 
     python examples/tour.py
 
-The machines are those of a real run (`docs/tour.md`); connections, processes, the disk and the clock are simulated, and
-a small known function stands in place of a model, so that it takes a second and needs no compiler. `planetary.simulate`
-does the same with a model's own training step.
+Gateway, supervisors and workers are those of a real run (`docs/tour.md`); connections, processes and the clock are
+simulated, and a small known function stands in place of a model, so that it takes a second and needs no compiler.
+`planetary.simulate` does the same with a model's own training step.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 
 from planetary.fabric.protocol.state import replay
-from planetary.simulation.cluster import SimCluster, policy
+from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
-from planetary.simulation.small_training import replay_parameters
+from planetary.simulation.small_training import small_training
 
 ROUNDS, WORKERS, INNER_STEPS = 4, 2, 4
 FAULTS = (
-    Fault(at_s=5.8, kind="kill_worker", worker=1),  # in the middle of a lease
+    Fault(at_s=4.9, kind="kill_worker", worker=1),  # in the middle of a lease
     Fault(at_s=9.0, kind="kill_gateway"),  # it is started again and resumes from its journal
 )
 SHOWN = ("round", "lease", "task", "worker", "to", "contributions", "tokens_total", "why", "reason", "loss")
@@ -28,30 +28,34 @@ SHOWN = ("round", "lease", "task", "worker", "to", "contributions", "tokens_tota
 
 def main() -> None:
     """Run the cluster to its end and check what it came to."""
-    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=WORKERS, inner_steps=INNER_STEPS), WORKERS, FAULTS)
-    told = 0
+    training = small_training(rounds=ROUNDS, workers=WORKERS, inner_steps=INNER_STEPS)
+    cluster = SimCluster(0, training, WORKERS, FAULTS)
+    size = told = 0
 
-    def follow() -> bool:
-        nonlocal told
-        for record, time in list(zip(cluster.disk.journal, cluster.disk.times, strict=True))[told:]:
+    def follow() -> None:
+        nonlocal size, told
+        path = cluster.run_folder / "events.jsonl"
+        if not path.exists() or path.stat().st_size == size:
+            return
+        size = path.stat().st_size
+        for record in cluster.journal[told:]:
             fields = msgspec.to_builtins(record)
-            event = fields.pop("event")
+            event, time = fields.pop("event"), fields.pop("t")
             shown = " ".join(f"{key}={fields[key]}" for key in SHOWN if key in fields)
             print(f"{time:6.2f} s  {event:20}{shown}")
             told += 1
-        return cluster.finished
 
-    ended = cluster.world.run(follow, limit_s=600.0)
+    assert cluster.run(limit_s=600.0, follow=follow), "the run hangs"
     follow()
-    assert ended, "the run hangs"
     gateway = cluster.gateway
     assert gateway is not None
     print(f"\nfaults that hit: {', '.join(cluster.struck)}")
 
     # The state of the controller is a fold over the journal.
-    assert replay(cluster.disk.journal) == gateway.controller.state
+    untimed = [msgspec.structs.replace(record, t=0.0) for record in cluster.journal]
+    assert replay(untimed).ledger == cluster.controller.state.ledger
     # Which leases count, and in which rounds, decides the parameters: whatever went wrong, they are the same bits.
-    again = replay_parameters(cluster.disk.journal, INNER_STEPS)
+    again = training.replay(cluster.journal)
     for name, value in gateway.parameters.state.params.items():
         np.testing.assert_array_equal(value, again[name])
     print(f"parameters recomputed from the journal: equal in every bit after {ROUNDS} rounds")

@@ -9,7 +9,7 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import AnyRecord, RunStarted
 from planetary.fabric.protocol.state import replay
-from planetary.simulation.cluster import policy
+from planetary.simulation.small_training import small_policy
 
 ROUNDS = 3
 
@@ -18,7 +18,7 @@ class Bench:
     """A controller without a world: its instructions are collected, and time is what the test says."""
 
     def __init__(self, workers: int = 1, *, local: bool = False) -> None:
-        self.policy = msgspec.structs.replace(policy(rounds=ROUNDS, workers=workers), local=local)
+        self.policy = msgspec.structs.replace(small_policy(rounds=ROUNDS, workers=workers), local=local)
         started = RunStarted(run="sim", rounds=ROUNDS, config_hash="c", model="m", params=8)
         self.controller = Controller(self.policy, replay([started]), 0.0)
         self.now = 0.0
@@ -46,7 +46,7 @@ class Bench:
         self.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
         return session
 
-    def connect(self, name: str, *, trial: bool = False, roles: tuple[str, ...] = ()) -> int:
+    def connect(self, name: str, *, trial: bool = False) -> int:
         """A worker connects and is given its job; returns its session."""
         self._sessions += 1
         hello = m.Hello(
@@ -60,7 +60,6 @@ class Bench:
             backend="cpu",
             target="host",
             trial=trial,
-            roles=roles,
             iree_version=self.policy.iree_version,
         )
         self.tell(e.Received(self._sessions, hello))

@@ -1,45 +1,168 @@
-"""Random fault schedules of whole simulated runs, and what must be true after each."""
+"""Random fault schedules of whole simulated runs, and what must be true after each.
+
+A schedule is a function of its seed. One that fails says how it is run again, for example:
+
+    PYTHONPATH=src python tests/fabric/fault_schedules.py 44 --ring --checkpoint-every=3
+"""
 
 from __future__ import annotations
 
+import argparse
 import collections
+import logging
+import sys
+from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 
+from planetary.data.slices import check_ledger
 from planetary.fabric.protocol.records import (
+    AnyRecord,
     DeltaAccepted,
     DeltaWithdrawn,
+    DigestsDiffered,
     RolledBack,
     RoundClosed,
     RoundFinished,
     RunFinished,
     RunResumed,
 )
-from planetary.fabric.protocol.state import replay
-from planetary.simulation.cluster import SimCluster, policy
-from planetary.simulation.faults import draw_plan
-from planetary.simulation.small_training import replay_parameters
+from planetary.fabric.protocol.state import ControllerState, contradiction, replay
+from planetary.simulation.cluster import SimCluster
+from planetary.simulation.faults import KINDS, draw_plan
+from planetary.simulation.small_training import SmallTraining, small_training
 
 ROUNDS, WORKERS = 6, 3
-LIMIT_S = 600.0
+LIMIT_S = 2000.0
+
+SLOW_SEEDS, SOAK_SEEDS = 10_000, 100_000  # where the seeds of longer sweeps begin
+
+
+class Seen:
+    """What a sweep of schedules came across."""
+
+    def __init__(self) -> None:
+        self.struck: collections.Counter[str] = collections.Counter()
+        self.records: collections.Counter[type] = collections.Counter()
+
+    def require(self, *records: type[AnyRecord]) -> None:
+        """Assert that the sweep showed what it is for: all kinds of faults, and these records."""
+        missing = [kind for kind in KINDS if not self.struck[kind]]
+        assert not missing, f"no schedule had a fault that hit anything of the kinds {missing}"
+        for record in records:
+            assert self.records[record] > 0, f"no schedule had a record {record.__name__}"
+
+
+def sweep(seeds: Iterable[int], checkpoint_every: int = 1, *, ring: bool = False, overlap: bool = False) -> Seen:
+    """Run schedules, check each, and return what they came across."""
+    seen = Seen()
+    for seed in seeds:
+        cluster = run_schedule(seed, checkpoint_every, ring=ring, overlap=overlap)
+        seen.struck.update(cluster.struck)
+        seen.records.update(type(record) for record in cluster.journal)
+    return seen
 
 
 def run_schedule(seed: int, checkpoint_every: int = 1, *, ring: bool = False, overlap: bool = False) -> SimCluster:
-    limits = policy(
-        rounds=ROUNDS, workers=WORKERS, checkpoint_every=checkpoint_every, ring=ring or overlap, overlap=overlap
+    """Run a schedule and check everything that must be true after it."""
+    training = small_training(
+        rounds=ROUNDS, workers=WORKERS, checkpoint_every=checkpoint_every, ring=ring, overlap=overlap
     )
-    plan = draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12)
-    cluster = SimCluster(seed, limits, WORKERS, plan)
-    ended = cluster.run(LIMIT_S)
-    where = f"seed {seed}: {cluster.struck}"
-    assert ended, f"hangs; {where}; {cluster.gateway and cluster.gateway.controller.stalls.why}"
+    cluster = SimCluster(seed, training, WORKERS, draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12))
+    try:
+        assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
+        check(cluster)
+    except BaseException as error:
+        mode = f"{' --ring' * ring}{' --overlap' * overlap} --checkpoint-every={checkpoint_every}"
+        error.add_note(f"faults: {cluster.struck}")
+        error.add_note(f"replay: PYTHONPATH=src python tests/fabric/fault_schedules.py {seed}{mode}")
+        raise
     return cluster
 
 
-def final_history(cluster: SimCluster) -> list:
+def check(cluster: SimCluster, *, flipped: bool = False) -> None:
+    """Check a run that has ended well; see docs/invariants.md. `flipped`: whether a peer was made to differ."""
+    journal = cluster.journal
+    end = journal[-1]
+    assert isinstance(end, RunFinished)
+    assert end.ok, end.reason
+    check_every_token_counts_once(cluster, journal)
+    check_no_finished_round_was_lost(journal)
+    check_the_journal_replays(cluster, journal)
+    if not flipped:
+        check_peers_were_equal(journal)
+    check_memory_was_bounded(cluster)
+    check_the_ledger_sums_to_zero(cluster.controller.state)
+    check_each_round_has_its_metrics(cluster)
+
+
+def check_every_token_counts_once(cluster: SimCluster, journal: list[AnyRecord]) -> None:
+    """No lease is in two rounds of the final history, and ledger, rounds and totals agree."""
+    state, history = cluster.controller.state, final_history(journal)
+    withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
+    accepted = [r for r in history if isinstance(r, DeltaAccepted) and r.task not in withdrawn]
+    closed = {r.round: r for r in history if isinstance(r, RoundClosed)}
+    leases = [r.lease for r in accepted]
+    assert max(collections.Counter(leases).values()) == 1
+    assert state.round == ROUNDS
+    assert state.ledger.trained == len(leases)
+    assert state.tokens_total == sum(r.tokens for r in accepted)
+    for number in range(1, ROUNDS + 1):
+        assert closed[number].contributions == sum(r.round == number for r in accepted)
+
+
+def check_no_finished_round_was_lost(journal: list[AnyRecord]) -> None:
+    """A round that the journal calls finished and durable is never trained again after a resume."""
+    durable = 0
+    for record in journal:
+        if isinstance(record, RoundFinished) and record.durable:
+            durable = max(durable, record.round)
+        if isinstance(record, RunResumed):
+            assert record.mark.round >= durable, f"round {durable} was lost"
+
+
+def check_the_journal_replays(cluster: SimCluster, journal: list[AnyRecord]) -> None:
+    """The journal gives the live state, and the parameters of the run bit for bit."""
+    assert untimed(replay(journal)) == untimed(cluster.controller.state)
+    assert cluster.gateway is not None
+    assert isinstance(cluster.training, SmallTraining)
+    found = cluster.gateway.parameters.state.params
+    np.testing.assert_array_equal(found["w"], cluster.training.replay(journal)["w"])
+
+
+def check_peers_were_equal(journal: list[AnyRecord]) -> None:
+    """All peers of the ring had the same bits after every reduction, by the digests that they reported."""
+    assert not [record for record in journal if isinstance(record, DigestsDiffered)]
+
+
+def check_memory_was_bounded(cluster: SimCluster) -> None:
+    """The gateway kept few versions and results; the run itself asserts the same after every event."""
+    versions, results = cluster.most_kept
+    assert versions <= 4
+    assert results <= 2 * (WORKERS + 1)
+
+
+def check_the_ledger_sums_to_zero(state: ControllerState) -> None:
+    """Leases handed out, less those trained, held and returned; nobody holds any after the end."""
+    assert check_ledger(state.ledger) == ""
+    assert contradiction(state) == ""
+    assert state.ledger.held == []
+    ledger = state.ledger
+    assert ledger.next - ledger.trained - len(ledger.returned) == 0
+
+
+def check_each_round_has_its_metrics(cluster: SimCluster) -> None:
+    """One line for each round, evaluated unless newer rounds overtook it twice."""
+    metrics = cluster.metrics
+    assert sorted(metrics) == list(range(1, ROUNDS + 1))
+    assert metrics[ROUNDS].eval_loss is not None
+
+
+def final_history(journal: list[AnyRecord]) -> list[AnyRecord]:
     """The journal without what was voided by resumes."""
-    history: list = []
-    for record in cluster.disk.journal:
+    history: list[AnyRecord] = []
+    for record in journal:
         if isinstance(record, RunResumed | RolledBack):
             ends = [
                 i
@@ -53,37 +176,27 @@ def final_history(cluster: SimCluster) -> list:
     return history
 
 
-def check(cluster: SimCluster, seed: int) -> None:
-    assert cluster.gateway is not None
-    state = cluster.gateway.controller.state
-    where = f"seed {seed}: {cluster.struck}"
-    end = cluster.disk.journal[-1]
-    assert isinstance(end, RunFinished), where
-    assert end.ok, f"{end.reason}; {where}"
-    assert state.round == ROUNDS, where
+def untimed(state: ControllerState) -> ControllerState:
+    """The state without the time at which its last record was written, which only the journal has."""
+    if state.ended is not None:
+        state.ended = msgspec.structs.replace(state.ended, t=0.0)
+    return state
 
-    # The journal replays to the live state.
-    assert replay(cluster.disk.journal) == state, where
 
-    # Every token counts once: no lease is in two rounds of the final history, and the ledger agrees.
-    history = final_history(cluster)
-    withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
-    accepted = [r for r in history if isinstance(r, DeltaAccepted) and r.task not in withdrawn]
-    closed = {r.round: r for r in history if isinstance(r, RoundClosed)}
-    leases = [r.lease for r in accepted]
-    assert max(collections.Counter(leases).values()) == 1, where
-    assert state.ledger.trained == len(leases), where
-    assert state.ledger.held == [], where
-    assert state.tokens_total == sum(r.tokens for r in accepted), where
-    for number in range(1, ROUNDS + 1):
-        assert closed[number].contributions == sum(r.round == number for r in accepted), where
+def main() -> None:
+    """Run one schedule again, and print its journal."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--ring", action="store_true")
+    parser.add_argument("--overlap", action="store_true")
+    parser.add_argument("--checkpoint-every", type=int, default=1)
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    cluster = run_schedule(args.seed, args.checkpoint_every, ring=args.ring, overlap=args.overlap)
+    for record in cluster.journal:
+        sys.stdout.write(f"{record.t:8.3f} {msgspec.json.encode(record).decode()}\n")
+    sys.stdout.write(f"faults: {cluster.struck}; everything holds\n")
 
-    # The parameters are exactly what the final history says they are.
-    assert cluster.gateway.controller.policy.inner_steps == 4
-    found = cluster.gateway.parameters.state.params
-    again = replay_parameters(cluster.disk.journal, 4, overlap=cluster.policy.overlap)
-    np.testing.assert_array_equal(found["w"], again["w"], err_msg=where)
 
-    # One metrics line per round, evaluated unless newer rounds overtook it twice.
-    assert sorted(cluster.disk.metrics) == list(range(1, ROUNDS + 1)), where
-    assert cluster.disk.metrics[ROUNDS].eval_loss is not None, where
+if __name__ == "__main__":
+    main()

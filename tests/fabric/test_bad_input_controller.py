@@ -17,7 +17,8 @@ from planetary.fabric.protocol.records import (
     WorkerLost,
     WorkerRefused,
 )
-from planetary.simulation.cluster import SimCluster, policy
+from planetary.simulation.cluster import SimCluster
+from planetary.simulation.small_training import small_training
 
 
 @pytest.mark.parametrize(
@@ -136,24 +137,25 @@ def test_a_backend_that_is_only_tried_may_be_wrong() -> None:
 
 
 def test_a_disk_that_stays_full_costs_no_round_but_is_no_success() -> None:
-    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=2), 2)
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=2), 2)
     cluster.disk.full = 10**9
     assert cluster.run(600.0), "hangs"
-    journal = cluster.disk.journal
+    journal = cluster.journal
     assert [r.round for r in journal if isinstance(r, RoundFinished)] == [1, 2, 3]
     tries = [r.round for r in journal if isinstance(r, CheckpointFailed)]
     assert tries == [1, 2, *[3] * cluster.policy.last_checkpoint_tries]
     end = journal[-1]
     assert isinstance(end, RunFinished)
     assert (end.ok, end.kind, end.round) == (False, "resource", 3)
-    assert "could not be kept; round 0 is the newest that is: no space left on device" in end.reason
+    assert "could not be kept; round 0 is the newest that is: writing the checkpoint of round 3" in end.reason
+    assert "No space left on device" in end.reason
 
 
 def test_room_that_comes_back_saves_the_last_round() -> None:
-    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=2), 2)
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=2), 2)
     cluster.disk.full = 2 + cluster.policy.last_checkpoint_tries - 1
     assert cluster.run(600.0), "hangs"
-    journal = cluster.disk.journal
+    journal = cluster.journal
     assert [r.round for r in journal if isinstance(r, CheckpointWritten)] == [3]
     end = journal[-1]
     assert isinstance(end, RunFinished)

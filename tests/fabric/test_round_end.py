@@ -10,14 +10,15 @@ from planetary.core.errors import LocalProtocolError
 from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
 from planetary.fabric.protocol.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import apply, replay
-from planetary.simulation.cluster import SimCluster, policy
+from planetary.simulation.cluster import SimCluster
+from planetary.simulation.small_training import small_training
 
 
 def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[AnyRecord], RoundFinished]:
     """The journal of a calm run up to the closing of a round, and the round's real end."""
-    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=WORKERS, ring=overlap, overlap=overlap), WORKERS)
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS, ring=overlap, overlap=overlap), WORKERS)
     assert cluster.run(LIMIT_S)
-    journal = cluster.disk.journal
+    journal = cluster.journal
     [closed] = [i for i, r in enumerate(journal) if isinstance(r, RoundClosed) and r.round == round_]
     [finished] = [r for r in journal if isinstance(r, RoundFinished) and r.round == round_]
     stamped = [msgspec.structs.replace(r, t=0.5 * i) for i, r in enumerate(journal[: closed + 1])]
@@ -66,12 +67,12 @@ def test_a_checkpoint_remembers_nothing_of_the_round_that_is_trained_meanwhile()
 
 
 def test_lines_that_were_not_written_are_those_of_the_last_end_of_each_round() -> None:
-    cluster = SimCluster(0, policy(rounds=ROUNDS, workers=WORKERS), WORKERS)
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS), WORKERS)
     assert cluster.run(LIMIT_S)
-    lines = unreported(cluster.disk.journal, {1, 3}, 4, 4)
+    lines = unreported(cluster.journal, {1, 3}, 4, 4)
     assert [line.round for line in lines] == [2, 4]
-    wrong = [msgspec.structs.replace(r, loss=0.5) for r in cluster.disk.journal if isinstance(r, RoundFinished)]
-    assert unreported([*wrong, *cluster.disk.journal], {1, 3}, 4, 4) == lines
+    wrong = [msgspec.structs.replace(r, loss=0.5) for r in cluster.journal if isinstance(r, RoundFinished)]
+    assert unreported([*wrong, *cluster.journal], {1, 3}, 4, 4) == lines
 
 
 def test_a_round_without_its_checkpoint_is_not_finished() -> None:

@@ -20,7 +20,7 @@ from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.lease_machine import LeaseMachine
 from planetary.fabric.worker.ring_machine import RingMachine
 from planetary.fabric.worker.worker_machine import WorkerMachine
-from planetary.simulation.cluster import SPEC
+from planetary.simulation.small_training import SPEC
 
 JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
 SLICE = m.Slice("data", "ui8", 0, 44)

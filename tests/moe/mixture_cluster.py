@@ -162,8 +162,6 @@ class Worker:
         self.up, self.down = Line(rng), Line(rng)
         self.alive = True
         self.wrong = ""  # what the check of the program on its device found
-        self.roles: tuple[str, ...] = ()  # that its operator allows it
-        self.refused = False  # for good
 
 
 class MixtureCluster:
@@ -230,12 +228,12 @@ class MixtureCluster:
 
     # --- what a test does -------------------------------------------------------------------------------------
 
-    def start(self, name: str, wrong: str = "", roles: tuple[str, ...] = ()) -> Worker:
-        """Start a worker process and connect it; `wrong`: what it finds on its device, `roles`: as in `Hello`."""
+    def start(self, name: str, wrong: str = "") -> Worker:
+        """Start a worker process and connect it; `wrong`: what it finds on its device."""
         background = Later() if self.beside else None
         driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, fitting=background, clock=lambda: self.now)
         worker = self.workers[name] = Worker(name, driver, background, self.rng)
-        worker.wrong, worker.roles = wrong, roles
+        worker.wrong = wrong
         driver.post.send = worker.up.put
         self.connect(worker)
         return worker
@@ -259,7 +257,6 @@ class MixtureCluster:
             node="n",
             pid=1,
             backend="pjrt:cpu",
-            roles=worker.roles,
         )
         self.events.append(e.Received(worker.session, hello))
 
@@ -357,7 +354,7 @@ class MixtureCluster:
                 self._send(instruction)
             case e.Close():
                 for worker in [w for w in self.workers.values() if w.session == instruction.session]:
-                    if worker.refused or worker.name in self.controller.membership.banned:
+                    if worker.name in self.controller.membership.banned:
                         self.kill(worker)  # what its process does when it is told to end
                         continue
                     self.cut(worker)
@@ -407,8 +404,6 @@ class MixtureCluster:
             case mm.MixtureJob():
                 claims = worker.driver.claims(mm.MixtureReady(artifact="artifact"))
                 self._arrive(worker.session, claims, None)
-            case m.Refused():
-                worker.refused = not instruction.message.retry
             case m.Welcome() | m.Shutdown():
                 pass
             case message:

@@ -23,11 +23,9 @@ class RunKind(ABC):
 
     Attributes:
         name: of the kind, in messages.
-        roles: what workers may be in it, by the names that `--role` takes; empty: there is one role only.
     """
 
     name: ClassVar[str]
-    roles: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def claims(self, config: Config) -> bool:
@@ -71,7 +69,6 @@ class Mixture(RunKind):
     """A sparse mixture of experts over composers (PARALLAX)."""
 
     name = "mixture"
-    roles = ("composer", "expert")
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""
@@ -118,7 +115,6 @@ class Rounds(RunKind):
     """Rounds of leases with one outer step each (DiLoCo)."""
 
     name = "rounds"
-    roles = ("trainer",)
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`; every configuration that no other kind claims."""

@@ -17,11 +17,8 @@ from planetary.core.config import Config
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import PeerError, UserError
 from planetary.core.step import StepSpec
-from planetary.fabric.gateway.rounds_start import policy_of
-from planetary.fabric.gateway.topology import ring_policy
 from planetary.fabric.preparation.model_shapes import with_model_shapes
-from planetary.fabric.preparation.preparation import Prepared, prepare_run, schedule_of
-from planetary.fabric.protocol.policy import ControllerPolicy
+from planetary.fabric.preparation.preparation import prepare_run
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, RunHistory
 from planetary.run.choice import ConfigSource, read_config
@@ -31,8 +28,8 @@ from planetary.run.places import cache_folder
 from planetary.runtime.executor import Executor
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault, draw_plan
-from planetary.simulation.numerics import StepNumerics
-from planetary.simulation.worker import STEP_S
+from planetary.simulation.node import STEP_S
+from planetary.simulation.training import StepTraining
 
 TINY: Mapping[str, Any] = {
     "run": {"name": "simulated"},
@@ -95,9 +92,10 @@ def simulate(
 ) -> Simulated:
     """Train in this process, in simulated time, with the run's real training step, data and outer steps.
 
-    Controller, workers and supervisors are the machines of a real run; connections, processes, disks and the clock
-    are simulated, and a step takes a time drawn for each worker. The step runs on XLA's CPU backend, so the losses are
-    real, and hours of faults pass in seconds. Equal arguments give equal bits.
+    Gateway, supervisors and workers are those of a real run, with its journal and checkpoints in a temporary folder;
+    connections, processes, the clock and what goes wrong on a disk are simulated, and a step takes a time drawn for
+    each worker. The step runs on XLA's CPU backend, so the losses are real, and hours of faults pass in seconds. Equal
+    arguments give equal bits.
 
     Args:
         config: as of `planetary.train`; None: a small transformer on the standard library's own text.
@@ -131,13 +129,14 @@ def simulate(
     plan = _plan(prepared.config, faults, seed)
     limit = PATIENCE * (_horizon(prepared.config) + sum(fault.seconds for fault in plan))
     with _ONE_AT_A_TIME:
-        numerics = _numerics(prepared, BlobStore(place / "blobs"))
-        cluster = SimCluster(seed, _policy(prepared, numerics), prepared.config.fabric.workers, plan, numerics)
+        spec = prepared.step.spec
+        executor = _executor(BlobStore(place / "blobs").path(spec.stablehlo_digest), spec)
+        cluster = SimCluster(seed, StepTraining(prepared, place, executor), prepared.config.fabric.workers, plan)
         ended = cluster.run(limit)
     if not ended:
-        stall = cluster.gateway.controller.stalls.why if cluster.gateway is not None else "the gateway is down"
-        raise PeerError(f"the simulated run did not end within {limit:.0f} simulated seconds: {stall}")
-    return _result(cluster, prepared.config)
+        why = cluster.waits_for
+        raise PeerError(f"the simulated run did not end within {limit:.0f} simulated seconds: {why}")
+    return _result(cluster)
 
 
 _ONE_AT_A_TIME = threading.Lock()  # the executor is shared
@@ -148,26 +147,6 @@ def _executor(artifact: Path, spec: StepSpec) -> Executor:
     from planetary.runtime.pjrt_executor import PjrtExecutor
 
     return PjrtExecutor(artifact, spec)
-
-
-def _numerics(prepared: Prepared, store: BlobStore) -> StepNumerics:
-    spec, outer = prepared.step.spec, prepared.config.outer
-    return StepNumerics(
-        _executor(store.path(spec.stablehlo_digest), spec),
-        prepared.params,
-        prepared.buffer_values,
-        schedule_of(prepared.config),
-        learning_rate=outer.learning_rate,
-        momentum=outer.momentum,
-    )
-
-
-def _policy(prepared: Prepared, numerics: StepNumerics) -> ControllerPolicy:
-    policy = policy_of(prepared.config, prepared)
-    if prepared.config.sync.topology != "ring":
-        return policy
-    ring = ring_policy(prepared.config, policy.spec.params, numerics.initial(), port=1)
-    return msgspec.structs.replace(policy, ring=ring)
 
 
 def _horizon(config: Config) -> float:
@@ -185,17 +164,16 @@ def _plan(config: Config, faults: Sequence[Fault] | int, seed: int) -> Sequence[
     return sorted(faults, key=lambda fault: fault.at_s)
 
 
-def _result(cluster: SimCluster, config: Config) -> Simulated:
-    gateway, disk = cluster.gateway, cluster.disk
+def _result(cluster: SimCluster) -> Simulated:
+    gateway, end, metrics = cluster.gateway, cluster.finished, cluster.metrics
     assert gateway is not None, "a run that ended has a gateway"
-    assert gateway.finished is not None
-    journal = zip(disk.journal, disk.times, strict=True)
+    assert end is not None
     return Simulated(
-        outcome="finished" if gateway.finished.ok else f"stopped: {gateway.finished.reason}",
-        metrics=Metrics(disk.metrics[round_] for round_ in sorted(disk.metrics)),
-        events=[{**msgspec.to_builtins(record), "t": time} for record, time in journal],
+        outcome="finished" if end.ok else f"stopped: {end.reason}",
+        metrics=Metrics(metrics[round_] for round_ in sorted(metrics)),
+        events=[msgspec.to_builtins(record) for record in cluster.journal],
         params=gateway.parameters.state.params,
         faults=tuple(cluster.struck),
         seconds=cluster.world.now,
-        config=config,
+        config=cluster.config,
     )

@@ -14,9 +14,16 @@ FaultKind = Literal[
     "poison_worker",  # its next result contains a NaN
     "drop_link",  # its connections break
     "partition",  # its node is cut off for a while
+    "mute_node",  # nothing that its node sends arrives for a while; it hears the others
+    "deafen_node",  # nothing arrives at its node for a while; the others hear it
     "repeat_result",  # its last result is sent again
+    "flip_blob",  # a bit changes in a file of its node's cache
     "kill_gateway",  # the gateway dies and is started again with --resume
+    "kill_gateway_writing",  # the same, before one of its next operations on the disk
+    "torn_write",  # the same, in the midst of a line of the journal or the metrics
+    "cut_power",  # the same, and what it appended since it last synced is lost
     "full_disk",  # the next checkpoint cannot be written
+    "no_space",  # nothing can be written for a while: the gateway fails, and is started again until it can go on
     "flip_bit",  # ring: the next outer state that it makes is another than everybody's
 ]
 
@@ -28,9 +35,16 @@ KINDS: tuple[FaultKind, ...] = (
     "poison_worker",
     "drop_link",
     "partition",
+    "mute_node",
+    "deafen_node",
     "repeat_result",
+    "flip_blob",
     "kill_gateway",
+    "kill_gateway_writing",
+    "torn_write",
+    "cut_power",
     "full_disk",
+    "no_space",
 )
 
 
@@ -39,10 +53,13 @@ class Fault(msgspec.Struct, frozen=True):
 
     Attributes:
         at_s: when, in simulated seconds.
-        kind: "kill_worker" (as by SIGKILL), "hang_worker", "slow_worker" (steps take five times as long),
-            "poison_worker" (its next result contains NaN), "drop_link", "partition" (its node is cut off for
-            `seconds`), "repeat_result", "kill_gateway" (it is resumed), "full_disk" (the next checkpoint is not
-            written), or "flip_bit" (ring: its next outer state differs).
+        kind: of a worker, "kill_worker" (as by SIGKILL), "hang_worker", "slow_worker" (steps take five times as long),
+            "poison_worker" (its next result contains NaN), "repeat_result", or "flip_bit" (ring: its next outer state
+            differs). Of its node, "drop_link", "partition" (cut off for `seconds`), "mute_node" and "deafen_node" (cut
+            off in one direction), or "flip_blob" (a bit of a cached file changes). Of the gateway, which is then
+            resumed, "kill_gateway", "kill_gateway_writing" (before one of its next operations on the disk),
+            "torn_write" (in the midst of one), or "cut_power" (what was not synced is lost). Of its disk, "full_disk"
+            (the next checkpoint is not written) or "no_space" (nothing is written for `seconds`).
         worker: which one, where it applies; the first is 0.
         seconds: how long, where it applies.
     """

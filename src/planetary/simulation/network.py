@@ -81,7 +81,7 @@ class SimulatedNetwork:
                 if not future.done():
                     future.set_result(None)
 
-        self.loop.call_later(seconds, heal)
+        self.loop.call_later(seconds, heal, context=self.context)
 
     def partition(self, node: str, seconds: float) -> None:
         """Cut a node off, in both directions."""

@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from contextvars import Context, copy_context
 from typing import Any, TypeVar
 
-from planetary.simulation.event_loop import CURRENT, ProcessKilled, SimulatedLoop, current_process
+from planetary.simulation.event_loop import CURRENT, ProcessKilled, SimulatedLoop
 
 T = TypeVar("T")
 
@@ -29,7 +29,6 @@ class Process:
         alive: whether its callbacks run.
         status: exit status, negative for a signal; None while it runs.
         error: the exception that ended it, if one did.
-        stalled: whether its threads make no progress any more, while its event loop goes on.
         thread_s: seconds until a call in a thread begins, at most, and as much until its result is seen.
     """
 
@@ -38,7 +37,6 @@ class Process:
         self.alive = True
         self.status: int | None = None
         self.error: BaseException | None = None
-        self.stalled = False
         self.thread_s = 0.02
         self.on_exit: list[Callable[[Process], None]] = []  # the system's part: connections, descriptors, parents
         self._context: Context = copy_context()
@@ -127,6 +125,10 @@ class Process:
         """Return the seconds until a call in a thread begins, and from its end until its result is seen."""
         source = self.loop.random
         return source.uniform(0.0, self.thread_s), source.uniform(0.0, self.thread_s)
+
+    def aside(self, name: str, work: Callable[[], object]) -> None:
+        """Call a function in a thread that nobody waits for; see `fabric.shell.system.System.aside`."""
+        self.threads(name).submit(work)
 
     def threads(self, name: str) -> SimulatedThread:
         """Return an executor with one thread; see `fabric.shell.system.System.threads`."""
@@ -217,8 +219,16 @@ class SimulatedThread(Executor):
         if self._hurry:
             return
         self._turn += 1
-        if not self._process.stalled:
-            self._loop.call_later(seconds, self._resume, self._turn)
+        self._loop.call_later(seconds, self._resume, self._turn)
+        self._park()
+
+    def park_until(self, register: Callable[[Callable[[], None]], object]) -> None:
+        """In the thread: wait until the function that `register` gets is called, from anywhere."""
+        if self._hurry:
+            return
+        self._turn += 1
+        turn = self._turn
+        register(lambda: self._process.in_context(lambda: self._loop.call_soon(self._resume, turn)) and None)
         self._park()
 
     def unwind(self) -> None:
@@ -288,6 +298,29 @@ def sleep(seconds: float) -> None:
     thread.sleep(seconds)
 
 
+class Signal:
+    """Something that happens once, and that simulated threads wait for."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: list[Callable[[], None]] = []
+
+    def set(self) -> None:
+        """It has happened."""
+        self._is_set = True
+        waiting, self._waiting = self._waiting, []
+        for resume in waiting:
+            resume()
+
+    def wait(self) -> None:
+        """In a simulated thread: wait for it; return without it when the thread is to end."""
+        thread = _THREAD.current
+        if thread is None:
+            raise RuntimeError("only a simulated thread can wait for a signal")
+        if not self._is_set:
+            thread.park_until(self._waiting.append)
+
+
 class _Result(Future[T]):
     """The result of a call in a simulated thread; waiting for it lets the call go on, in no time."""
 
@@ -306,6 +339,3 @@ class _Result(Future[T]):
         if not self.done():
             self._of.drain()
         return super().exception(0)
-
-
-__all__ = ["KILLED", "ChildOf", "Process", "SimulatedThread", "current_process", "sleep"]

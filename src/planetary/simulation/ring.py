@@ -1,130 +1,235 @@
-"""The ring of the simulated workers: reductions that commit on all or on nobody, and everything that can break them."""
+"""The ring of the simulated workers: sums that arrive at all or at nobody, and everything that can break them.
+
+It takes the place of `collectives.Master` and `collectives.Communicator`, which have simulations of their own; what is
+held, summed, stepped and compared is the fabric's production code.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any
 
-from planetary.diloco.outer import OuterState
-from planetary.diloco.ring import Held, state_digest
-from planetary.fabric.protocol import messages as m
-from planetary.fabric.worker import worker_events as w
-from planetary.simulation.numerics import Numerics
-from planetary.simulation.outer_steps import OuterStepOf
+import numpy as np
+
+from planetary.core.errors import PeerError
+from planetary.net.authority import Authority
+from planetary.simulation.executors import Health
+from planetary.simulation.process import Process, Signal, sleep
 from planetary.simulation.world import World
 
-GATHER_S = 5.0
 REDUCE_S = (0.05, 0.6)
 OVERLAPPED_S = (0.05, 2.0)  # with overlap: sometimes longer than a lease takes
+NOTICE_S = 0.3  # until a member hears of an end, at most
 
 
-class Member(Protocol):
-    """A worker that reduces."""
+class SimulatedMaster:
+    """Leads the groups of one gateway process, and ends with it; a `fabric.gateway.topology.RingMaster`."""
+
+    def __init__(self, world: World, process: Process, seconds: tuple[float, float]) -> None:
+        """`seconds`: the range that the duration of a sum is drawn from."""
+        self.world, self.process, self.seconds = world, process, seconds
+        self._groups: dict[int, Group] = {}
+        process.on_exit.append(lambda _: self.stop())
 
     @property
-    def node(self) -> str:
-        """Where it runs."""
-        ...
+    def address(self) -> str:
+        """See `RingMaster`."""
+        return "127.0.0.1:1"
 
-    def reduced(self, event: w.ReduceBroke | w.ReduceSucceeded, outer: OuterState | None) -> None:
-        """Hear what became of it."""
-        ...
+    def start(self) -> None:
+        """See `RingMaster`."""
+
+    def stop(self) -> None:
+        """See `RingMaster`."""
+        for group in self._groups.values():
+            group.break_up("the master was lost")
+
+    def group(self, number: int) -> Group:
+        """Return a group, which begins with its first member."""
+        return self._groups.setdefault(number, Group(self))
+
+    def hears(self, process: Process) -> bool:
+        """Whether a process and the master can speak to each other."""
+        network, node = self.world.network, self.process.node
+        return not network.is_cut(process.node, node) and not network.is_cut(node, process.node)
 
 
-class _Attempt:
-    def __init__(self, message: m.Reduce) -> None:
-        self.message = message
-        self.shares: dict[Member, tuple[list[Held], OuterState]] = {}
-        self.over = False
+class Group:
+    """Peers that sum together. Once one of them is lost, the group is broken for good."""
+
+    def __init__(self, master: SimulatedMaster) -> None:
+        self.master = master
+        self.members: dict[SimulatedCommunicator, None] = {}
+        self.why_broken = ""
+        self.is_whole = False  # whether all members have come
+        self._came = Signal()
+        self._shares: dict[SimulatedCommunicator, Work] = {}
+
+    def break_up(self, reason: str) -> None:
+        """A member is gone, or did not come in time: all sums fail."""
+        if self.why_broken:
+            return
+        self.why_broken = reason
+        self._came.set()
+        world = self.master.world
+        for work in self._shares.values():
+            world.after(world.random.uniform(0.0, NOTICE_S), lambda work=work: work.fail(reason))
+        self._shares = {}
+
+    def gather(self, member: SimulatedCommunicator, size: int, timeout_s: float) -> None:
+        """Wait until the group has `size` members. Raises `PeerError`."""
+        self.members[member] = None
+        if len(self.members) == size and not self.why_broken:
+            self.is_whole = True
+            self._came.set()
+        else:
+            self.master.world.after(
+                timeout_s, lambda: None if self.is_whole else self.break_up("somebody did not come in time")
+            )
+            self._came.wait()
+        if self.why_broken or not self.is_whole:
+            raise PeerError(self.why_broken or "the peer is closed")
+
+    def add(self, work: Work, timeout_s: float) -> None:
+        """Begin a member's part of a sum."""
+        if self.why_broken:
+            work.fail(self.why_broken)
+            return
+        world, first = self.master.world, not self._shares
+        self._shares[work.member] = work
+        if first:
+            shares = self._shares
+            world.after(
+                timeout_s,
+                lambda: self.break_up("somebody did not come in time") if self._shares is shares else None,
+            )
+        if len(self._shares) == len(self.members):
+            shares = self._shares
+            world.after(world.random.uniform(*self.master.seconds), lambda: self._commit(shares))
+
+    def _commit(self, shares: dict[SimulatedCommunicator, Work]) -> None:
+        if self._shares is not shares or self.why_broken:
+            return
+        if not all(self.master.hears(member.process) for member in shares):
+            self.break_up("nothing was heard from a worker")
+            return
+        self._shares = {}
+        ordered = [shares[member] for member in sorted(shares, key=lambda member: member.name)]
+        total = ordered[0].array.copy()
+        for work in ordered[1:]:
+            total = total + work.array
+        world = self.master.world
+        for work in ordered:
+            world.after(world.random.uniform(0.0, NOTICE_S), lambda work=work: self._notify(work, total, len(ordered)))
+
+    def _notify(self, work: Work, total: np.ndarray, peers: int) -> None:
+        """Tell a member that it is done; one that is cut off just then believes that it failed."""
+        if self.master.hears(work.member.process):
+            work.succeed(total, peers)
+        else:
+            self.break_up("the master was silent")
+            work.fail("the master was silent")
 
 
-class SimRing:
-    """The ring's master and the transfers that it lets begin. Lives and dies with the gateway."""
+class Work:
+    """A member's part of a sum; as `collectives.Work`."""
+
+    def __init__(self, member: SimulatedCommunicator, array: np.ndarray) -> None:
+        self.member, self.array = member, array
+        self.world_size = 0
+        self.sent_bytes = self.received_bytes = array.nbytes
+        self._over = Signal()
+        self._why_failed = "the peer is closed"
+
+    def wait(self) -> None:
+        """Wait for the end. Raises `PeerError`."""
+        self._over.wait()
+        if self._why_failed:
+            raise PeerError(self._why_failed)
+
+    def succeed(self, total: np.ndarray, peers: int) -> None:
+        """All members have the sum."""
+        self.array[...] = total
+        health = self.member.health
+        if health.flips:
+            health.flips = False
+            self.array[0] += 1
+        self.world_size, self._why_failed = peers, ""
+        self._over.set()
+
+    def fail(self, reason: str) -> None:
+        """Nobody has the sum, as far as this member knows."""
+        self._why_failed = reason
+        self._over.set()
+
+
+class SimulatedCommunicator:
+    """A member of a group in a worker's process, with the methods of `collectives.Communicator` that the worker uses.
+
+    Attributes:
+        name: of the worker.
+        process: its process.
+        health: of the process.
+    """
 
     def __init__(
         self,
-        world: World,
-        partitioned: set[str],
-        numerics: Numerics,
-        step: OuterStepOf,
-        seconds: tuple[float, float],
+        master: Callable[[], SimulatedMaster | None],
+        process: Process,
+        health: Health,
+        group: int,
+        *,
+        name: str,
+        timeout_s: float,
     ) -> None:
-        """`step` is the outer step; `partitioned` are the nodes that are cut off now; `seconds` a reduction takes."""
-        self._world, self._partitioned, self._seconds = world, partitioned, seconds
-        self._numerics, self._step = numerics, step
-        self._attempts: dict[int, _Attempt] = {}
-        self._groups: dict[int, frozenset[Member]] = {}  # that were formed, and whole ever since
-        self._broken: set[int] = set()
+        """`master` returns the one that listens now, or None while the gateway is down."""
+        self.process, self.health, self.name = process, health, name
+        self._master, self._number, self._timeout_s = master, group, timeout_s
+        self._group: Group | None = None
+        self._closed = False
+        process.on_exit.append(lambda _: self.close())
 
-    def reduce(self, member: Member, message: m.Reduce, own: list[Held], outer: OuterState) -> None:
-        """A worker begins its part."""
-        attempt = self._attempts.get(message.attempt)
-        if attempt is None:
-            attempt = self._attempts[message.attempt] = _Attempt(message)
-            self._world.after(GATHER_S, lambda: self._fail(attempt, "somebody did not come in time"))
-        if attempt.over or message.group in self._broken:
-            self._tell(member, w.ReduceBroke(message.round, message.attempt, "peer", "a worker was lost"), None)
-            return
-        attempt.shares[member] = (own, outer)
-        if len(attempt.shares) == message.peers:
-            members = frozenset(attempt.shares)
-            assert self._groups.setdefault(message.group, members) == members, "a group has other members than before"
-            self._world.after(self._world.random.uniform(*self._seconds), lambda: self._commit(attempt))
+    @property
+    def connected(self) -> bool:
+        """Whether it belongs to a group that is not broken."""
+        return not self._closed and self._group is not None and not self._group.why_broken
 
-    def leave(self, member: Member) -> None:
-        """A worker is gone, or lost the gateway."""
-        for group, members in self._groups.items():
-            if member in members:
-                self._broken.add(group)
-        for attempt in self._attempts.values():
-            if member in attempt.shares:
-                del attempt.shares[member]
-                self._broken.add(attempt.message.group)
-                self._fail(attempt, "a worker was lost")
+    def connect(self) -> None:
+        """Join the group. Raises `PeerError`."""
+        sleep(0.02)
+        master = self._master()
+        if self._closed or master is None or not master.process.alive or not master.hears(self.process):
+            raise PeerError("the master cannot be reached")
+        self._group = master.group(self._number)
+        if self._group.why_broken or self._group.is_whole:
+            raise PeerError(self._group.why_broken or "the group is complete")
 
-    def kill(self) -> None:
-        """The master dies with the gateway."""
-        for attempt in self._attempts.values():
-            self._fail(attempt, "the master was lost")
+    def update_topology(self, *, min_world_size: int) -> None:
+        """Wait for the other members. Raises `PeerError`."""
+        if self._group is None or self._closed:
+            raise PeerError("the peer is closed")
+        self._group.gather(self, min_world_size, self._timeout_s)
 
-    def _commit(self, attempt: _Attempt) -> None:
-        if attempt.over:
-            return
-        if any(member.node in self._partitioned for member in attempt.shares):
-            self._fail(attempt, "nothing was heard from a worker")
-            return
-        attempt.over = True
-        message = attempt.message
-        shares = list(attempt.shares.values())
-        state = shares[0][1]
-        digest = state_digest(self._numerics.specs, state)
-        for _, other in shares:
-            assert state_digest(self._numerics.specs, other) == digest, "workers reduce from different states"
-        parts = sorted((part for own, _ in shares for part in own), key=lambda part: part.contribution.task)
-        tasks = tuple(part.contribution.task for part in parts)
-        assert tasks == message.tasks, "a contribution that counts is with nobody"
-        assert sum(part.contribution.tokens for part in parts) == message.tokens
-        after = self._step(self._numerics, state, parts)
-        event = w.ReduceSucceeded(message.round, message.attempt, state_digest(self._numerics.specs, after), 32, 32)
-        for member in list(attempt.shares):
-            self._world.after(
-                self._world.random.uniform(0.0, 0.3), lambda member=member: self._notify(member, event, after)
-            )
-
-    def _notify(self, member: Member, event: w.ReduceSucceeded, after: OuterState) -> None:
-        """Tell a member that it is done; who is cut off just then believes that it failed."""
-        if member.node in self._partitioned:
-            member.reduced(w.ReduceBroke(event.round, event.attempt, "peer", "the master was silent"), None)
+    def all_reduce_async(self, array: np.ndarray, *, op: Any, timeout_s: float) -> Work:
+        """Begin a sum over all members, in place."""
+        work = Work(self, array)
+        if self._group is None or self._closed:
+            work.fail("the peer is closed")
         else:
-            member.reduced(event, after)
+            self._group.add(work, timeout_s)
+        return work
 
-    def _fail(self, attempt: _Attempt, reason: str) -> None:
-        if attempt.over:
-            return
-        attempt.over = True
-        self._broken.add(attempt.message.group)
-        message = attempt.message
-        for member in list(attempt.shares):
-            self._tell(member, w.ReduceBroke(message.round, message.attempt, "peer", reason), None)
+    def close(self) -> None:
+        """Leave the group, which breaks it."""
+        self._closed = True
+        if self._group is not None and self in self._group.members:
+            self._group.break_up("a worker was lost")
 
-    def _tell(self, member: Member, event: w.ReduceBroke | w.ReduceSucceeded, outer: OuterState | None) -> None:
-        self._world.after(self._world.random.uniform(0.0, 0.3), lambda: member.reduced(event, outer))
+
+def make_master(world: World, process: Process, *, overlap: bool) -> Callable[..., SimulatedMaster]:
+    """Return what makes the master of a gateway process; see `fabric.gateway.topology.MakeMaster`."""
+
+    def make(listen_address: str, *, authority: Authority | None) -> SimulatedMaster:
+        return SimulatedMaster(world, process, OVERLAPPED_S if overlap else REDUCE_S)
+
+    return make

@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.step.step_module import TrainStep
+from planetary.core.configuration.schema import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvalConfig,
+    FabricConfig,
+    OptimizerConfig,
+    OuterConfig,
+    RunConfig,
+    SyncConfig,
+    TrainConfig,
+)
+from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.data.prepare import PreparedData, prepare
+from planetary.data.reader import read_slice
 from planetary.diloco.mean import Contribution
-from planetary.diloco.outer import OuterState, initial_state
-from planetary.diloco.ring import Held
-from planetary.fabric.protocol import messages as m
+from planetary.diloco.outer import OuterState, initial_state, outer_step, published_params
+from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share
+from planetary.fabric.gateway.rounds_start import policy_of
+from planetary.fabric.preparation.preparation import Prepared
+from planetary.fabric.preparation.prepared_steps import StepRecord
+from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import (
     DeltaAccepted,
     DeltaWithdrawn,
@@ -23,76 +46,222 @@ from planetary.fabric.protocol.records import (
     RunFinished,
     RunResumed,
 )
-from planetary.simulation.numerics import Trained
-from planetary.simulation.outer_steps import delayed_outer, outer_of_held
+from planetary.fabric.worker.compute import Batch, batches_of
+from planetary.runtime.executor import Executor, StepResult
 
+BATCH, LENGTH = 2, 4
 PARAMS = (TensorSpec("w", "f32", (8,)),)
-OUTER_RATE, OUTER_MOMENTUM = 0.7, 0.9
-TOKENS_PER_STEP = 10
+_TOKENS = tuple(TensorSpec(name, "i32", (BATCH, LENGTH)) for name in ("inputs", "targets"))
+SPEC = StepSpec("simulated", PARAMS, (), (), _TOKENS, "0" * 64)
+SOURCE_TOKENS = 6000
+
+
+class SmallExecutor:
+    """Eight parameters that every batch draws towards a goal of its own; see `Executor`."""
+
+    spec = SPEC
+    device_name = "none"
+
+    def __init__(self) -> None:
+        """Start without parameters."""
+        self._values = np.zeros(8, np.float32)
+
+    def peak_memory(self) -> int:
+        """See `Executor`."""
+        return 0
+
+    def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
+        """See `Executor`."""
+        self.set_params(params)
+
+    def set_params(self, params: Tensors) -> None:
+        """See `Executor`."""
+        self._values = params["w"].copy()
+
+    def reset_opt_state(self) -> None:
+        """See `Executor`."""
+
+    def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
+        """See `Executor`."""
+        difference = self._values - _goal(batch)
+        self._values = (self._values - np.float32(0.1) * difference).astype(np.float32)
+        return StepResult(float(np.square(difference, dtype=np.float64).mean()), 1.0)
+
+    def eval_step(self, batch: Sequence[np.ndarray]) -> float:
+        """See `Executor`."""
+        return float(np.square(self._values, dtype=np.float64).sum())
+
+    def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
+        """See `Executor`."""
+        return {"w": self._values.copy()}
+
+    def read_opt_state(self) -> dict[str, np.ndarray]:
+        """See `Executor`."""
+        return {}
+
+    def close(self) -> None:
+        """See `Executor`."""
+
+
+def _goal(batch: Sequence[np.ndarray]) -> np.ndarray:
+    """Return what a batch draws the parameters towards; other tokens give another goal."""
+    number = int(batch[0].sum()) + 31 * int(batch[1][0, 0]) + 1
+    return np.sin(np.arange(8, dtype=np.float32) * np.float32(number % 997))
 
 
 class SmallTraining:
-    """Eight parameters that every lease draws towards a goal of its own; a `planetary.simulation.numerics.Numerics`."""
+    """A run of `SmallExecutor`s; a `planetary.simulation.training.Training`."""
 
-    specs = PARAMS
-    learning_rate, momentum = OUTER_RATE, OUTER_MOMENTUM
+    cache = None
 
-    def initial(self) -> OuterState:
-        """See `Numerics`."""
-        return initial_state(PARAMS, {"w": np.linspace(-1, 1, 8, dtype=np.float32)})
+    def __init__(self, config: Config) -> None:
+        """`config`: of `small_config`."""
+        made = StepRecord(made_from="", environment="", sources={}, spec=SPEC, params="", buffers="")
+        params = {"w": np.linspace(-1, 1, 8, dtype=np.float32)}
+        self.prepared = Prepared(config, _small_data(), TrainStep("", SPEC, b""), params, {}, made)
 
-    def train(self, params: Tensors, inner: Tensors | None, task: m.TrainTask) -> Trained:
-        """See `Numerics`; there is no optimizer state."""
-        ends = trained(params, task.lease, task.steps)
-        return Trained(ends, {}, task.steps * TOKENS_PER_STEP, 1.0 / task.round, 1.0)
+    def artifact(self, store: BlobStore) -> str:
+        """See `Training`."""
+        return store.put(b"a small known function")
 
-    def evaluate(self, params: Tensors, task: m.EvalTask) -> float:
-        """See `Numerics`."""
-        return float(np.square(params["w"], dtype=np.float64).sum())
+    def open_executor(self) -> Executor:
+        """See `Training`."""
+        return SmallExecutor()
+
+    @property
+    def config(self) -> Config:
+        """Of the run."""
+        return self.prepared.config
+
+    def start(self) -> OuterState:
+        """Return the state before the first round."""
+        return initial_state(PARAMS, self.prepared.params)
+
+    def trained(self, params: Tensors, lease: int) -> dict[str, np.ndarray]:
+        """Return the parameters after the training of a lease from `params`."""
+        executor = SmallExecutor()
+        executor.set_params(params)
+        for batch in _batches(self.config.train.inner_steps, lease):
+            executor.train_step(0, 0.0, batch)
+        return executor.read_params()
+
+    def outer_step(self, state: OuterState, parts: Sequence[tuple[str, Held]]) -> OuterState:
+        """Return the state after a round, from what each worker held."""
+        config = self.config
+        rate, momentum = config.outer.learning_rate, config.outer.momentum
+        if config.sync.topology == "star":
+            contributions = [held.contribution for _, held in parts]
+            return outer_step(PARAMS, state, contributions, rate, momentum).state
+        overlap = config.sync.overlap == "async"
+        form = form_of(config.sync.precision, len({worker for worker, _ in parts}), overlap=overlap)
+        tokens = sum(held.contribution.tokens for _, held in parts)
+        workers = sorted({worker for worker, _ in parts})
+        shares = [share(PARAMS, [held for of, held in parts if of == worker], tokens, form) for worker in workers]
+        total = shares[0]
+        for other in shares[1:]:
+            total = total + other
+        return outer_step_of_sum(PARAMS, state, (total, form), rate, momentum).state
+
+    def replay(self, journal: Iterable[Record]) -> dict[str, np.ndarray]:
+        """Compute the final parameters from the journal alone, following resumes back to their checkpoints."""
+        states = {0: self.start()}
+        accepted: list[DeltaAccepted] = []
+        versions: dict[int, int] = {}  # task -> the version that it was trained from
+        round_ = 0
+        for record in journal:
+            match record:
+                case RunResumed() | RolledBack():
+                    round_ = record.mark.round
+                    accepted = []
+                case LeaseAssigned():
+                    versions[record.task] = record.version
+                case DeltaAccepted():
+                    accepted.append(record)
+                case DeltaWithdrawn():
+                    accepted = [a for a in accepted if a.task != record.task]
+                case RoundClosed():
+                    parts = []
+                    for a in (a for a in accepted if a.round == record.round):
+                        start = states[versions[a.task]].params
+                        ends = self.trained(published_params(PARAMS, start), a.lease)
+                        parts.append((a.worker, Held(Contribution(a.task, a.tokens, ends), start)))
+                    states[record.round] = self.outer_step(states[round_], parts)
+                    accepted = [a for a in accepted if a.round != record.round]
+                case RoundFinished():
+                    round_ = record.round
+                case RunFinished():
+                    break
+                case _:
+                    pass
+        return dict(states[round_].params)
 
 
-def trained(params: Tensors, lease: int, steps: int) -> dict[str, np.ndarray]:
-    """Return the end parameters of the training of a lease."""
-    goal = np.sin(np.arange(8, dtype=np.float32) * (lease + 1))
-    values = params["w"]
-    for _ in range(steps):
-        values = (values - np.float32(0.1) * (values - goal)).astype(np.float32)
-    return {"w": values}
+def small_training(
+    *,
+    rounds: int,
+    workers: int,
+    inner_steps: int = 4,
+    checkpoint_every: int = 1,
+    eval_every: int = 1,
+    ring: bool = False,
+    overlap: bool = False,
+) -> SmallTraining:
+    """Return a small run of `workers` workers."""
+    config = Config(
+        run=RunConfig(name="sim"),
+        data=DataConfig(source=str(_source())),
+        train=TrainConfig(
+            rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, sequence_length=LENGTH, inner_state="reset"
+        ),
+        optimizer=OptimizerConfig(schedule="constant", warmup_steps=0),
+        outer=OuterConfig(learning_rate=0.7, momentum=0.9),
+        fabric=FabricConfig(workers=workers, latency_budget_s=2.0, abandon_after_s=120.0),
+        sync=SyncConfig(
+            topology="ring" if ring or overlap else "star",
+            overlap="async" if overlap else "none",
+            precision="f32" if overlap else "f64",
+        ),
+        checkpoint=CheckpointConfig(every=checkpoint_every),
+        eval=EvalConfig(every=eval_every, batches=workers),
+    )
+    return SmallTraining(config)
 
 
-def replay_parameters(journal: Iterable[Record], steps: int, *, overlap: bool = False) -> dict[str, np.ndarray]:
-    """Compute the final parameters from the journal alone, following resumes back to their checkpoints."""
-    numerics = SmallTraining()
-    states = {0: numerics.initial()}
-    accepted: list[DeltaAccepted] = []
-    versions: dict[int, int] = {}  # task -> the version that it was trained from
-    round_ = 0
-    step = delayed_outer if overlap else outer_of_held
-    for record in journal:
-        match record:
-            case RunResumed() | RolledBack():
-                round_ = record.mark.round
-                accepted = []
-            case LeaseAssigned():
-                versions[record.task] = record.version
-            case DeltaAccepted():
-                accepted.append(record)
-            case DeltaWithdrawn():
-                accepted = [a for a in accepted if a.task != record.task]
-            case RoundClosed():
-                parts = []
-                for a in (a for a in accepted if a.round == record.round):
-                    start = states[versions[a.task]].params
-                    parts.append(Held(Contribution(a.task, a.tokens, trained(start, a.lease, steps)), start))
-                states[record.round] = step(numerics, states[round_], parts)
-                accepted = [a for a in accepted if a.round != record.round]
-            case RoundFinished():
-                round_ = record.round
-            case RunFinished():
-                break
-            case _:
-                pass
-    return states[round_].params
+def small_policy(*, rounds: int, workers: int) -> ControllerPolicy:
+    """Return the constants of the controller of such a run."""
+    training = small_training(rounds=rounds, workers=workers)
+    return policy_of(training.config, training.prepared)
+
+
+@functools.lru_cache(maxsize=1)
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="planetary-small-training-")
+
+
+def _source() -> Path:
+    path = Path(_folder().name) / "tokens.u16"
+    if not path.exists():
+        path.write_bytes((np.arange(SOURCE_TOKENS, dtype=np.uint32) * 40_503 % 251).astype("<u2").tobytes())
+    return path
+
+
+@functools.lru_cache(maxsize=1)
+def _small_data() -> PreparedData:
+    """Return tokens that all small runs are trained on."""
+    return prepare(small_config(), Path(_folder().name) / "data")
+
+
+def small_config() -> Config:
+    """Return what the data of small runs depends on."""
+    train = TrainConfig(batch_size=BATCH, sequence_length=LENGTH)
+    return Config(data=DataConfig(source=str(_source())), train=train)
+
+
+@functools.lru_cache(maxsize=4096)
+def _batches(inner_steps: int, lease: int) -> tuple[Batch, ...]:
+    config = small_config()
+    order = _small_data().order(config, inner_steps * config.tokens_per_batch)
+    return tuple(batches_of(SPEC, read_slice(order.locate(lease))))
 
 
 def encode_story(journal: Iterable[Record]) -> bytes:

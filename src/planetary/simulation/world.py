@@ -40,8 +40,8 @@ class World:
         return self.loop.clock.monotonic()
 
     def at(self, time: float, action: Callable[[], object]) -> None:
-        """Do `action` at `time`, or now when that has passed."""
-        self.loop.call_at(max(time, self.now), action)
+        """Do `action` at `time`, or now when that has passed; it belongs to no process, whoever calls."""
+        self.loop.call_at(max(time, self.now), action, context=self.network.context)
 
     def after(self, delay: float, action: Callable[[], object]) -> None:
         """Do `action` in `delay` seconds."""

@@ -32,7 +32,14 @@ from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.news import news_of
-from planetary.fabric.protocol.records import Record, RoundClosed, RoundFinished, RunFinished
+from planetary.fabric.protocol.records import (
+    Record,
+    RoundClosed,
+    RoundFinished,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+)
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import Traffic
 from planetary.fabric.shell.outbox import Outbox
@@ -446,8 +453,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     def _append(self, record: Record) -> None:
         assert self._journal is not None
-        # A checkpoint must not outlive the records of the round that it is of, whatever happens to the power.
-        durable = isinstance(record, RoundClosed | RoundFinished | RunFinished)
+        # Whatever happens to the power: a checkpoint must not outlive the records of the round that it is of, nor tasks
+        # on workers the record from which their numbers are counted.
+        durable = isinstance(record, RunStarted | RunResumed | RoundClosed | RoundFinished | RunFinished)
         self._journal.append(msgspec.structs.replace(record, t=self._clock.wall()), durable=durable)
         text = self._news_of(record)
         if text:

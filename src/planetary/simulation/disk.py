@@ -1,0 +1,211 @@
+"""A machine's disk: files in a real folder, which outlive simulated processes, and everything that a disk can do wrong.
+
+Nothing is really brought to the device, so a simulation is fast on any disk; the disk keeps account of it instead, and
+`cut_power` takes back what was appended and never synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import IO
+
+from planetary.artifacts.durable_files import Bytes, DurableFiles
+from planetary.simulation.event_loop import ProcessKilled
+from planetary.simulation.process import Process
+
+
+class SimulatedDisk:
+    """The state of a disk, and what is to go wrong on it next.
+
+    Attributes:
+        full: how many of the next large files (those of a checkpoint) find no space; small ones still fit.
+        no_space: whether nothing fits.
+        was_short: whether that was noticed.
+        torn: whether the process dies in the midst of its next append, which leaves half of it.
+        dies_after: operations until the process dies before the next one; None: it does not.
+        lies: whether what is synced is lost like what is not.
+        struck: is called with the kind of a fault that happens.
+    """
+
+    def __init__(self, source: random.Random, struck: Callable[[str], None]) -> None:
+        self.full = 0
+        self.no_space = self.was_short = False
+        self.torn = False
+        self.dies_after: int | None = None
+        self.lies = False
+        self.struck = struck
+        self._source = source
+        self._synced: dict[Path, int] = {}  # files that are appended to -> bytes that would survive
+
+    def of(self, process: Process) -> SimulatedFiles:
+        """Return the disk as a process uses it."""
+        files = SimulatedFiles(self, process)
+        process.on_exit.append(files.release)
+        return files
+
+    def cut_power(self, process: Process) -> None:
+        """Kill the process; of what it appended since it last synced, some part or nothing is left."""
+        process.kill()
+        for path, synced in self._synced.items():
+            size = path.stat().st_size if path.exists() else 0
+            if size > synced:
+                os.truncate(path, self._source.randint(synced, size))
+
+    def make_room(self) -> None:
+        """There is space again."""
+        self.no_space = self.was_short = False
+
+    def opened(self, path: Path) -> None:
+        """A file will be appended to; what is in it by now is safe."""
+        self._synced[path] = path.stat().st_size
+
+    def synced(self, path: Path) -> None:
+        """A file was synced."""
+        if path in self._synced and not self.lies:
+            self._synced[path] = path.stat().st_size
+
+    def replaced(self, path: Path) -> None:
+        """A file was replaced by one that is safe."""
+        if path in self._synced:
+            self._synced[path] = path.stat().st_size
+
+
+class SimulatedFiles(DurableFiles):
+    """The operations of one process; those of a process that is not alive unwind it."""
+
+    def __init__(self, disk: SimulatedDisk, process: Process) -> None:
+        self._disk, self._process = disk, process
+        self._open: dict[int, Path] = {}
+
+    def release(self, _: Process) -> None:
+        """Close what the process had open, as its system does: locks are given back."""
+        for descriptor in self._open:
+            os.close(descriptor)
+        self._open.clear()
+
+    def _begin(self, grows: bool = False) -> None:
+        """An operation begins; `grows`: it needs space."""
+        disk = self._disk
+        if not self._process.alive:
+            raise ProcessKilled
+        if disk.dies_after is not None:
+            disk.dies_after -= 1
+            if disk.dies_after < 0:
+                disk.dies_after = None
+                disk.struck("kill_gateway_writing")
+                self._die()
+        if grows and disk.no_space:
+            if not disk.was_short:
+                disk.was_short = True
+                disk.struck("no_space")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _die(self) -> None:
+        self._process.kill()
+        raise ProcessKilled
+
+    # --- see `DurableFiles` -------------------------------------------------------------------------------------
+
+    def make_folder(self, path: Path) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+        super().make_folder(path)
+
+    def write_file(self, path: Path, chunks: Iterable[Bytes]) -> None:
+        """See `DurableFiles`."""
+        self._begin(grows=True)
+        if self._disk.full > 0:
+            self._disk.full -= 1
+            self._disk.struck("full_disk")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write_file(path, chunks)
+
+    def append(self, file: IO[bytes], chunk: Bytes) -> None:
+        """See `DurableFiles`."""
+        self._begin(grows=True)
+        super().append(file, chunk)
+
+    def sync_file(self, file: IO[bytes]) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+
+    def open(self, path: Path, flags: int) -> int:
+        """See `DurableFiles`."""
+        self._begin()
+        descriptor = super().open(path, flags)
+        self._open[descriptor] = path
+        if flags & os.O_APPEND:
+            self._disk.opened(path)
+        return descriptor
+
+    def write(self, descriptor: int, chunk: Bytes) -> int:
+        """See `DurableFiles`."""
+        self._begin(grows=True)
+        if self._disk.torn and self._open[descriptor].suffix == ".jsonl":
+            self._disk.torn = False
+            super().write(descriptor, memoryview(chunk)[: len(chunk) // 2])
+            self._disk.struck("torn_write")
+            self._die()
+        return super().write(descriptor, chunk)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+        super().truncate(descriptor, size)
+
+    def sync(self, descriptor: int) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+        self._disk.synced(self._open[descriptor])
+
+    def close(self, descriptor: int) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+        del self._open[descriptor]
+        super().close(descriptor)
+
+    def make_temporary(self, folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
+        """See `DurableFiles`."""
+        self._begin(grows=True)
+        return super().make_temporary(folder, prefix)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+        super().replace(source, target)
+        self._disk.replaced(target)
+
+    def sync_folder(self, path: Path) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+
+    def rename(self, source: Path, target: Path) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+        super().rename(source, target)
+
+    def remove_file(self, path: Path) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+        super().remove_file(path)
+
+    def remove_folder(self, path: Path) -> None:
+        """See `DurableFiles`."""
+        self._begin()
+        super().remove_folder(path)
+
+
+def flip_bit(path: Path, source: random.Random) -> None:
+    """Change one bit of a file, and nothing that the file system would tell of it."""
+    times = path.stat().st_mtime_ns
+    data = bytearray(path.read_bytes())
+    data[source.randrange(len(data))] ^= 1 << source.randrange(8)
+    with contextlib.suppress(PermissionError):
+        path.chmod(0o644)
+    path.write_bytes(data)
+    os.utime(path, ns=(times, times))

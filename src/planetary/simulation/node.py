@@ -1,0 +1,188 @@
+"""A simulated machine of a cluster: the production supervisor and worker shells, as processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from planetary.artifacts.store import BlobStore
+from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError, UserError
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.shell.child import ChildProcess
+from planetary.fabric.shell.dial import Address
+from planetary.fabric.shell.system import System
+from planetary.fabric.supervisor.supervisor import SupervisorOptions, SupervisorShell
+from planetary.fabric.worker.role import WorkerOptions
+from planetary.fabric.worker.training_role import TrainingLoader
+from planetary.fabric.worker.worker import WorkerShell
+from planetary.runtime.executor import Executor
+from planetary.simulation.disk import SimulatedDisk
+from planetary.simulation.executors import Health, TimedExecutor
+from planetary.simulation.process import ChildOf, Process
+from planetary.simulation.ring import SimulatedCommunicator, SimulatedMaster
+from planetary.simulation.world import World
+
+STEP_S = 0.2  # of a healthy worker
+START_S = 0.6  # from the start of a process to its first connection
+LOAD_S = 0.3  # at most, for whatever a worker reads in a thread
+GIVE_UP_S = 60.0
+STATUS = {UserError: 2, CompileError: 3, TrustError: 4, PeerError: 6}  # exit statuses after which none is started again
+
+
+class SimulatedWorker(WorkerShell):
+    """The worker's shell, which can be made to send its last result twice."""
+
+    _send_again: Callable[[], None] | None = None
+
+    def _carry_out(self, instruction: e.Instruction) -> e.Exit | None:
+        if not isinstance(instruction, e.Send) or not isinstance(instruction.message, m.TrainResult):
+            return super()._carry_out(instruction)
+        message, source = instruction.message, None
+        if instruction.payload is not None:
+            tensors = self._require_role().tensors(instruction.payload)
+            source = lambda: tensors  # noqa: E731
+        self._send_again = lambda: self._dialler.send(message, source)
+        self._send_again()
+        return None
+
+    def repeat_result(self) -> bool:
+        """Send the last result again; false when there was none."""
+        if self._send_again is None:
+            return False
+        self._send_again()
+        return True
+
+
+class SimulatedNode:
+    """A machine with one supervisor and its worker.
+
+    Attributes:
+        name: of the worker.
+        node: of the machine.
+        worker: the worker's process, None before the first one.
+        shell: the worker's shell.
+        health: of the worker's process.
+        blobs: folder of the machine's cache.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        address: Address,
+        *,
+        folder: Path,
+        shutdown_s: float,
+        restart_s: tuple[float, float],
+        open_executor: Callable[[], Executor],
+        master: Callable[[], SimulatedMaster | None],
+        observe: Callable[..., None],
+        struck: Callable[[str], None],
+        ended: Callable[[Process], None],
+    ) -> None:
+        """Start the supervisor; `ended` is called with each process that has ended."""
+        self.world, self.node, self.name = world, f"node-{number}", f"node-{number}/0"
+        self.blobs = folder / self.node
+        self.worker: Process | None = None
+        self.shell: SimulatedWorker | None = None
+        self.health = Health(STEP_S)
+        self.started = 0
+        self.disk = SimulatedDisk(world.random, struck)
+        self._address, self._shutdown_s, self._restart_s = address, shutdown_s, restart_s
+        self._open_executor, self._master, self._observe = open_executor, master, observe
+        self._ended = ended
+        self.supervisor = world.start(f"supervisor of {self.name}", self.node, self._supervise)
+        self.supervisor.on_exit.append(ended)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is a worker process."""
+        return self.worker is not None and self.worker.alive
+
+    def _system(self, process: Process, pid: int) -> System:
+        return System(
+            clock=self.world.clock,
+            network=self.world.network.of(process),
+            files=self.disk.of(process),
+            threads=process.threads,
+            aside=process.aside,
+            start_child=self._start_worker,
+            pid=lambda: pid,
+            observe=self._observe,
+        )
+
+    async def _supervise(self, process: Process) -> int:
+        first_s, limit_s = self._restart_s
+        options = SupervisorOptions(
+            address=self._address,
+            name=self.name,
+            node=self.node,
+            command=("worker", self.name),
+            log=None,
+            restart_first_s=first_s,
+            restart_limit_s=limit_s,
+            shutdown_s=self._shutdown_s,
+            final_codes=frozenset(STATUS.values()),
+        )
+        return _status(await SupervisorShell(options, self._system(process, 1)).run())
+
+    async def _start_worker(self, command: Sequence[str], *, log: Path | None) -> ChildProcess:
+        self.started += 1
+        number = self.started
+        self.worker = self.world.start(f"worker {self.name} #{number}", self.node, lambda p: self._work(p, number))
+        self.worker.thread_s = LOAD_S
+        self.worker.on_exit.append(self._ended)
+        self.health = Health(STEP_S * self.world.random.uniform(0.8, 1.25))
+        return ChildOf(self.worker)
+
+    async def _work(self, process: Process, number: int) -> int:
+        await asyncio.sleep(START_S)
+        health = self.health
+        options = WorkerOptions(
+            address=self._address,
+            name=self.name,
+            node=self.node,
+            backend="cpu",
+            target="host",
+            device_id=0,
+            island=1,
+            threads=1,
+            cache=self.blobs,
+            state=self.blobs / "state",
+            give_up_s=GIVE_UP_S,
+        )
+        loader = TrainingLoader(
+            open_executor=lambda *_, **__: TimedExecutor(self._open_executor(), health),
+            make_communicator=lambda address, group, *, name, timeout_s, **_: SimulatedCommunicator(
+                self._master, process, health, group, name=name, timeout_s=timeout_s
+            ),
+        )
+        self.shell = SimulatedWorker(options, m.FABRIC, {m.Job: loader}, system=self._system(process, number))
+        return _status(await self.shell.run())
+
+    # --- faults -------------------------------------------------------------------------------------------------
+
+    def kill_worker(self) -> bool:
+        """SIGKILL the worker process; false when there is none."""
+        if self.worker is None or not self.worker.alive:
+            return False
+        self.worker.kill()
+        return True
+
+    def repeat_result(self) -> bool:
+        """Let the worker send its last result again; false when it has none."""
+        worker, shell = self.worker, self.shell
+        return worker is not None and worker.alive and shell is not None and worker.in_context(shell.repeat_result)
+
+    def cached(self) -> list[Path]:
+        """Return the files of the machine's cache."""
+        return sorted(path for path in BlobStore(self.blobs).root.glob("blobs/*/*") if not path.name.startswith("."))
+
+
+def _status(end: e.Exit) -> int:
+    """Return the exit status of a process that ended so; as the command line does."""
+    if end.ok:
+        return 0
+    return next((status for kind, status in STATUS.items() if issubclass(end.error or PlanetaryError, kind)), 1)

@@ -9,6 +9,8 @@ by global norm, in float32. They take turns: in each round every one runs a few 
 reported is the median over all steps but the first round's, the processor time of a step (less disturbed by other
 programs than its duration), the peak resident memory of the process, and ratios.
 
+`iree` has the default flags, `iree-tiled` those of `planetary tune`'s candidate "data-tiling".
+
 `--emulate avx2` keeps every contender from newer instructions than AVX2: IREE compiles for `x86-64-v3`, XLA, PyTorch,
 oneDNN and MKL are told by their environment. Clock rate, caches and memory stay those of this machine.
 Writes bench/results/train_step.md, a table for each class of CPU.
@@ -53,7 +55,7 @@ EMULATED: dict[str, tuple[str, dict[str, str]]] = {
         },
     ),
 }
-CONTENDERS = ("iree", "pjrt", "jax", "torch", "torch-compile")
+CONTENDERS = ("iree", "iree-tiled", "pjrt", "jax", "torch", "torch-compile")
 RESULTS = Path(__file__).parent / "results" / "train_step.md"
 
 
@@ -89,23 +91,26 @@ def _peak_mib() -> float:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
 
 
-def _executor(folder: Path, params: Any, batch: Any, backend: str, threads: int) -> Callable[[int], float]:
+def _executor(artifact: Path, params: Any, batch: Any, backend: str, threads: int) -> Callable[[int], float]:
     from planetary.core.step import StepSpec
     from planetary.runtime.backends import open_executor
 
-    spec = msgspec.json.decode((folder / "spec.json").read_bytes(), type=StepSpec)
-    artifact = folder / ("step.vmfb" if backend == "cpu" else "step.mlirbc")
+    spec = msgspec.json.decode((artifact.parent / "spec.json").read_bytes(), type=StepSpec)
     executor = open_executor(artifact, spec, backend=backend, threads=threads)
     executor.load(params, {}, None)
     return lambda step: executor.train_step(step, 1e-3, batch).loss
 
 
 def _iree(folder: Path, _: Any, params: Any, batch: Any, threads: int) -> Callable[[int], float]:
-    return _executor(folder, params, batch, "cpu", threads)
+    return _executor(folder / "step.vmfb", params, batch, "cpu", threads)
+
+
+def _iree_tiled(folder: Path, _: Any, params: Any, batch: Any, threads: int) -> Callable[[int], float]:
+    return _executor(folder / "tiled.vmfb", params, batch, "cpu", threads)
 
 
 def _pjrt(folder: Path, _: Any, params: Any, batch: Any, threads: int) -> Callable[[int], float]:
-    return _executor(folder, params, batch, "pjrt:cpu", threads)
+    return _executor(folder / "step.mlirbc", params, batch, "pjrt:cpu", threads)
 
 
 def _jax(_: Path, options: dict[str, int], __: Any, batch: Any, threads: int) -> Callable[[int], float]:
@@ -150,7 +155,14 @@ def _torch_compile(_: Path, options: dict[str, int], params: Any, batch: Any, th
     return torch_nanochat.make_step(params, options["n_head"], batch, compiled=True)
 
 
-_MAKERS = {"iree": _iree, "pjrt": _pjrt, "jax": _jax, "torch": _torch, "torch-compile": _torch_compile}
+_MAKERS = {
+    "iree": _iree,
+    "iree-tiled": _iree_tiled,
+    "pjrt": _pjrt,
+    "jax": _jax,
+    "torch": _torch,
+    "torch-compile": _torch_compile,
+}
 
 
 # --- in the process that compares ---------------------------------------------------------------------------
@@ -158,6 +170,7 @@ _MAKERS = {"iree": _iree, "pjrt": _pjrt, "jax": _jax, "torch": _torch, "torch-co
 
 def _prepare(folder: Path, options: dict[str, int], emulate: str | None) -> dict[str, float]:
     """Leave in `folder` what the contenders need; return the seconds of each stage."""
+    from planetary.compiler.backends.flag_choice import CANDIDATES
     from planetary.compiler.backends.iree import compile_artifact
     from planetary.compiler.backends.targets import Target
     from planetary.compiler.frontend.export import export_model
@@ -173,8 +186,10 @@ def _prepare(folder: Path, options: dict[str, int], emulate: str | None) -> dict
     step = build_train_step(model, StepOptions())
     seconds["differentiate"] = time.perf_counter() - began
     began = time.perf_counter()
-    artifact = compile_artifact(step, target)
+    artifact = compile_artifact(step, target, further_flags=())
     seconds["compile"] = time.perf_counter() - began
+    tiling = next(candidate for candidate in CANDIDATES["cpu"] if candidate.name == "data-tiling")
+    (folder / "tiled.vmfb").write_bytes(compile_artifact(step, target, further_flags=tiling.flags).data)
     rng = np.random.default_rng(0)
     shape = (options["batch_size"], options["sequence_length"])
     tokens, targets = (rng.integers(0, 256, shape).astype(np.int32) for _ in range(2))

@@ -130,6 +130,20 @@ def test_a_store_that_fails_for_a_while_is_tried_again_with_growing_pauses(waits
     assert store.get(name) == b"x"
 
 
+def test_an_outage_is_logged_once_at_its_beginning_and_once_at_its_end(
+    waits: Waits, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = failing(waits)
+    Failing.errors += [OSError("connection reset") for _ in range(5)]
+    with caplog.at_level("INFO", "planetary.artifacts.payload_store"):
+        name = store.put("sketch", b"x")
+        store.get(name)
+    begin, end = caplog.messages
+    assert "failing://p failed at writing sketch/" in begin
+    assert begin.endswith("connection reset; trying again for up to 10 s")
+    assert end == "the payload store failing://p answers again after 6.2 s"
+
+
 def test_a_store_that_stays_away_is_given_up_after_the_patience_and_named(waits: Waits) -> None:
     store = failing(waits)
     name = store.put("sketch", b"x")

@@ -36,8 +36,9 @@ def test_a_run_goes_on_while_its_s3_store_is_away(tmp_path: Path, shared_cache: 
     mixture = SplitMixture(tmp_path, shared_cache, "parallax-offload.toml", ON_S3, 3)
     try:
         until(mixture, lambda: rounds(mixture) >= 3)
+        assert not outages(tmp_path)
         server.stop()
-        time.sleep(8)
+        until(mixture, lambda: len(outages(tmp_path)) >= 2)
         server.start()
         before = rounds(mixture)
         until(mixture, lambda: rounds(mixture) > before)
@@ -56,6 +57,12 @@ def test_an_s3_store_that_is_away_at_the_start_is_told(tmp_path: Path, shared_ca
             until(mixture, mixture.finished)
     finally:
         mixture.close()
+
+
+def outages(folder: Path) -> list[str]:
+    """Lines of all logs that tell of a store operation that failed and will be tried again."""
+    lines = [line for path in folder.rglob("*.log") for line in path.read_text(errors="replace").splitlines()]
+    return [line for line in lines if "s3://payloads/run failed at" in line and "trying again" in line]
 
 
 def rounds(mixture: SplitMixture) -> int:

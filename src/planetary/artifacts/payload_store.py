@@ -12,6 +12,7 @@ travels between machines.
 from __future__ import annotations
 
 import datetime
+import logging
 import math
 import re
 import time
@@ -26,6 +27,8 @@ import msgspec
 from planetary.artifacts.store import digest_of, write_atomically
 from planetary.core.clock import Clock, SystemClock
 from planetary.core.errors import PlanetaryError, ResourceError, TrustError, UserError
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -265,7 +268,12 @@ class PayloadStore:
         while True:
             attempts += 1
             try:
-                return action()
+                result = action()
+                if attempts > 1:
+                    log.info(
+                        "the payload store %s answers again after %.1f s", self.url, self._clock.monotonic() - began
+                    )
+                return result
             except PlanetaryError as error:
                 raise type(error)(f"the payload store {self.url} failed at {doing}: {error}") from error
             except FileNotFoundError as error:
@@ -282,12 +290,14 @@ class PayloadStore:
                     hint = "check the URL, the endpoint and the network"
                     tried = f" ({attempts} attempts in {waited:.1f} s)" if patient else ""
                     raise self._failed(doing + tried, error, hint) from error
+                if attempts == 1:  # whoever waits for this operation should be able to learn why
+                    log.warning("%s; trying again for up to %.0f s", self._failed(doing, error), self._patience_s)
                 self._sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    def _failed(self, doing: str, error: Exception, hint: str) -> ResourceError:
+    def _failed(self, doing: str, error: Exception, hint: str = "") -> ResourceError:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return ResourceError(f"the payload store {self.url} failed at {doing}: {reason}; {hint}")
+        return ResourceError(f"the payload store {self.url} failed at {doing}: {reason}" + (f"; {hint}" if hint else ""))
 
 
 def _name_at(path: str) -> str | None:

@@ -194,3 +194,49 @@ def test_a_product_with_a_narrow_result_is_summed_in_it() -> None:
 
     assert error(NARROW_SUMS) > 2**-7, f"{MENDED} normalise.contractions_to_f32"
     assert error(rewritten(NARROW_SUMS, normalise.contractions_to_f32)) <= 2**-8
+
+
+SORTS_IN_A_LOOP = """
+func.func @main(%x: tensor<3x16x4xf32>) -> tensor<16x4xi32> {
+  %zero = stablehlo.constant dense<0> : tensor<i32>
+  %one = stablehlo.constant dense<1> : tensor<i32>
+  %three = stablehlo.constant dense<3> : tensor<i32>
+  %none = stablehlo.constant dense<0> : tensor<16x4xi32>
+  %rows = stablehlo.iota dim = 1 : tensor<16x4xi32>
+  %r:2 = stablehlo.while(%i = %zero, %sum = %none) : tensor<i32>, tensor<16x4xi32>
+  cond {
+    %more = stablehlo.compare LT, %i, %three : (tensor<i32>, tensor<i32>) -> tensor<i1>
+    stablehlo.return %more : tensor<i1>
+  } do {
+    %slice = stablehlo.dynamic_slice %x, %i, %zero, %zero, sizes = [1, 16, 4]
+        : (tensor<3x16x4xf32>, tensor<i32>, tensor<i32>, tensor<i32>) -> tensor<1x16x4xf32>
+    %part = stablehlo.reshape %slice : (tensor<1x16x4xf32>) -> tensor<16x4xf32>
+    %first:2 = "stablehlo.sort"(%part, %rows) <{dimension = 1 : i64, is_stable = true}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<i32>, %d: tensor<i32>):
+      %less = stablehlo.compare LT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %less : tensor<i1>
+    }) : (tensor<16x4xf32>, tensor<16x4xi32>) -> (tensor<16x4xf32>, tensor<16x4xi32>)
+    %scale = stablehlo.convert %first#1 : (tensor<16x4xi32>) -> tensor<16x4xf32>
+    %other = stablehlo.subtract %scale, %part : tensor<16x4xf32>
+    %second:2 = "stablehlo.sort"(%other, %rows) <{dimension = 1 : i64, is_stable = true}> ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<i32>, %d: tensor<i32>):
+      %less = stablehlo.compare LT, %a, %b : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %less : tensor<i1>
+    }) : (tensor<16x4xf32>, tensor<16x4xi32>) -> (tensor<16x4xf32>, tensor<16x4xi32>)
+    %sums = stablehlo.add %sum, %second#1 : tensor<16x4xi32>
+    %next = stablehlo.add %i, %one : tensor<i32>
+    stablehlo.return %next, %sums : tensor<i32>, tensor<16x4xi32>
+  }
+  return %r#1 : tensor<16x4xi32>
+}
+"""
+
+
+def test_sorts_in_a_loop_share_their_row_numbers() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 16, 4)).astype(np.float32)
+    expected = np.zeros((16, 4), np.int32)
+    for part in x:
+        expected += np.argsort(np.argsort(part, kind="stable") - part, kind="stable").astype(np.int32)
+    assert not np.array_equal(run_here(SORTS_IN_A_LOOP, x), expected), f"{MENDED} normalise.own_sorted_values"
+    text = rewritten(SORTS_IN_A_LOOP, normalise.own_sorted_values)
+    np.testing.assert_array_equal(run_here(text, x), expected)

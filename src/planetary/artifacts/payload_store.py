@@ -297,7 +297,9 @@ class PayloadStore:
 
     def _failed(self, doing: str, error: Exception, hint: str = "") -> ResourceError:
         reason = " ".join(str(error).split()) or type(error).__name__
-        return ResourceError(f"the payload store {self.url} failed at {doing}: {reason}" + (f"; {hint}" if hint else ""))
+        return ResourceError(
+            f"the payload store {self.url} failed at {doing}: {reason}" + (f"; {hint}" if hint else "")
+        )
 
 
 def _name_at(path: str) -> str | None:

@@ -54,6 +54,7 @@ def rewrite_for_iree(module: ir.Module) -> None:
     keep_apart_broadcasts(module)
     powers_by_parity(module)
     contractions_to_f32(module)
+    own_sorted_values(module)
     order_products(module)
 
 
@@ -275,6 +276,40 @@ def _put_barrier(value: ir.Value, users: Sequence[ir.Operation]) -> None:
         guarded = ir.emit("stablehlo.optimization_barrier", [value], [value.type]).results[0]
     for op in users:
         op.operands[0] = guarded
+
+
+def own_sorted_values(module: ir.Module) -> None:
+    """Let what is sorted in a loop be made anew in each pass: a choice that depends on the loop's counter.
+
+    Why: IREE 3.13 sorts in place, in a loop also row numbers that it has moved out of the loop: the next sort, or the
+    next pass, finds them in the order of the last one. Meaning: unchanged; a copy for each sort.
+    """
+    for function in ir.functions(module).values():
+        blocks: list[tuple[ir.Block, ir.Value | None]] = [(ir.entry_block(function), None)]
+        while blocks:
+            block, counter = blocks.pop()
+            for op in ir.operations(block):
+                if op.name == "stablehlo.sort" and counter is not None:
+                    _copy_operands(op, counter)
+                for index in range(len(op.regions)):
+                    inner = ir.region_block(op, index)
+                    counts = _counter(inner) if op.name == "stablehlo.while" else None
+                    blocks.append((inner, counts or counter))
+
+
+def _counter(body: ir.Block) -> ir.Value | None:
+    carried = (value for value in body.arguments if not ir.shape_of(value))
+    return next((value for value in carried if str(ir.element_of(value)) in {"i32", "i64"}), None)
+
+
+def _copy_operands(op: ir.Operation, counter: ir.Value) -> None:
+    with ir.insert_before(op), ir.located(op):
+        # Always true, and behind the barrier nobody can tell.
+        guarded = ir.emit("stablehlo.optimization_barrier", [counter], [counter.type]).results[0]
+        always = ops.compare_number(guarded, -1, "GE")
+        for index, value in enumerate(list(op.operands)):
+            chosen = ops.broadcast_scalar(always, ir.shape_of(value))
+            op.operands[index] = ops.select(chosen, value, ops.zeros_like(value))
 
 
 def contractions_to_f32(module: ir.Module) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from planetary.collectives import Master
-from planetary.collectives.protocol import states
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,11 +42,3 @@ def test_two_peers_run_the_example(script: str, arguments: list[str], needs: str
         distances = [float(line.split("distance ")[1].split(",")[0]) for line in lines]
         assert max(distances) < 0.2
         assert lines[0].split("theta[0]")[1] == lines[1].split("theta[0]")[1]
-
-
-def test_the_manual_shows_the_tables() -> None:
-    manual = (ROOT / "docs/collectives.md").read_text()
-    for table in (states.PEER_MEMBERSHIP, states.MASTER_OPERATION, states.PEER_OPERATION):
-        assert states.diagram(table) in manual, (
-            "run: python -m planetary.collectives.protocol.states docs/collectives.md"
-        )

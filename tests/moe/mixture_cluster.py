@@ -27,6 +27,8 @@ from planetary.fabric.protocol.records import Record, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.moe.composer.composer_data import tokens_payload
 from planetary.moe.composer.composer_driver import ComposerDriver
+from planetary.moe.composer.composer_events import Event, Instruction
+from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.sketch_window import FORGET_STEPS
 from planetary.moe.controller.mixture_controller import MixtureController
 from planetary.moe.controller.mixture_events import (
@@ -153,6 +155,18 @@ class Line:
                 yield queue.popleft()
 
 
+def validated(machine: ComposerMachine) -> None:
+    """Check a composer's machine after each of its events."""
+    handle = machine.handle
+
+    def checked(event: Event) -> list[Instruction]:
+        found = handle(event)
+        machine.validate()
+        return found
+
+    machine.handle = checked  # type: ignore[method-assign]
+
+
 class Worker:
     """A worker process: its driver lives as long as it does; its connection may be shorter."""
 
@@ -234,6 +248,7 @@ class MixtureCluster:
         driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, fitting=background, clock=lambda: self.now)
         worker = self.workers[name] = Worker(name, driver, background, self.rng)
         worker.wrong = wrong
+        validated(driver.machine)
         driver.post.send = worker.up.put
         self.connect(worker)
         return worker

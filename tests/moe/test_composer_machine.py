@@ -9,7 +9,27 @@ import pytest
 from mixture_cluster import make_plan
 from msgspec.structs import replace
 
-from planetary.moe.composer.composer_machine import Adopt, ComposerMachine, Fit, Keep, Publish, Step, View
+from planetary.moe.composer.composer_events import (
+    Adopt,
+    ConnectionLost,
+    ExpertsArrived,
+    Fit,
+    Keep,
+    MergeArrived,
+    Publish,
+    ShardGranted,
+    SketchesAnswered,
+    SketchSent,
+    SpeakerAssigned,
+    Step,
+    StepBoundary,
+    StepsReported,
+    StepTaken,
+    StoodDown,
+    SurrogatesInstalled,
+    View,
+)
+from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.sketch_window import FORGET_STEPS
 from planetary.moe.methods.tiers import Tier
 
@@ -19,12 +39,12 @@ ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0
 def machine(folder: Path, **options: Any) -> ComposerMachine:
     """A composer of shard 0 that is connected and has everything, before its first step; merges every 2, 2, 4 steps."""
     made = ComposerMachine(make_plan(folder, steps=40, per_round=10, **options), [ROUTER, LATENT, BACKBONE])
-    made.owns(0, 1, 0, {})
+    made.handle(ShardGranted(0, 1, 0, {}))
     for shard in range(2):
-        made.surrogates(shard, 0, 0)
+        made.handle(SurrogatesInstalled(shard, 0, 0))
     for layer in range(len(made.expert_versions)):
-        made.improved(layer, 0, -1)
-    assert made.boundary() == [Keep(), Step()]
+        made.handle(ExpertsArrived(layer, 0, -1))
+    assert made.handle(StepBoundary()) == [Keep(), Step()]
     return made
 
 
@@ -32,8 +52,8 @@ def take(made: ComposerMachine, steps: int) -> list:
     """Take steps; return what the boundary after the last asks for."""
     found: list = []
     for _ in range(steps):
-        made.stepped()
-        found = made.boundary()
+        made.handle(StepTaken())
+        found = made.handle(StepBoundary())
     return found
 
 
@@ -49,30 +69,31 @@ def test_it_publishes_when_due_fits_and_saves_at_refreshes_and_never_waits(tmp_p
 def test_a_merge_that_comes_late_keeps_what_was_learned_since_and_the_next_counts_those_steps(tmp_path: Path) -> None:
     made = machine(tmp_path)
     take(made, 3)
-    assert made.merged(ROUTER, 1, [0, 1])
-    assert made.boundary()[0] == Adopt(ROUTER, 1, carry=True)
+    assert made.handle(MergeArrived(ROUTER, 1, (0, 1)))
+    assert made.handle(StepBoundary())[0] == Adopt(ROUTER, 1, carry=True)
     assert Publish(ROUTER, 1, 2) in take(made, 1)  # steps 3 and 4: those since the publication
 
 
 def test_a_merge_without_ones_own_publication_replaces_what_one_has(tmp_path: Path) -> None:
     made = machine(tmp_path)
     take(made, 3)
-    assert made.merged(ROUTER, 1, [1])
-    assert made.boundary()[0] == Adopt(ROUTER, 1, carry=False)
-    assert made.merged(LATENT, 2, [0, 1])  # two versions on: what is in it was published from another base
-    assert made.boundary()[0] == Adopt(LATENT, 2, carry=False)
+    assert made.handle(MergeArrived(ROUTER, 1, (1,)))
+    assert made.handle(StepBoundary())[0] == Adopt(ROUTER, 1, carry=False)
+    # Two versions on: what is in it was published from another base.
+    assert made.handle(MergeArrived(LATENT, 2, (0, 1)))
+    assert made.handle(StepBoundary())[0] == Adopt(LATENT, 2, carry=False)
 
 
 def test_older_and_repeated_versions_do_not_count(tmp_path: Path) -> None:
     made = machine(tmp_path)
     take(made, 2)
-    assert made.merged(ROUTER, 1, [0, 1])
-    assert not made.merged(ROUTER, 1, [0, 1])
-    made.boundary()
-    assert not made.merged(ROUTER, 1, [0, 1])
-    assert not made.merged(ROUTER, 0, [])
-    made.surrogates(1, 5, 5)
-    made.surrogates(1, 3, 3)
+    assert made.handle(MergeArrived(ROUTER, 1, (0, 1)))
+    assert not made.handle(MergeArrived(ROUTER, 1, (0, 1)))
+    made.handle(StepBoundary())
+    assert not made.handle(MergeArrived(ROUTER, 1, (0, 1)))
+    assert not made.handle(MergeArrived(ROUTER, 0, ()))
+    made.handle(SurrogatesInstalled(1, 5, 5))
+    made.handle(SurrogatesInstalled(1, 3, 3))
     assert made.versions == [0, 5]
 
 
@@ -82,20 +103,20 @@ def test_a_publication_that_may_be_lost_is_repeated(tmp_path: Path, how: str) ->
     take(made, 2)
     assert Publish(ROUTER, 0, 4) not in take(made, 2)
     if how == "reconnected":
-        made.disconnected()
-        made.owns(0, 2, made.done, None)
+        made.handle(ConnectionLost())
+        made.handle(ShardGranted(0, 2, made.done, None))
     else:
-        assert not made.merged(ROUTER, 0, [])
+        assert not made.handle(MergeArrived(ROUTER, 0, ()))
     assert Publish(ROUTER, 0, 6) in take(made, 2)
 
 
 def test_without_a_connection_it_goes_on_and_saves_its_state_as_soon_as_there_is_one(tmp_path: Path) -> None:
     made = machine(tmp_path)
-    made.disconnected()
+    made.handle(ConnectionLost())
     assert take(made, 2) == [Fit(), Step()]
     assert take(made, 1) == [Step()]
-    made.owns(0, 2, made.done, None)
-    assert made.boundary() == [Keep(), Step()]
+    made.handle(ShardGranted(0, 2, made.done, None))
+    assert made.handle(StepBoundary()) == [Keep(), Step()]
 
 
 def test_it_ends_when_the_gateway_says_that_all_steps_are_taken_and_without_a_shard_does_nothing(
@@ -107,25 +128,25 @@ def test_it_ends_when_the_gateway_says_that_all_steps_are_taken_and_without_a_sh
     assert take(made, 1) == [Fit(), Keep()]
     assert made.seems_done
     assert not made.finished
-    made.told([40, 40])
-    assert made.boundary() == [View(), Keep()]
+    made.handle(StepsReported((40, 40)))
+    assert made.handle(StepBoundary()) == [View(), Keep()]
     assert (made.finished, made.progress) == (True, 40)
-    assert made.boundary() == []
-    made.stands_by()
-    assert made.boundary() == []
+    assert made.handle(StepBoundary()) == []
+    made.handle(StoodDown())
+    assert made.handle(StepBoundary()) == []
 
 
 def test_in_lock_step_it_waits_for_merges_and_surrogates_and_saves_after_them(tmp_path: Path) -> None:
     made = machine(tmp_path, pace="lockstep")
     assert take(made, 2) == [Fit(), Publish(ROUTER, 0, 2), Publish(LATENT, 0, 2)]
     assert made.waits_for() == "the merge of router fragment 0"
-    made.merged(ROUTER, 1, [0, 1])
-    made.merged(LATENT, 1, [0, 1])
-    assert made.boundary() == [Adopt(ROUTER, 1, False), Adopt(LATENT, 1, False)]
-    made.surrogates(0, 2, 2)
+    made.handle(MergeArrived(ROUTER, 1, (0, 1)))
+    made.handle(MergeArrived(LATENT, 1, (0, 1)))
+    assert made.handle(StepBoundary()) == [Adopt(ROUTER, 1, False), Adopt(LATENT, 1, False)]
+    made.handle(SurrogatesInstalled(0, 2, 2))
     assert made.waits_for() == "the surrogates of shard 1"
-    made.surrogates(1, 2, 2)
-    assert made.boundary() == [Keep(), Step()]
+    made.handle(SurrogatesInstalled(1, 2, 2))
+    assert made.handle(StepBoundary()) == [Keep(), Step()]
 
 
 def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_from_what_is_here(tmp_path: Path) -> None:
@@ -133,35 +154,35 @@ def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_fro
     copies = [(Tier.EXPERTS, shard) for shard in range(3)]
     for pace in ("free", "lockstep"):
         made = ComposerMachine(make_plan(tmp_path, steps=40, pace=pace, **twice), [ROUTER, *copies])
-        made.owns(0, 1, 0, {})
+        made.handle(ShardGranted(0, 1, 0, {}))
         assert list(made.held) == [ROUTER, copies[0], copies[2]]  # its own shard, and the one before
         for shard in range(3):
-            made.surrogates(shard, 0, 0)
-        made.boundary()
+            made.handle(SurrogatesInstalled(shard, 0, 0))
+        made.handle(StepBoundary())
         publications = [Publish(key, 0, 2) for key in made.held]
         if pace == "free":
             assert take(made, 2) == [Fit(), *publications, Keep(), Step()]
             continue
         assert take(made, 2) == publications
         for key in made.held:
-            made.merged(key, 1, [0, 1])
-            found = made.boundary()
+            made.handle(MergeArrived(key, 1, (0, 1)))
+            found = made.handle(StepBoundary())
             assert found[0] == Adopt(key, 1, False)
         assert found == [Adopt(copies[2], 1, False), Fit()]
-        assert made.boundary() == []  # the others' surrogates, and its own
+        assert made.handle(StepBoundary()) == []  # the others' surrogates, and its own
 
 
 @pytest.mark.parametrize(("fitted", "age"), [(10, 50.0), (59.5, 0.5), (64, -4.0)])
 def test_surrogates_are_as_old_as_their_fit_whenever_they_came(tmp_path: Path, fitted: float, age: float) -> None:
     made = ComposerMachine(make_plan(tmp_path, steps=100), [ROUTER])
-    made.owns(0, 1, 0, {})
+    made.handle(ShardGranted(0, 1, 0, {}))
     for _ in range(60):
-        made.stepped()
-    made.surrogates(0, 60, 60)  # its own do not count
-    made.surrogates(1, 10, fitted)
+        made.handle(StepTaken())
+    made.handle(SurrogatesInstalled(0, 60, 60))  # its own do not count
+    made.handle(SurrogatesInstalled(1, 10, fitted))
     assert (made.progress, made.surrogate_age) == (60, age)
-    made.stepped()
-    made.surrogates(1, 10, fitted)  # once more, as after a lost connection
+    made.handle(StepTaken())
+    made.handle(SurrogatesInstalled(1, 10, fitted))  # once more, as after a lost connection
     assert made.surrogate_age == age + 1
 
 
@@ -169,22 +190,22 @@ def test_the_age_is_of_surrogates_of_experts_that_are_not_its_own_where_these_ha
     tmp_path: Path,
 ) -> None:
     made = ComposerMachine(make_plan(tmp_path, steps=100, composers=4, batch_size=8, replicas=2), [ROUTER])
-    made.owns(1, 1, 0, {})
+    made.handle(ShardGranted(1, 1, 0, {}))
     for _ in range(20):
-        made.stepped()
+        made.handle(StepTaken())
     for shard, fitted in enumerate((20, 20, 6, 12)):
-        made.surrogates(shard, 20, fitted)
+        made.handle(SurrogatesInstalled(shard, 20, fitted))
     assert made.surrogate_age == 11.0  # of shards 2 and 3: it owns those of 1 and 0
     without = ComposerMachine(make_plan(tmp_path, steps=100, rank=0), [ROUTER])
-    without.owns(0, 1, 0, {})
+    without.handle(ShardGranted(0, 1, 0, {}))
     assert without.surrogate_age is None
 
 
 def test_who_speaks_for_no_shard_fits_nothing_and_who_speaks_for_two_fits_once(tmp_path: Path) -> None:
     made = machine(tmp_path)
-    made.speaks = ()
+    made.handle(SpeakerAssigned(()))
     assert Fit() not in take(made, 2)
-    made.owns(0, 2, made.done, None, (0, 1))
+    made.handle(ShardGranted(0, 2, made.done, None, (0, 1)))
     assert take(made, 2).count(Fit()) == 1
     assert made.speaks == (0, 1)
 
@@ -192,44 +213,44 @@ def test_who_speaks_for_no_shard_fits_nothing_and_who_speaks_for_two_fits_once(t
 def test_a_composer_whose_experts_are_improved_elsewhere_waits_for_the_first_of_every_layer(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=40, per_round=10, sketches="owner", rank=0)
     made = ComposerMachine(replace(plan, model=replace(plan.model, n_layer=2)), [ROUTER, LATENT, BACKBONE])
-    made.owns(0, 1, 0, {})
-    assert made.improved(1, 3, 2)
+    made.handle(ShardGranted(0, 1, 0, {}))
+    assert made.handle(ExpertsArrived(1, 3, 2))
     assert not made.composes
-    assert made.boundary() == []
-    assert made.improved(0, 0, -1)
-    assert made.boundary() == [Keep(), Step()]
-    made.disconnected()
-    assert made.boundary() == [Step()]  # what is here is enough
-    made.owns(1, 2, 0, {})
-    assert made.boundary() == []
+    assert made.handle(StepBoundary()) == []
+    assert made.handle(ExpertsArrived(0, 0, -1))
+    assert made.handle(StepBoundary()) == [Keep(), Step()]
+    made.handle(ConnectionLost())
+    assert made.handle(StepBoundary()) == [Step()]  # what is here is enough
+    made.handle(ShardGranted(1, 2, 0, {}))
+    assert made.handle(StepBoundary()) == []
 
 
 def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> None:
     made = machine(tmp_path, sketches="owner")
     assert made.plan.window == 2
     assert not made.may_offer(0)  # the gateway has not said what waits
-    made.answered(0, -1, ())
+    made.handle(SketchesAnswered(0, -1, ()))
     for _ in range(2):
         assert made.may_offer(0)
-        made.offered(0)
+        made.handle(SketchSent(0))
         assert take(made, 1) == [Step()] or made.done == 2
     assert not made.may_offer(0)
-    assert not made.improved(0, 0, -1)  # sent for another reason
-    made.answered(0, 1, (0, 1))
+    assert not made.handle(ExpertsArrived(0, 0, -1))  # sent for another reason
+    made.handle(SketchesAnswered(0, 1, (0, 1)))
     assert not made.may_offer(0)
-    assert made.improved(0, 1, 0)
-    made.answered(0, 1, (1,))
+    assert made.handle(ExpertsArrived(0, 1, 0))
+    made.handle(SketchesAnswered(0, 1, (1,)))
     assert made.may_offer(0)
-    made.offered(0)
-    assert not made.improved(0, 1, 1)  # a refused update: the version that is here
-    made.answered(0, 1, ())  # the sketch of step 2 is on its way
+    made.handle(SketchSent(0))
+    assert not made.handle(ExpertsArrived(0, 1, 1))  # a refused update: the version that is here
+    made.handle(SketchesAnswered(0, 1, ()))  # the sketch of step 2 is on its way
     assert made.may_offer(0)
     take(made, 1)
-    made.offered(0)
+    made.handle(SketchSent(0))
     assert not made.may_offer(0)
     take(made, 2 * FORGET_STEPS)
     assert not made.may_offer(0)  # the gateway says when they are too old
-    made.answered(0, 3, ())
+    made.handle(SketchesAnswered(0, 3, ()))
     assert made.may_offer(0)
 
 
@@ -238,16 +259,16 @@ def test_after_a_lost_connection_sketches_wait_for_the_gateways_word_but_in_lock
     tmp_path: Path, pace: str
 ) -> None:
     made = machine(tmp_path, sketches="owner", pace=pace)
-    made.answered(0, -1, ())
-    made.disconnected()
+    made.handle(SketchesAnswered(0, -1, ()))
+    made.handle(ConnectionLost())
     assert not made.may_offer(0)
-    made.owns(0, 2, 0, None)
+    made.handle(ShardGranted(0, 2, 0, None))
     assert made.may_offer(0) == (pace == "lockstep")
-    made.answered(0, -1, (5,))
+    made.handle(SketchesAnswered(0, -1, (5,)))
     assert made.may_offer(0)
-    made.offered(0)
+    made.handle(SketchSent(0))
     assert made.may_offer(0) == (pace == "lockstep")
-    made.owns(0, 2, 0, None)  # its state is wanted again, on the same connection
+    made.handle(ShardGranted(0, 2, 0, None))  # its state is wanted again, on the same connection
     assert made.may_offer(0) == (pace == "lockstep")
-    made.answered(0, 0, ())
+    made.handle(SketchesAnswered(0, 0, ()))
     assert made.may_offer(0)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import RemoteProtocolError, TrustError
+from planetary.moe.composer.composer_events import ConnectionLost, ShardGranted, SpeakerAssigned, StepTaken
 from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.surrogate_traffic import Installed, Ready, Refreshed, SurrogateTraffic
 from planetary.moe.methods.surrogate import surrogate_message
@@ -43,19 +44,19 @@ class Composer:
 
     def connect(self, shard: int) -> None:
         self.speak_for((shard,))
-        self.machine.owns(shard, self.machine.epoch + 1, self.machine.done, None)
+        self.machine.handle(ShardGranted(shard, self.machine.epoch + 1, self.machine.done))
 
     def speak_for(self, shards: tuple[int, ...]) -> None:
         self.traffic.speak_for(shards)
-        self.machine.speaks = shards
+        self.machine.handle(SpeakerAssigned(shards))
 
     def disconnect(self) -> None:
-        self.machine.disconnected()
+        self.machine.handle(ConnectionLost())
         self.traffic.disconnected()
 
     def steps_until(self, done: int) -> None:
         while self.machine.done < done:
-            self.machine.stepped()
+            self.machine.handle(StepTaken())
 
     def take(self) -> None:
         """What the boundary between two steps does."""

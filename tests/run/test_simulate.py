@@ -102,5 +102,5 @@ def test_equal_seeds_give_equal_bits_and_stories(tables: dict[str, Any], shared_
 def test_what_cannot_be_simulated_is_an_error(tables: dict[str, Any], shared_cache: Path) -> None:
     with pytest.raises(UserError, match="expected 0 to 2"):
         planetary.simulate(tables, faults=[planetary.Fault(1.0, "kill_worker", worker=3)], cache=shared_cache)
-    with pytest.raises(UserError, match="mixture over composers"):
+    with pytest.raises(UserError, match="a mixture is not simulated"):
         planetary.simulate({**tables, "moe": {"composers": 2}}, cache=shared_cache)

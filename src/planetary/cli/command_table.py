@@ -55,9 +55,7 @@ COMMANDS: dict[str, Command] = {
         "planetary.cli.commands.parity", "train on two backends and measure how far they drift apart", "tools"
     ),
     "artifact": Command(_IN + "artifact", "show, verify or clear away compiled steps", "tools"),
-    "moe": Command(
-        "planetary.cli.commands.moe", "the cost of a sparse mixture over composers; its ordinary model", "tools"
-    ),
+    "moe": Command("planetary.cli.commands.moe", "the cost of a mixture; its ordinary model", "tools"),
     "report": Command(_IN + "report", "write report.json and loss.png of a run folder again", "tools"),
 }
 

@@ -147,7 +147,7 @@ class Run:
             top_k: draw from the k likeliest tokens only; 0: from all.
             seed: of the draws.
             round: whose checkpoint is used; by default the newest.
-            experts: of a mixture over composers: "real", "surrogates", or "composer:N".
+            experts: of a mixture: "real", "surrogates", or "composer:N".
 
         Raises:
             UserError: no checkpoint, an empty prompt, or a model without logits.

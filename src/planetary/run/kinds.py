@@ -66,7 +66,7 @@ class RunKind(ABC):
 
 
 class Mixture(RunKind):
-    """A sparse mixture of experts over composers (PARALLAX)."""
+    """A sparse mixture of experts, divided among composers (PARALLAX)."""
 
     name = "mixture"
 
@@ -79,7 +79,7 @@ class Mixture(RunKind):
         from planetary.moe.gateway.mixture_gateway import MixtureGateway
 
         if options.resume_from is not None:
-            raise UserError("a mixture over composers goes on from its payloads, not from a checkpoint")
+            raise UserError("a mixture goes on from its payloads, not from a checkpoint")
         return MixtureGateway(config, options, security)
 
     def worker_roles(self) -> Roles:
@@ -105,7 +105,7 @@ class Mixture(RunKind):
 
     def check_simulated(self, config: Config) -> None:
         """See `RunKind`."""
-        raise UserError("simulate: a mixture over composers is not simulated; leave moe.composers out")
+        raise UserError("simulate: a mixture is not simulated; leave moe.composers out")
 
     def check_surrogates(self, folder: Path) -> None:
         """See `RunKind`."""

@@ -109,7 +109,7 @@ def simulate(
 
     Raises:
         UserError: the configuration, the model or the data is wrong; a fault names a worker that is not there; or the
-            configuration makes a mixture over composers, which is not simulated.
+            configuration makes a mixture, which is not simulated.
         NumericsError: an outer step gave parameters that are not finite.
         PeerError: the run does not end, in simulated time; the text says what it waits for.
 

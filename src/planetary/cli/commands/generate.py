@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--experts",
         default="real",
         metavar="WHICH",
-        help="of a mixture over composers, in its newest state: real, surrogates in place of all of them, or "
+        help="of a mixture, in its newest state: real, surrogates in place of all of them, or "
         "composer:N, that composer's own with surrogates in place of the others (default: %(default)s)",
     )
     return parser

@@ -14,8 +14,9 @@ from planetary.collectives.master.group_operations import GroupOperations, Runni
 from planetary.collectives.master.link_watch import LinkWatch
 from planetary.collectives.master.master_events import Close, Instruction, Send, Solved
 from planetary.collectives.protocol import messages as m
-from planetary.collectives.protocol.states import MASTER_OPERATION, advance
+from planetary.collectives.protocol.states import MASTER_OPERATION
 from planetary.collectives.reduction.small_operations import data_bytes, is_small
+from planetary.core.state_table import advance
 
 
 @dataclass

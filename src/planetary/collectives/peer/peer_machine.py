@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from planetary.collectives.peer import peer_events as e
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.errors import PeerLostError, RemovedError, StragglerError, error_of
-from planetary.collectives.protocol.states import PEER_MEMBERSHIP, PEER_OPERATION, advance
+from planetary.collectives.protocol.states import PEER_MEMBERSHIP, PEER_OPERATION
 from planetary.core.errors import PlanetaryError, TrustError
+from planetary.core.state_table import advance
 
 _REDIAL_S = 0.1
 _ANSWER_SLACK_S = 5.0  # the master's deadline comes first; this one is for a master that forgot

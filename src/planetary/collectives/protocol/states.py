@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from pathlib import Path
-
-from planetary.core.errors import LocalProtocolError
-
-Table = Mapping[tuple[str, str], str]
-"""(state, event) -> next state. What is not in the table is a bug of this side."""
+from planetary.core.state_table import Table
 
 MASTER_OPERATION: Table = {
     ("gathering", "all members came"): "running",
@@ -62,48 +55,3 @@ PEER_MEMBERSHIP: Table = {
     ("away", "removed"): "outside",
 }
 """`away`: the master may be restarting; within the grace time a member returns with everything it was."""
-
-
-def advance(table: Table, state: str, event: str) -> str:
-    """Return the next state. Raises `LocalProtocolError` for a step that is not in the table."""
-    try:
-        return table[state, event]
-    except KeyError:
-        raise LocalProtocolError(f"the event {event!r} cannot happen in the state {state!r}") from None
-
-
-def diagram(table: Table) -> str:
-    """Return the table as a Mermaid state diagram."""
-    targets = set(table.values())
-    sources = {state for state, _ in table}
-    lines = ["stateDiagram-v2"]
-    names = sorted(sources | targets)
-    lines += [f'    state "{name}" as {_id(name)}' for name in names if " " in name]
-    first = next(iter(table))[0]
-    lines.append(f"    [*] --> {_id(first)}")
-    lines += [f"    {_id(state)} --> {_id(after)}: {event}" for (state, event), after in table.items()]
-    lines += [f"    {_id(name)} --> [*]" for name in names if name not in sources]
-    return "\n".join(lines)
-
-
-def _id(name: str) -> str:
-    return name.replace(" ", "_")
-
-
-def _refresh(manual: str) -> str:
-    """Return the manual with every diagram replaced by its table's."""
-    tables = {
-        "peer-membership": PEER_MEMBERSHIP,
-        "master-operation": MASTER_OPERATION,
-        "peer-operation": PEER_OPERATION,
-    }
-    for name, table in tables.items():
-        head, _, rest = manual.partition(f"<!-- diagram: {name} -->\n")
-        tail = rest.partition("<!-- end -->")[2]
-        manual = f"{head}<!-- diagram: {name} -->\n```mermaid\n{diagram(table)}\n```\n<!-- end -->{tail}"
-    return manual
-
-
-if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(_refresh(path.read_text()))

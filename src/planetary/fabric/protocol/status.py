@@ -44,7 +44,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """A mixture over composers: one shard in one round."""
+    """One shard of a mixture in one round."""
 
     loss: float | None  # mean cross-entropy of its composer's steps, nats per token
     surrogate_error: float | None  # mean relative error of its surrogates when they were last fitted
@@ -61,7 +61,7 @@ class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """A mixture over composers: one round."""
+    """One round of a mixture."""
 
     shards: tuple[ShardMetrics, ...]
     refused: dict[str, int]  # what did not count, by reason: "stale", "fenced", "regression", "unusable"
@@ -100,7 +100,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     workers: tuple[WorkerStatus, ...] = ()  # by name
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
     notes: tuple[str, ...] = ()  # what was decided before training, oldest first; each is told once
-    mixture: MixtureMetrics | None = None  # of a mixture over composers: see `newest_mixture`
+    mixture: MixtureMetrics | None = None  # of a mixture: see `newest_mixture`
 
 
 class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: float  # tokens / seconds
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
-    mixture: MixtureMetrics | None = None  # of a mixture over composers
+    mixture: MixtureMetrics | None = None  # of a mixture
 
 
 def newest_mixture(metrics: Sequence[RoundMetrics]) -> MixtureMetrics | None:

@@ -20,9 +20,9 @@ import numpy as np
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import NumericsError, RemoteProtocolError
 from planetary.fabric.protocol import messages as m
-from planetary.moe.composer import composer_machine as c
+from planetary.moe.composer import composer_events as c
 from planetary.moe.composer.composer_data import HELD_OUT, ComposerData
-from planetary.moe.composer.composer_machine import ComposerMachine, Key
+from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.composer_post import ComposerPost, Send
 from planetary.moe.composer.composer_view import composer_view, view_bytes
 from planetary.moe.composer.surrogate_traffic import Installed, Ready, Refreshed, SurrogateTraffic
@@ -31,7 +31,7 @@ from planetary.moe.methods.ownership import owned_slots
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.expert_payloads import changed_from, improved_bytes, weights_from, work_from
 from planetary.moe.payloads.payloads import fragment_bytes, fragment_from, sketch_bytes
-from planetary.moe.payloads.shard_payload import model_from, shard_bytes, shard_from
+from planetary.moe.payloads.shard_payload import Key, model_from, shard_bytes, shard_from
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import Part
 from planetary.moe.program.signature import Runner, parameter_specs
@@ -149,7 +149,7 @@ class ComposerDriver:
         while self._inbox:
             self._take(self._inbox.popleft())
         stepped = False
-        for action in self.machine.boundary():
+        for action in self.machine.handle(c.StepBoundary()):
             match action:
                 case c.Adopt():
                     self._adopt(action)
@@ -168,21 +168,21 @@ class ComposerDriver:
                 case c.Step() if self._surrogates is None or not self._surrogates.behind:
                     self._step()
                     stepped = True
-                case c.Step():
+                case _:
                     pass
         return stepped
 
     def _take(self, news: _News) -> None:
         match news:
             case None:
-                self.machine.disconnected()
+                self.machine.handle(c.ConnectionLost())
                 if self._surrogates is not None:
                     self._surrogates.disconnected()
             case Installed() | Refreshed():
                 assert self._surrogates is not None
                 self._surrogates.ready(news)
             case _Left():
-                self.machine.sent(news.upload)
+                self.machine.handle(c.UploadSent(news.upload))
             case (message, payload):
                 self._received(message, payload)
             case error:
@@ -193,14 +193,14 @@ class ComposerDriver:
             case mm.GrantShard():
                 self._own(message, payload)
             case mm.StandBy():
-                self.machine.stands_by()
+                self.machine.handle(c.StoodDown())
                 self.composer = None
             case mm.FragmentMerged():
                 key = (Tier(message.tier), message.fragment)
-                if key in self.machine.held and self.machine.merged(key, message.version, message.shards):
+                if self.machine.handle(c.MergeArrived(key, message.version, message.shards)):
                     self._arrived[key] = payload
             case mm.RunProgress():
-                self.machine.told(message.steps)
+                self.machine.handle(c.StepsReported(message.steps))
             case mm.AssignSpeaker():
                 self._speak_for(message.shards)
             case mm.SurrogatesReady() if self._surrogates is not None:
@@ -210,7 +210,8 @@ class ComposerDriver:
             case mm.ImproveExperts():
                 self._improve(message, payload)
             case mm.TokensReady():
-                if message.shard == HELD_OUT or self.machine.tokens(message.shard, message.first, message.count):
+                arrived = c.TokensArrived(message.shard, message.first, message.count)
+                if message.shard == HELD_OUT or self.machine.handle(arrived):
                     self._data.arrived(message, payload, self.machine.done)
             case mm.EvaluateMixture():
                 self._evaluate(message, payload)
@@ -219,13 +220,13 @@ class ComposerDriver:
 
     def _own(self, message: mm.GrantShard, payload: Packed) -> None:
         self._speak_for(message.speaks)
-        self.machine.told(message.steps)
+        self.machine.handle(c.StepsReported(message.steps))
         if not message.payload:
-            self.machine.owns(message.shard, message.epoch, message.step, None, message.speaks)
+            self.machine.handle(c.ShardGranted(message.shard, message.epoch, message.step, None, message.speaks))
             return
         state, step, held = shard_from(payload, self.plan)
         self.composer = ResidentComposer(self.steps, self._run, state)
-        self.machine.owns(message.shard, message.epoch, step, held, message.speaks)
+        self.machine.handle(c.ShardGranted(message.shard, message.epoch, step, held, message.speaks))
         self._data.forget()
         self._published.clear()
         self._arrived.clear()
@@ -234,7 +235,7 @@ class ComposerDriver:
     def _speak_for(self, shards: tuple[int, ...]) -> None:
         if self._surrogates is not None:
             self._surrogates.speak_for(shards)
-        self.machine.speaks = shards
+        self.machine.handle(c.SpeakerAssigned(shards))
 
     def _step(self) -> None:
         assert self.composer is not None
@@ -250,7 +251,7 @@ class ComposerDriver:
         self.composer.update(progress, experts=self._optimizer.in_step)
         self._offer_sketches(self.composer, step)
         self.composer.end_step()
-        self.machine.stepped()
+        self.machine.handle(c.StepTaken())
         seconds = self._clock() - began
         self._losses.stepped(loss, seconds)
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
@@ -266,7 +267,7 @@ class ComposerDriver:
         found = composer.seen(wanted)
         for layer in wanted:
             sketch = self.steps.sketch(step, self.machine.shard, layer, found)
-            self.machine.offered(layer)
+            self.machine.handle(c.SketchSent(layer))
             version = self.machine.expert_versions[layer]
             known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
             self._tell(mm.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
@@ -274,9 +275,9 @@ class ComposerDriver:
     def _use_experts(self, message: mm.ExpertsUpdate, payload: Packed) -> None:
         if self.composer is None or message.shard != self.machine.shard:
             return
-        self.machine.answered(message.layer, message.arrived, message.waiting)
+        self.machine.handle(c.SketchesAnswered(message.layer, message.arrived, message.waiting))
         held = self.machine.expert_versions[message.layer]
-        if not self.machine.improved(message.layer, message.version, message.step):
+        if not self.machine.handle(c.ExpertsArrived(message.layer, message.version, message.step)):
             return
         state = self.composer.without_dense
         if message.base < 0:
@@ -362,5 +363,5 @@ class ComposerDriver:
         message = type_(**fields)  # type: ignore[arg-type]
         upload = upload_of(message)
         if upload is not None:
-            machine.sends(upload)
+            machine.handle(c.UploadBegun(upload))
         self.post.put(message, kind, pack)

@@ -1,17 +1,47 @@
 """When a composer publishes, adopts, refreshes and saves, as a pure machine: it sees numbers and never a tensor.
 
-Between two steps its driver (`moe.composer.composer_driver`) tells it what has arrived and asks what to do. What it
-waits for, and in which order it publishes and adopts, is decided by the pace (`moe.methods.pace`).
+Its driver (`moe.composer.composer_driver`) hands it events and carries out the instructions that it answers with. What
+it waits for, and in which order it publishes and adopts, is decided by the pace (`moe.methods.pace`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from itertools import chain
 
-import msgspec
-
+from planetary.core.errors import LocalProtocolError
+from planetary.core.state_table import advance
+from planetary.moe.composer import composer_states as states
+from planetary.moe.composer.composer_events import (
+    Adopt,
+    AskForTokens,
+    ConnectionLost,
+    Event,
+    ExpertsArrived,
+    Fit,
+    Instruction,
+    Keep,
+    MergeArrived,
+    Publish,
+    ShardGranted,
+    SketchesAnswered,
+    SketchSent,
+    SpeakerAssigned,
+    Step,
+    StepBoundary,
+    StepsReported,
+    StepTaken,
+    StoodDown,
+    SurrogatesInstalled,
+    TokensArrived,
+    UploadBegun,
+    UploadSent,
+    UsePayload,
+    View,
+)
+from planetary.moe.composer.composer_states import COMPOSER, Phase
 from planetary.moe.composer.sketch_window import SketchWindow
 from planetary.moe.composer.uploads import STATE, SURROGATES, Upload, fragment_upload, sketch_upload
 from planetary.moe.methods.tiers import Tier
@@ -20,79 +50,69 @@ from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.training.replicas import held_shards
 
 
-class Publish(msgspec.Struct, frozen=True):
-    """Publish a fragment as it is now, trained for `steps` steps from version `base`."""
+class Chore(StrEnum):
+    """Decided at a boundary, done at the first one that allows it."""
 
-    key: Key
-    base: int
-    steps: int
-
-
-class Adopt(msgspec.Struct, frozen=True):
-    """Take a merged version of a fragment; `carry`: with the progress that was made since it was published."""
-
-    key: Key
-    version: int
-    carry: bool
-
-
-class Fit(msgspec.Struct, frozen=True):
-    """Fit the surrogates of the experts that it speaks for and publish them."""
-
-
-class Keep(msgspec.Struct, frozen=True):
-    """Save the shard's state with the gateway."""
-
-
-class View(msgspec.Struct, frozen=True):
-    """Say how the model is seen from here, with surrogates in it."""
-
-
-class AskForTokens(msgspec.Struct, frozen=True):
-    """Ask the gateway for the tokens of `count` steps from `first` on."""
-
-    first: int
-    count: int
-
-
-class Step(msgspec.Struct, frozen=True):
-    """Take a step; then tell `stepped`."""
-
-
-Action = Publish | Adopt | Fit | Keep | View | AskForTokens | Step
+    FIT = "fit"
+    VIEW = "view"
+    SAVE = "save"
 
 
 class ComposerMachine:
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        plan: of the mixture.
+        phase: named state; only `handle` changes it.
+        shard: that it composes; -1: none.
+        epoch: of the grant; what is sent under another one does not count.
+        done: steps that the shard has taken.
+        held: fragments that it takes part in, and their versions.
+        speaks: shards whose surrogates it publishes.
+        versions: of each shard's surrogates in the bank; -1: none are here.
+        fitted_at: progress of the run at the fit of each shard's surrogates.
+        expert_versions: by layer whose experts are streamed: the version here; -1: none.
+        expert_steps: by such a layer: the newest step whose sketch the experts have learned from.
+    """
 
     def __init__(self, plan: MixturePlan, fragments: Sequence[Key]) -> None:
         """Without a shard yet."""
         self.plan = plan
         self._fragments = tuple(fragments)
-        self.held = {key: Held() for key in fragments}  # with a shard: those that it takes part in
+        self.phase = Phase.STANDBY
         self.shard, self.epoch, self.done = -1, 0, 0
-        self.finished = False  # nothing is left to do of the run
-        self._steps = [0] * plan.training.composers  # of every shard: as the gateway said, and those since
-        self._just_told = False  # no step was taken since it said them
-        self._round = 0  # of the run, whose end has been seen to
-        self.speaks: tuple[int, ...] = ()  # shards whose surrogates it publishes
-        self.versions = [-1] * plan.training.composers  # of each shard's surrogates; -1: none are here
-        self.fitted_at = [0.0] * plan.training.composers  # progress of the run when they were fitted
-        self.connected = False
+        self.held = {key: Held() for key in fragments}
+        composers = plan.training.composers
+        self._steps = [0] * composers  # of every shard: as the gateway reported, and those since
+        self._steps_confirmed = False  # no step was taken since that report
+        self._round = 0  # of the run: the last whose end has been acted on
+        self.speaks: tuple[int, ...] = ()
+        self.versions = [-1] * composers
+        self.fitted_at = [0.0] * composers
         layers = len(plan.training.expert_optimizer.streamed_layers(plan.model.n_layer))
-        self.expert_versions, self.expert_steps = [-1] * layers, [-1] * layers  # of the experts; -1: none are here
+        self.expert_versions, self.expert_steps = [-1] * layers, [-1] * layers
         self._sketches = SketchWindow(layers, plan.window)
-        self._merged: dict[Key, tuple[int, bool]] = {}  # arrived and not adopted: version, whether mine is in it
-        self._fit_at = self._kept_at = 0
-        self._looked_at = -1  # the step whose publications, fit and saving have been decided
-        self._keep_soon = self._view_soon = self._fit_soon = False
+        self._merged: dict[Key, tuple[int, bool]] = {}  # not adopted yet: version, and whether its own part is in it
+        self._fit_at = self._saved_at = 0  # steps of the last fit and save that were decided
+        self._decided_at = -1  # the step whose publications, fit and saving have been decided
+        self._chores: set[Chore] = set()
         self._uploads: Counter[Upload] = Counter()  # that have not left this machine
         self._tokens_until = plan.most_steps if plan.delivery == "path" else 0  # the first step without tokens
-        self._asked_for_tokens = False
+        self._tokens_requested = False
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages about the shard count."""
+        return self.phase.connected
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to train of the run."""
+        return self.phase.finished
 
     @property
     def progress(self) -> int:
-        """How many steps of the run are done: the mean over its shards, as far as is known here.
+        """Steps of the run that are done: the mean over its shards, as far as is known here.
 
         The learning rate's schedule, rounds and the end go by it. What a composer misses the others take over, and who
         comes back late goes on with the learning rate that the others have. All of them are done when the gateway says.
@@ -120,90 +140,110 @@ class ComposerMachine:
         others = sum(steps for shard, steps in enumerate(self._steps) if shard != self.shard)
         return self.plan.pace.run_steps(self.done, others, len(self._steps))
 
-    # --- what happened ----------------------------------------------------------------------------------------
+    # --- events -----------------------------------------------------------------------------------------------
 
-    def told(self, steps: Sequence[int]) -> None:
-        """The gateway has said how many steps every shard has taken."""
-        self._steps, self._just_told = list(steps), True
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take one event; return the instructions to carry out, in order.
 
-    def owns(
-        self, shard: int, epoch: int, step: int, held: dict[Key, Held] | None, speaks: Sequence[int] | None = None
-    ) -> None:
-        """Compose a shard from `step` on; `held` comes with its saved state, None: go on with what is here.
-
-        `speaks`: shards whose surrogates it publishes; default: its own. Only from now on does anything count that is
-        sent: before, it would be under an epoch that is over.
+        Raises:
+            LocalProtocolError: it cannot happen in this state.
         """
-        self.shard, self.epoch = shard, epoch
-        self.speaks = (shard,) if speaks is None else tuple(speaks)
-        self.connected = self._keep_soon = True
-        self._asked_for_tokens = False
+        match event:
+            case StepBoundary():
+                return self._boundary()
+            case ShardGranted():
+                self._granted(event)
+            case StoodDown():
+                self._advance(states.STOOD_DOWN)
+                self.shard = -1
+                self._tokens_requested = False
+            case ConnectionLost():
+                self._lost()
+            case SpeakerAssigned():
+                self.speaks = event.shards
+            case StepsReported():
+                self._steps, self._steps_confirmed = list(event.steps), True
+            case MergeArrived():
+                return self._merge_arrived(event)
+            case SurrogatesInstalled():
+                self.versions[event.shard] = max(event.version, self.versions[event.shard])
+                self.fitted_at[event.shard] = event.progress
+            case TokensArrived():
+                return self._tokens_arrived(event)
+            case ExpertsArrived():
+                return self._experts_arrived(event)
+            case StepTaken():
+                # Until the gateway reports otherwise, the others are taken to be as fast as this one.
+                self.done += 1
+                self._steps, self._steps_confirmed = [steps + 1 for steps in self._steps], False
+            case SketchesAnswered():
+                self._sketches.told(event.layer, event.arrived, event.waiting)
+            case SketchSent():
+                self._sketches.offered(event.layer, self.done)
+            case UploadBegun():
+                self._uploads[event.what] += 1
+            case UploadSent():
+                self._uploads[event.what] = max(0, self._uploads[event.what] - 1)
+        return []
+
+    def _advance(self, event: str) -> None:
+        self.phase = Phase(advance(COMPOSER, self.phase, event))
+
+    def _granted(self, event: ShardGranted) -> None:
+        self._advance(states.RESUMED if event.held is None else states.GRANTED)
+        self.shard, self.epoch = event.shard, event.epoch
+        self.speaks = (event.shard,) if event.speaks is None else event.speaks
+        self._chores.add(Chore.SAVE)
+        self._tokens_requested = False
         # Alone it took the others to be as fast as itself, and may have believed that rounds had ended.
         self._round = min(self._round, self._round_of_run)
-        if held is not None:
-            if self.plan.delivery == "gateway":
-                self._tokens_until = step
-            self.done, self._looked_at = step, step
-            mine = [key for key in self._fragments if self.plan.takes_part(shard, key)]
-            self.held = {key: held.get(key, Held()) for key in mine}
-            self._merged.clear()  # it gets the newest of everything with the shard
-            self._fit_at = self._kept_at = step
-            self._fit_soon = self._view_soon = self.finished = False
-            self._round = self._round_of_run
-            self.expert_versions = [-1] * len(self.expert_versions)  # the gateway sends the newest
-            self.expert_steps = [step - 1] * len(self.expert_steps)
-            self._sketches.forget()
+        if event.held is None:
+            return
+        if self.plan.delivery == "gateway":
+            self._tokens_until = event.step
+        self.done = self._decided_at = self._fit_at = self._saved_at = event.step
+        mine = [key for key in self._fragments if self.plan.takes_part(event.shard, key)]
+        self.held = {key: event.held.get(key, Held()) for key in mine}
+        self._merged.clear()  # it gets the newest of everything with the shard
+        self._chores = {Chore.SAVE}
+        self._round = self._round_of_run
+        self.expert_versions = [-1] * len(self.expert_versions)  # the gateway sends the newest
+        self.expert_steps = [event.step - 1] * len(self.expert_steps)
+        self._sketches.forget()
 
-    def stands_by(self) -> None:
-        """Compose nothing."""
-        self.shard = -1
-
-    def disconnected(self) -> None:
-        """The connection was lost; what was under way on it may never have arrived."""
+    def _lost(self) -> None:
+        self._advance(states.LOST)
         self._uploads.clear()
-        self.connected = self._asked_for_tokens = False
+        self._tokens_requested = False
         self._sketches.forget()
         for held in self.held.values():
             held.again = held.published is not None
 
-    def merged(self, key: Key, version: int, shards: Sequence[int]) -> bool:
-        """A merged version has arrived; return whether it is newer than what is here.
-
-        The version that is here already means that nothing of this composer's is being merged.
-        """
-        held = self.held[key]
-        if version == held.base and held.published is not None:
+    def _merge_arrived(self, event: MergeArrived) -> list[Instruction]:
+        held = self.held.get(event.key)
+        if held is None:
+            return []
+        if event.version == held.base and held.published is not None:
             held.again = True
-        if version <= max(held.base, self._merged.get(key, (0, False))[0]):
-            return False
-        self._merged[key] = version, self.shard in shards
-        return True
+        if event.version <= max(held.base, self._merged.get(event.key, (0, False))[0]):
+            return []
+        self._merged[event.key] = event.version, self.shard in event.shards
+        return [UsePayload()]
 
-    def surrogates(self, shard: int, step: int, progress: float) -> None:
-        """A shard's surrogates of a version, fitted at a progress of the run, are in the bank."""
-        self.versions[shard] = max(step, self.versions[shard])
-        self.fitted_at[shard] = progress
+    def _tokens_arrived(self, event: TokensArrived) -> list[Instruction]:
+        if event.shard != self.shard or event.first != self._tokens_until:
+            return []
+        self._tokens_requested = False
+        self._tokens_until += event.count
+        return [UsePayload()]
 
-    def tokens(self, shard: int, first: int, count: int) -> bool:
-        """Tokens have arrived; return whether they are the next ones."""
-        if shard != self.shard or first != self._tokens_until:
-            return False
-        self._asked_for_tokens = False
-        self._tokens_until += count
-        return True
-
-    def stepped(self) -> None:
-        """A step was taken. Until the gateway says otherwise, the others are taken to be as fast as this one."""
-        self.done += 1
-        self._steps, self._just_told = [steps + 1 for steps in self._steps], False
-
-    def sends(self, what: Upload) -> None:
-        """An upload begins."""
-        self._uploads[what] += 1
-
-    def sent(self, what: Upload) -> None:
-        """An upload has left this machine."""
-        self._uploads[what] = max(0, self._uploads[what] - 1)
+    def _experts_arrived(self, event: ExpertsArrived) -> list[Instruction]:
+        self.expert_steps[event.layer] = max(event.step, self.expert_steps[event.layer])
+        # An older version, too, is what counts: the gateway may have lost its newest records with its machine.
+        if event.version == self.expert_versions[event.layer]:
+            return []
+        self.expert_versions[event.layer] = event.version
+        return [UsePayload()]
 
     def may_offer(self, layer: int) -> bool:
         """Whether to make a sketch of a layer in the step under way: not while too many are not answered."""
@@ -211,23 +251,7 @@ class ComposerMachine:
             return False
         return self.plan.pace.may_offer(self._sketches.may_offer(layer))
 
-    def offered(self, layer: int) -> None:
-        """The sketch of a layer in the step under way is sent."""
-        self._sketches.offered(layer, self.done)
-
-    def answered(self, layer: int, arrived: int, waiting: Sequence[int]) -> None:
-        """The gateway has said which sketches of a layer it has and has not answered: see `SketchWindow.told`."""
-        self._sketches.told(layer, arrived, waiting)
-
-    def improved(self, layer: int, version: int, step: int) -> bool:
-        """Experts of a layer have arrived; return whether they are others than those that are here."""
-        self.expert_steps[layer] = max(step, self.expert_steps[layer])
-        # An older version, too, is what counts: the gateway may have lost its newest records with its machine.
-        other = version != self.expert_versions[layer]
-        self.expert_versions[layer] = version
-        return other
-
-    # --- what to do -------------------------------------------------------------------------------------------
+    # --- decisions --------------------------------------------------------------------------------------------
 
     @property
     def composes(self) -> bool:
@@ -235,22 +259,22 @@ class ComposerMachine:
         here = -1 not in self.expert_versions and (not self.plan.has_surrogates or -1 not in self.versions)
         return self.shard >= 0 and here
 
-    def boundary(self) -> list[Action]:
-        """Return what to do now, in order; the last is `Step` unless there is something to wait for."""
-        if self.shard < 0:
+    def _boundary(self) -> list[Instruction]:
+        if self.phase is Phase.STANDBY:
             return []
-        if self.seems_done and self.plan.pace.may_finish(self.connected and self._just_told):
-            self.finished = True
+        confirmed = self.connected and self._steps_confirmed
+        if not self.finished and self.seems_done and self.plan.pace.may_finish(confirmed):
+            self._advance(states.ENDED)
         if self.plan.pace.blocked_by(self._missing_experts()):
             return []
         found = self.plan.pace.exchange(self._adopt, self._due)
-        if self._fit_soon and not self.plan.pace.blocked_by(self._missing_merges(Tier.EXPERTS)):
-            self._fit_soon = False
+        if Chore.FIT in self._chores and not self.plan.pace.blocked_by(self._missing_merges(Tier.EXPERTS)):
+            self._chores.remove(Chore.FIT)
             found.append(Fit())
-        may_keep = self.connected and self.composes and not self._is_sending(STATE)
-        if self._keep_soon and may_keep and not self.waits_for():
-            found += [View(), Keep()] if self._view_soon else [Keep()]
-            self._keep_soon = self._view_soon = False
+        may_save = self.connected and self.composes and not self._is_sending(STATE)
+        if Chore.SAVE in self._chores and may_save and not self.waits_for():
+            found += [View(), Keep()] if Chore.VIEW in self._chores else [Keep()]
+            self._chores -= {Chore.VIEW, Chore.SAVE}
         found += self._ask_for_tokens()
         if self.composes and not self.seems_done and self.done < self._tokens_until and not self.waits_for():
             found.append(Step())
@@ -284,18 +308,20 @@ class ComposerMachine:
         if self.plan.has_surrogates and self.done and self.plan.training.cadence.refresh_due(self.done):
             yield from (f"the surrogates of shard {n}" for n, step in enumerate(self.versions) if step < self.done)
 
-    def _due(self) -> list[Action]:
-        if self._looked_at >= self.done and not (self.composes and self._round_of_run > self._round):
+    def _due(self) -> list[Instruction]:
+        if self._decided_at >= self.done and not (self.composes and self._round_of_run > self._round):
             return []
-        self._looked_at = self.done
-        found: list[Action] = []
+        self._decided_at = self.done
+        found: list[Instruction] = []
         cadence, plan = self.plan.training.cadence, self.plan
         refresh = cadence.refresh_due(self.done)
         may_fit = self.done > self._fit_at and self.speaks and not self._is_sending(SURROGATES)
         if plan.has_surrogates and refresh and may_fit:
             self._fit_at = self.done
-            self._fit_soon = plan.pace.fits_after_merges(plan.training.replicas)
-            found += [] if self._fit_soon else [Fit()]
+            if plan.pace.fits_after_merges(plan.training.replicas):
+                self._chores.add(Chore.FIT)
+            else:
+                found.append(Fit())
         if self.connected and plan.training.composers > 1:
             copies = [key for key in self.held if key[0] is Tier.EXPERTS] if refresh else []
             for key in (*cadence.due(self.done), *copies):
@@ -313,22 +339,23 @@ class ComposerMachine:
             if plan.pace.views_at_round_end:
                 found.append(View())
             else:
-                self._view_soon = True
-        if ends_round or (refresh and self.done > self._kept_at):
-            self._kept_at, self._keep_soon = self.done, True
+                self._chores.add(Chore.VIEW)
+        if ends_round or (refresh and self.done > self._saved_at):
+            self._saved_at = self.done
+            self._chores.add(Chore.SAVE)
         return found
 
-    def _ask_for_tokens(self) -> list[Action]:
+    def _ask_for_tokens(self) -> list[Instruction]:
         """Half of what may be ahead is asked for at a time, so that the rest lasts while it is under way."""
         ahead, plan = self._tokens_until - self.done, self.plan
         count = min(plan.steps_ahead - ahead, plan.most_steps - self._tokens_until)
-        if not self.connected or self._asked_for_tokens or self.finished or count <= 0 or ahead > plan.steps_ahead // 2:
+        if not self.connected or self._tokens_requested or self.finished or count <= 0 or ahead > plan.steps_ahead // 2:
             return []
-        self._asked_for_tokens = True
+        self._tokens_requested = True
         return [AskForTokens(self._tokens_until, count)]
 
-    def _adopt(self) -> list[Action]:
-        found: list[Action] = []
+    def _adopt(self) -> list[Instruction]:
+        found: list[Instruction] = []
         for key, (version, counted) in list(self._merged.items()):
             held = self.held[key]
             carry = counted and version == held.base + 1 and held.published is not None
@@ -337,3 +364,39 @@ class ComposerMachine:
             self.held[key] = Held(version, since)
             del self._merged[key]
         return found
+
+    # --- what is always true ----------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Raise `LocalProtocolError` with every sentence about this composer that should be true and is not."""
+        broken = [sentence for fine, sentence in self._invariants() if not fine]
+        if broken:
+            raise LocalProtocolError(f"the composer of shard {self.shard} is in no possible state: {'; '.join(broken)}")
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        plan, done = self.plan, self.done
+        composers, most = plan.training.composers, plan.most_steps
+        has_shard = self.phase is not Phase.STANDBY
+        yield has_shard == (0 <= self.shard < composers), f"{self.phase!s} with shard {self.shard} of {composers}"
+        yield 0 <= done <= most, f"{done} steps taken of at most {most}"
+        yield len(self._steps) == composers, f"{len(self._steps)} shards reported of {composers}"
+        decided = max(self._decided_at, self._fit_at, self._saved_at)
+        yield decided <= done, f"it decided about step {decided} after {done} steps"
+        yield self._round <= plan.steps // plan.steps_per_round, f"round {self._round} has ended in a shorter run"
+        for key, held in self.held.items():
+            name = f"{key[0]} fragment {key[1]}"
+            yield key in self._fragments, f"{name} is none of this mixture's"
+            yield 0 <= held.since <= done, f"{name} is trained since step {held.since}, after {done} steps"
+            published = held.published
+            yield published is None or held.since < published <= done, f"{name} was published at step {published}"
+            yield not held.again or published is not None, f"{name} is published again and never was"
+            yield not has_shard or plan.takes_part(self.shard, key), f"{name} is of experts that it does not own"
+        for key, (version, _) in self._merged.items():
+            base = self.held[key].base if key in self.held else version
+            yield version > base, f"the merge of {key[0]} fragment {key[1]} to version {version} is not newer"
+        if has_shard:
+            owned = held_shards(self.shard, composers, plan.training.replicas)
+            yield set(self.speaks) <= set(owned), f"it speaks for shards {self.speaks} and holds {tuple(owned)}"
+            yield done <= self._tokens_until, f"step {done} was taken, tokens are here until {self._tokens_until}"
+        yield self.connected or not self._tokens_requested, "tokens are requested without a connection"
+        yield all(count >= 0 for count in self._uploads.values()), f"uploads are counted below 0: {dict(self._uploads)}"

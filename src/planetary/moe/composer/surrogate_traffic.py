@@ -17,6 +17,7 @@ import msgspec
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.tensors import Tensors
 from planetary.fabric.protocol import messages as m
+from planetary.moe.composer.composer_events import SurrogatesInstalled
 from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.composer_surrogates import ComposerSurrogates, Refresh
 from planetary.moe.plan.plan import MixturePlan
@@ -153,13 +154,14 @@ class SurrogateTraffic:
         if isinstance(found, Installed):
             self._waiting -= 1
             if found.newer:
-                machine.surrogates(found.message.shard, found.message.step, found.message.progress)
+                said = found.message
+                machine.handle(SurrogatesInstalled(said.shard, said.step, said.progress))
             return
         self._fitting = False
         for new in found.refreshes if machine.shard >= 0 else ():
             if new.shard not in machine.speaks:
                 continue  # another owner speaks for it by now
-            machine.surrogates(new.shard, new.version, found.progress)
+            machine.handle(SurrogatesInstalled(new.shard, new.version, found.progress))
             one = new.publication
             # On another connection, or told anew who speaks, it may be a change of what nobody has.
             if one is not None and found.heard == self._told:

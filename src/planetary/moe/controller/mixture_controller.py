@@ -1,4 +1,4 @@
-"""The controller of a mixture over composers, as a pure machine: membership of the fabric, and the syncer.
+"""The controller of a mixture, as a pure machine: membership of the fabric, and the syncer.
 
 It decides; `moe.gateway.mixture_gateway` carries out. Durable state is `moe.controller.records.MixtureState`, changed
 only through journal records. Composers never wait for it: they take steps, and it learns of them.

@@ -1,4 +1,4 @@
-"""The gateway of a mixture over composers: its controller on real connections, with payloads and a real disk."""
+"""The gateway of a mixture: its controller on real connections, with payloads and a real disk."""
 
 from __future__ import annotations
 

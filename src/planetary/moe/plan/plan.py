@@ -219,7 +219,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
         )
     if train.precision == "f16" or train.rounding != "nearest":
         raise UserError(
-            'a mixture over composers takes train.precision = "f32" or "bf16" and train.rounding = "nearest": f16 '
+            'a mixture takes train.precision = "f32" or "bf16" and train.rounding = "nearest": f16 '
             "needs a scale of the loss that composers would have to share, and random rounding a step number that they "
             "have not"
         )
@@ -243,7 +243,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
     if config.fabric.quorum != FabricConfig().quorum:
         raise UserError("fabric.quorum is about rounds; how many composers suffice for a merge is moe.quorum")
     if config.sync.topology != "star":
-        raise UserError('a mixture over composers is merged by the syncer: set sync.topology = "star"')
+        raise UserError('a mixture is merged by the syncer: set sync.topology = "star"')
     cadence = cadence_of(moe)
     PACES[moe.pace].check_cadence(cadence)
     acceptance = Policy(

@@ -255,9 +255,7 @@ class _Builder:
 
     def __init__(self, text: str, *, lookups: bool, precision: str) -> None:
         if precision not in _FACTORS:
-            raise UserError(
-                f'a mixture over composers multiplies in {" or ".join(_FACTORS)}, found train.precision = "{precision}"'
-            )
+            raise UserError(f'a mixture multiplies in {" or ".join(_FACTORS)}, found train.precision = "{precision}"')
         self._text = text
         self._lookups = lookups
         self._element = _FACTORS[precision]

@@ -1,0 +1,35 @@
+"""Draw the state diagrams of the pages from the tables that machines run on: `python docs/make_diagrams.py`.
+
+A test keeps them current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from planetary.collectives.protocol import states
+from planetary.core.state_table import Table, with_diagrams
+from planetary.moe.composer.composer_states import COMPOSER
+
+TABLES: Mapping[str, Mapping[str, Table]] = {
+    "collectives.md": {
+        "peer-membership": states.PEER_MEMBERSHIP,
+        "master-operation": states.MASTER_OPERATION,
+        "peer-operation": states.PEER_OPERATION,
+    },
+    "parallax.md": {"composer": COMPOSER},
+}
+"""By page: its blocks."""
+
+FOLDER = Path(__file__).parent
+
+
+def page(name: str) -> str:
+    """Return a page with its diagrams as the tables are now."""
+    return with_diagrams((FOLDER / name).read_text(), TABLES[name])
+
+
+if __name__ == "__main__":
+    for name in TABLES:
+        (FOLDER / name).write_text(page(name))

@@ -1,0 +1,88 @@
+"""The named states of a composer, and the sentences that are true of it after every event."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mixture_cluster import make_plan, validated
+
+from planetary.core.errors import LocalProtocolError
+from planetary.moe.composer.composer_events import (
+    ConnectionLost,
+    ShardGranted,
+    SpeakerAssigned,
+    StepBoundary,
+    StepsReported,
+    StepTaken,
+    StoodDown,
+    SurrogatesInstalled,
+)
+from planetary.moe.composer.composer_machine import ComposerMachine
+from planetary.moe.composer.composer_states import COMPOSER, ENDED, GRANTED, LOST, RESUMED, STOOD_DOWN, Phase
+from planetary.moe.methods.tiers import Tier
+from planetary.moe.payloads.shard_payload import Held
+
+ROUTER = (Tier.ROUTER, 0)
+
+
+def machine(folder: Path) -> ComposerMachine:
+    made = ComposerMachine(make_plan(folder, steps=4, per_round=4), [ROUTER])
+    validated(made)
+    made.handle(ShardGranted(0, 1, 0, {}))
+    for shard in range(2):
+        made.handle(SurrogatesInstalled(shard, 0, 0))
+    return made
+
+
+def test_what_the_gateway_and_the_connection_do_may_happen_in_every_state() -> None:
+    for phase in Phase:
+        for event in (GRANTED, RESUMED, STOOD_DOWN, LOST):
+            after = Phase(COMPOSER[phase, event])
+            assert after.connected == (event in {GRANTED, RESUMED})
+    assert {phase for phase, event in COMPOSER if event == ENDED} == {Phase.COMPOSING, Phase.DETACHED}
+
+
+def test_a_composers_life_passes_through_every_state(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    seen = [Phase.STANDBY, made.phase]
+    events = [
+        ConnectionLost(),
+        StepTaken(),
+        ShardGranted(0, 2, 1),
+        *[StepTaken()] * 3,
+        StepsReported((4, 4)),
+        StepBoundary(),
+        ConnectionLost(),
+        ShardGranted(0, 3, 4),
+        ShardGranted(0, 4, 2, {}),
+        StoodDown(),
+    ]
+    for event in events:
+        made.handle(event)
+        seen += [made.phase] if made.phase is not seen[-1] else []
+    assert seen == [
+        Phase.STANDBY,
+        Phase.COMPOSING,
+        Phase.DETACHED,
+        Phase.COMPOSING,
+        Phase.FINISHED,
+        Phase.FINISHED_DETACHED,
+        Phase.FINISHED,
+        Phase.COMPOSING,
+        Phase.STANDBY,
+    ]
+
+
+def test_a_state_that_cannot_be_is_told_in_sentences(tmp_path: Path) -> None:
+    made = machine(tmp_path)
+    made.held[ROUTER] = Held(base=1, since=0, published=3)
+    with pytest.raises(LocalProtocolError, match="in no possible state: router fragment 0 was published at"):
+        made.handle(StepBoundary())
+    made.held[ROUTER] = Held(since=9)
+    made.done = 17
+    with pytest.raises(LocalProtocolError, match="17 steps taken of at most 8") as error:
+        made.validate()
+    assert "since" not in str(error.value)
+    with pytest.raises(LocalProtocolError, match=r"it speaks for shards \(1,\) and holds \(0,\)"):
+        made.handle(SpeakerAssigned((1,)))

@@ -17,7 +17,7 @@ from planetary.simulation.faults import Fault
 from planetary.simulation.small_training import encode_story, small_training
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", range(3))
 def test_random_fault_schedules(block: int) -> None:
     sweep(range(block * 40, (block + 1) * 40)).require(RunResumed)
 

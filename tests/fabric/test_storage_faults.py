@@ -19,10 +19,11 @@ from planetary.fabric.protocol.records import (
     RunResumed,
     WorkerLost,
 )
+from planetary.fabric.protocol.state import contradiction
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.event_loop import ProcessKilled
-from planetary.simulation.faults import Fault
+from planetary.simulation.faults import Fault, FaultKind
 from planetary.simulation.small_training import small_training
 from planetary.simulation.world import World
 
@@ -56,6 +57,24 @@ def test_a_checkpoint_does_not_outlive_the_records_of_its_round(mode: dict[str, 
         assert cluster.struck == ["cut_power"]
         marks += [record.mark.round for record in of(cluster, RunResumed)]
     assert set(marks) == {2, 3}  # the first of them had the checkpoint, the last had not
+
+
+@MODES
+def test_a_disk_that_lies_costs_lines_of_the_journal_and_no_parameters(mode: dict[str, bool]) -> None:
+    """It said that it had synced, and had not: the checkpoint is what the run goes on from, whatever lines are gone."""
+    [written] = [r for r in of(calm(**mode), CheckpointWritten) if r.round == 3]
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS, **mode), WORKERS)
+    cluster.disk.lies = True
+    cluster.world.at(written.t + 0.001, lambda: cluster.strike(Fault(0.0, "cut_power")))
+    assert cluster.run(LIMIT_S)
+    assert cluster.finished is not None
+    assert cluster.finished.ok
+    [resumed] = of(cluster, RunResumed)
+    before = cluster.journal[: cluster.journal.index(resumed)]
+    assert not [r for r in before if isinstance(r, CheckpointWritten) and r.round == 3]
+    assert resumed.mark.round == 3
+    assert contradiction(cluster.controller.state) == ""
+    assert [r.round for r in of(cluster, RoundFinished)][-3:] == [4, 5, 6]
 
 
 def test_a_torn_line_is_cut_off_and_nothing_before_it_is_lost() -> None:
@@ -138,7 +157,8 @@ def test_a_killed_process_gives_back_its_lock_and_writes_nothing_more(tmp_path: 
     assert (tmp_path / "lines.jsonl").read_bytes() == b'{"a":1}\n'
 
 
-def test_a_gateway_can_be_killed_at_any_of_its_steps() -> None:
+@pytest.mark.parametrize("kind", ["kill_gateway", "kill_worker"])
+def test_a_process_can_be_killed_at_any_of_its_steps(kind: FaultKind) -> None:
     """Every few hundred callbacks of the event loop, whatever it was doing."""
     training = small_training(rounds=2, workers=2)
     total = 0
@@ -156,10 +176,10 @@ def test_a_gateway_can_be_killed_at_any_of_its_steps() -> None:
             nonlocal left
             left -= 1
             if left == 0:
-                cluster.strike(Fault(0.0, "kill_gateway"))
+                cluster.strike(Fault(0.0, kind))
 
         assert cluster.run(LIMIT_S, kill), cluster.waits_for
-        assert cluster.struck == ["kill_gateway"]
+        assert cluster.struck == [kind]
         assert cluster.controller.state.round == 2
 
 

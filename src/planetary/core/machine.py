@@ -8,7 +8,7 @@ clock and network, where thousands of fault schedules are tried in the time of o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Protocol, TypeVar
 
 Event_contra = TypeVar("Event_contra", contravariant=True)
 Instruction_co = TypeVar("Instruction_co", covariant=True)
@@ -26,7 +26,6 @@ class Machine(Protocol[Event_contra, Instruction_co]):
         ...
 
 
-@runtime_checkable
 class Validates(Protocol):
     """A machine that can tell whether its state contradicts itself. Simulators ask it after every event."""
 

@@ -20,7 +20,7 @@ import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.core.errors import ResourceError
-from planetary.core.machine import Machine, Validates
+from planetary.core.machine import Machine
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
@@ -34,6 +34,7 @@ from planetary.fabric.protocol.records import AnyRecord
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.fabric.shell.dial import Address
 from planetary.fabric.shell.system import System
+from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.faults import Fault
 from planetary.simulation.network import HOST
@@ -247,7 +248,7 @@ class SimCluster:
 
     def _observe(self, machine: Machine[Any, Any]) -> None:
         self.events += 1
-        if isinstance(machine, Validates):
+        if isinstance(machine, Controller | WorkerMachine):
             machine.validate()
         if isinstance(machine, Controller) and self.gateway is not None and self.gateway.controller is machine:
             self._check_memory(machine)

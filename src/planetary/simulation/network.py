@@ -63,9 +63,10 @@ class SimulatedNetwork:
 
     def is_cut(self, source: str, target: str) -> bool:
         """Whether nothing arrives from one node at another."""
-        return source != target and any(
-            self._cut.get(direction, 0) for direction in ((source, target), (source, "*"), ("*", target))
-        )
+        cut = self._cut
+        if not cut or source == target:
+            return False
+        return not cut.keys().isdisjoint(((source, target), (source, "*"), ("*", target)))
 
     def cut(self, source: str, target: str, seconds: float) -> None:
         """Cut the direction from `source` to `target` for some time; "*" is every other node."""
@@ -74,6 +75,8 @@ class SimulatedNetwork:
 
         def heal() -> None:
             self._cut[direction] -= 1
+            if not self._cut[direction]:
+                del self._cut[direction]
             for transport in list(self._transports):
                 transport.go_on()
             healed, self._healed = self._healed, []

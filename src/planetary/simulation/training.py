@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Protocol
 
 from planetary.artifacts.store import BlobStore
-from planetary.core.config import Config
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.runtime.executor import Executor
 from planetary.simulation.executors import Device, View
@@ -48,8 +47,3 @@ class StepTraining:
     def open_executor(self) -> Executor:
         """See `Training`."""
         return View(self._device)
-
-
-def config_of(training: Training) -> Config:
-    """Return the configuration of a training."""
-    return training.prepared.config

@@ -75,8 +75,9 @@ class WorkerMachine:
             wrong = f"its role was loaded for {self._loaded}, and its job is {self._job.loads}"
         if wrong:
             raise LocalProtocolError(f"worker {self.name} contradicts itself: {wrong}")
-        if isinstance(self._role, Validates):
-            self._role.validate()
+        role: Validates | None = self._role if hasattr(self._role, "validate") else None  # type: ignore[assignment]
+        if role is not None:
+            role.validate()
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:

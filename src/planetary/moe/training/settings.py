@@ -67,12 +67,13 @@ class MoeTraining(MixtureOptions, frozen=True, kw_only=True):
         if not 0 < self.sketch_fraction <= 1:
             raise UserError(f"sketch_fraction must be in (0, 1], found {self.sketch_fraction}")
         workers = self.inner_steps > 1 or self.trust or self.acceptance is not None or self.update_form != "exact"
-        if self.sketches == "none" and (workers or self.sketch_fraction < 1):
+        resident = self.expert_optimizer.in_step
+        if resident and (workers or self.sketch_fraction < 1):
             raise UserError(
                 "inner_steps, trust, acceptance, sketch_fraction and update_form are about expert workers: set "
                 "sketches to owner or all"
             )
-        if self.sketches == "none" and self.fitted_by != "composers":
+        if resident and self.fitted_by != "composers":
             raise UserError(
                 "surrogates are fitted by expert workers where there are some: set sketches to owner or all"
             )

@@ -46,7 +46,7 @@ class Bench:
         self.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
         return session
 
-    def connect(self, name: str, *, trial: bool = False) -> int:
+    def connect(self, name: str, *, trial: bool = False, roles: tuple[str, ...] = ()) -> int:
         """A worker connects and is given its job; returns its session."""
         self._sessions += 1
         hello = m.Hello(
@@ -60,6 +60,7 @@ class Bench:
             backend="cpu",
             target="host",
             trial=trial,
+            roles=roles,
             iree_version=self.policy.iree_version,
         )
         self.tell(e.Received(self._sessions, hello))

@@ -176,6 +176,8 @@ class Worker:
         self.up, self.down = Line(rng), Line(rng)
         self.alive = True
         self.wrong = ""  # what the check of the program on its device found
+        self.roles: tuple[str, ...] = ()  # that its operator allows it
+        self.refused = False  # for good
 
 
 class MixtureCluster:
@@ -242,12 +244,12 @@ class MixtureCluster:
 
     # --- what a test does -------------------------------------------------------------------------------------
 
-    def start(self, name: str, wrong: str = "") -> Worker:
-        """Start a worker process and connect it; `wrong`: what it finds on its device."""
+    def start(self, name: str, wrong: str = "", roles: tuple[str, ...] = ()) -> Worker:
+        """Start a worker process and connect it; `wrong`: what it finds on its device, `roles`: as in `Hello`."""
         background = Later() if self.beside else None
         driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, fitting=background, clock=lambda: self.now)
         worker = self.workers[name] = Worker(name, driver, background, self.rng)
-        worker.wrong = wrong
+        worker.wrong, worker.roles = wrong, roles
         validated(driver.machine)
         driver.post.send = worker.up.put
         self.connect(worker)
@@ -272,6 +274,7 @@ class MixtureCluster:
             node="n",
             pid=1,
             backend="pjrt:cpu",
+            roles=worker.roles,
         )
         self.events.append(e.Received(worker.session, hello))
 
@@ -369,7 +372,7 @@ class MixtureCluster:
                 self._send(instruction)
             case e.Close():
                 for worker in [w for w in self.workers.values() if w.session == instruction.session]:
-                    if worker.name in self.controller.membership.banned:
+                    if worker.refused or worker.name in self.controller.membership.banned:
                         self.kill(worker)  # what its process does when it is told to end
                         continue
                     self.cut(worker)
@@ -419,6 +422,8 @@ class MixtureCluster:
             case mm.MixtureJob():
                 claims = worker.driver.claims(mm.MixtureReady(artifact="artifact"))
                 self._arrive(worker.session, claims, None)
+            case m.Refused():
+                worker.refused = not instruction.message.retry
             case m.Welcome() | m.Shutdown():
                 pass
             case message:

@@ -18,6 +18,7 @@ from planetary.compiler.backends.targets import DEFAULT_NAMES, nearest
 from planetary.core.configuration.schema import BACKEND_ALIASES, Backend, Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.fabric.shell.dial import Address
+from planetary.run.kinds import KINDS
 from planetary.run.places import cache_folder
 from planetary.runtime.backends import PJRT_TARGET, is_pjrt
 
@@ -77,6 +78,14 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="end when the gateway was out of reach for so long (default: never)",
     )
+    parser.add_argument(
+        "--role",
+        action="append",
+        default=[],
+        choices=[role for kind in KINDS for role in kind.roles],
+        help="what the workers may be in the run, and nothing else; may be given several times (default: whatever the "
+        "run needs)",
+    )
     parser.add_argument("--chosen", default="", help=argparse.SUPPRESS)  # why the machine took this backend
     parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
 
@@ -87,6 +96,7 @@ def pass_on(args: argparse.Namespace, token_file: Path | None) -> list[str]:
     flags += [f"--island={args.island}", f"--chosen={args.chosen}"]
     flags += [f"--state={state_folder(args)}", f"--cache={cache_folder(args.cache)}"]
     flags += [f"--latency-budget={args.latency_budget}", f"--give-up-after={args.give_up_after}"]
+    flags += [f"--role={role}" for role in args.role]
     flags += ["--plain-loopback"] if args.plain_loopback else []
     flags += [f"--token-file={token_file}"] if token_file is not None else []
     flags += [f"--logs={args.logs}"] if args.logs is not None else []

@@ -31,7 +31,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 class Refused(Message, frozen=True, kw_only=True):
     """The server refuses the connection and closes it."""
 
-    code: Literal["protocol", "token", "iree", "target", "busy", "banned", "finished"]
+    code: Literal["protocol", "token", "iree", "target", "busy", "banned", "finished", "role"]
     reason: str  # one sentence for people: what was expected, what was found, which side to upgrade
     retry: bool = False  # whether trying again later can help
     kind: str = ""  # of what failed, for which the client is banned

@@ -23,9 +23,11 @@ class RunKind(ABC):
 
     Attributes:
         name: of the kind, in messages.
+        roles: what workers may be in it, by the names that `--role` takes; empty: there is one role only.
     """
 
     name: ClassVar[str]
+    roles: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def claims(self, config: Config) -> bool:
@@ -69,6 +71,7 @@ class Mixture(RunKind):
     """A sparse mixture of experts, divided among composers (PARALLAX)."""
 
     name = "mixture"
+    roles = ("composer", "expert")
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""
@@ -115,6 +118,7 @@ class Rounds(RunKind):
     """Rounds of leases with one outer step each (DiLoCo)."""
 
     name = "rounds"
+    roles = ("trainer",)
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`; every configuration that no other kind claims."""

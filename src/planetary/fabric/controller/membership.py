@@ -58,6 +58,7 @@ class Membership:
             Phase.COMPILING,
             trial=hello.trial,
             chosen=hello.chosen,
+            roles=hello.roles,
         )
         desk.workers[session] = worker
         self.deserted_at = None

@@ -32,6 +32,14 @@ def refuse(
             reason=f"a worker named {hello.worker} is already connected from node {taken}; start this node with "
             "another --node-name",
         )
+    if hello.roles and policy.roles and not set(hello.roles) & set(policy.roles):
+        given = " ".join(f"--role {role}" for role in hello.roles)
+        return Refused(
+            code="role",
+            reason=f"worker {hello.worker} was started with {given}, and the roles of this run are "
+            f"{', '.join(policy.roles)}: start it with one of these, or without --role",
+            kind="data",
+        )
     # What a PJRT worker loads is versioned StableHLO, which every later release reads.
     if hello.role == "worker" and not is_pjrt(hello.backend) and hello.iree_version != policy.iree_version:
         return Refused(

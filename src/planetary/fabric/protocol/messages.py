@@ -73,6 +73,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
     iree_version: str = ""  # worker only: version of the runtime
     trial: bool = False  # worker only: it times the step for its machine's choice of a backend and takes no part
     chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
+    roles: tuple[str, ...] = ()  # worker only: those that its operator allows it; empty: all that a run has
 
     def sender(self) -> str:
         """Return the role and the name."""

@@ -41,6 +41,11 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
     silent_after_s: float
     iree_version: str  # of the compiler
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """What workers are in this run, by the names that their operators choose by; empty: there is one role only."""
+        return ()
+
     def job(self, artifact: str, reference: str) -> Message:
         """Return what a worker is told to run once its artifact exists, and what its results are compared with."""
         raise NotImplementedError
@@ -77,6 +82,11 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     ring: RingPolicy | None = None  # None: the star, through the gateway
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """See `FabricPolicy`."""
+        return ("trainer",)
 
     @property
     def overlap(self) -> bool:

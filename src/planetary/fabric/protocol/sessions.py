@@ -70,6 +70,7 @@ class WorkerSession(msgspec.Struct):
     device: str = ""  # as its driver names it
     trial: bool = False  # it never becomes ready
     chosen: str = ""  # why its machine chose the backend, in words
+    roles: tuple[str, ...] = ()  # those that its operator allows it; empty: all
     verified: str = ""  # what that comparison found, in words
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
     arriving: set[int] = msgspec.field(default_factory=set)  # ids of messages with tensors that are on their way here
@@ -81,6 +82,10 @@ class WorkerSession(msgspec.Struct):
     def ready(self) -> bool:
         """Whether it takes tasks."""
         return self.phase is Phase.READY
+
+    def may(self, role: str) -> bool:
+        """Whether its operator allows it a role."""
+        return not self.roles or role in self.roles
 
 
 class SupervisorSession(msgspec.Struct):

@@ -39,6 +39,7 @@ class WorkerOptions(msgspec.Struct, frozen=True, kw_only=True):
     state: Path  # of this worker: the optimizer's state
     trial: bool = False  # the process is a candidate of a `BackendTrial`
     chosen: str = ""  # why the machine chose this backend, in words
+    roles: tuple[str, ...] = ()  # those that it may be given; empty: all that a run has
     give_up_s: float  # end when the gateway was out of reach for this long; 0: never
 
 

@@ -81,6 +81,7 @@ class WorkerShell:
             iree_version=runtime_version(options.backend),
             trial=options.trial,
             chosen=options.chosen,
+            roles=options.roles,
         )
         self._dialler = Dialler(
             options.address,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -12,6 +12,7 @@ import msgspec
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError, ResourceError, UserError
 from planetary.core.program_trial import decode_program_reference
+from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import Instruction, Payload
@@ -42,13 +43,32 @@ def load(job: mm.MixtureJob, place: Workplace) -> Role:
         device_id=options.device_id,
         island=options.island,
     )
-    found = verified(run, job, place.store, options.backend)
+    plan = msgspec.json.decode(job.plan, type=MixturePlan)
+    used = functions_of(plan, options.roles, job.functions)
+    found = verified(run, job, used, place.store, options.backend)
     ready = mm.MixtureReady(artifact=job.artifact, device=run.device_name, verified=found)
-    return ComposerRole(msgspec.json.decode(job.plan, type=MixturePlan), run, ready, place.send)
+    return ComposerRole(plan, run, ready, place.send)
 
 
-def verified(program: DeviceProgram, job: mm.MixtureJob, store: BlobStore, backend: str) -> str:
-    """Compare a device's results of all functions with the job's reference; return what was found, in words.
+def functions_of(
+    plan: MixturePlan, allowed: Collection[str], functions: Mapping[str, FunctionSpec]
+) -> dict[str, FunctionSpec]:
+    """Return those of a program's functions that a worker runs.
+
+    Args:
+        plan: of the mixture.
+        allowed: roles that the worker may be given; empty: all.
+        functions: of the whole program. A device compiles or looks up what is called, and no others.
+    """
+    roles = plan.training.expert_optimizer.roles
+    parts = frozenset[str]().union(*(parts for role, parts in roles.items() if not allowed or role in allowed))
+    return {name: spec for name, spec in functions.items() if name.partition("_")[0] in parts}
+
+
+def verified(
+    program: DeviceProgram, job: mm.MixtureJob, functions: Mapping[str, FunctionSpec], store: BlobStore, backend: str
+) -> str:
+    """Compare a device's results of some functions with the job's reference; return what was found, in words.
 
     Raises:
         CompileError: the device computes something else.
@@ -57,8 +77,8 @@ def verified(program: DeviceProgram, job: mm.MixtureJob, store: BlobStore, backe
     if not job.reference:
         return ""
     reference = decode_program_reference(store.get(job.reference), job.functions)
-    key = key_of(job.artifact, job.reference, backend, program.device_name, job.functions)
-    return check_once(store, key, lambda: check_program(program, reference, job.functions)).summary
+    key = key_of(job.artifact, job.reference, backend, program.device_name, functions)
+    return check_once(store, key, lambda: check_program(program, reference, functions)).summary
 
 
 class ComposerRole:

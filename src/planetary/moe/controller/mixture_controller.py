@@ -44,6 +44,7 @@ from planetary.moe.controller.syncer_messages import Tick as SyncTick
 from planetary.moe.controller.work_queue import Work
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.protocol import mixture_messages as mm
+from planetary.moe.training.expert_optimizer import COMPOSER, EXPERT
 
 COLLECT_EVERY_S = 30.0
 
@@ -293,7 +294,8 @@ class MixtureController(RunController[MixtureDesk]):
         self._staff(now)
         self.rounds.finish(now)
         self.rounds.hand_out(self._standby)
-        self.offload.hand_out([self.desk.workers[session] for session in self._standby])
+        standby = [self.desk.workers[session] for session in self._standby]
+        self.offload.hand_out([worker for worker in standby if worker.may(EXPERT)])
         for one in list(self.composing.values()):
             if now >= self._stuck_at(one):
                 self._restart(self.desk.workers[one.session], f"it took no step for {now - one.progress_at:.0f} s", now)
@@ -314,6 +316,8 @@ class MixtureController(RunController[MixtureDesk]):
         for session in list(self._standby):
             worker = self.desk.workers[session]
             owners = self.syncing.machine.owners()
+            if not worker.may(COMPOSER):
+                continue
             comes_back = worker.worker in owners
             reserved = sum(owner is not None for owner in owners)
             if comes_back or reserved < len(owners):
@@ -328,7 +332,10 @@ class MixtureController(RunController[MixtureDesk]):
         by_shard = {one.shard: one for one in self.composing.values()}
         missing = [n for n in range(self.policy.composers) if n not in by_shard]
         if missing:
-            return f"no composer for shard {', '.join(map(str, missing))}: {self.membership.whom_we_wait_for()}"
+            others = sorted(w.worker for w in self.desk.workers.values() if not w.may(COMPOSER))
+            idle = f"; {', '.join(others)} may not compose (--role)" if others else ""
+            shards = ", ".join(map(str, missing))
+            return f"no composer for shard {shards}: {self.membership.whom_we_wait_for()}{idle}"
         unsaved = [n for n, shard in enumerate(self.state.shards) if shard.progress < self.policy.plan.steps]
         if unsaved and self._all_steps_are_taken:
             whose = ", ".join(f"{n} ({by_shard[n].worker})" for n in unsaved)
@@ -362,8 +369,9 @@ class MixtureController(RunController[MixtureDesk]):
         """Whether banned workers leave a shard that nobody will ever compose."""
         if not self.membership.banned or self.membership.others_may_do_better:
             return False
-        names = {w.worker for w in self.desk.workers.values()}
-        names |= {s.worker for s in self.desk.supervisors.values() if s.restart_expected}
+        names = {s.worker for s in self.desk.supervisors.values() if s.restart_expected}
+        names |= {w.worker for w in self.desk.workers.values()}
+        names -= {w.worker for w in self.desk.workers.values() if not w.may(COMPOSER)}
         return len(names - set(self.membership.banned)) < self.policy.composers
 
     def _report_the_rest(self) -> None:

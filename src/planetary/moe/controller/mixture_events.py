@@ -29,6 +29,11 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     lease_s: float  # how long an expert worker may take before somebody else gets its work
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """See `FabricPolicy`."""
+        return tuple(self.plan.training.expert_optimizer.roles)
+
     def job(self, artifact: str, reference: str) -> MixtureJob:
         """See `FabricPolicy`."""
         return MixtureJob(

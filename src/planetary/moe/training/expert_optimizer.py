@@ -12,6 +12,10 @@ from typing import ClassVar, Protocol, TypeVar
 V = TypeVar("V")
 
 
+COMPOSER, EXPERT = "composer", "expert"
+"""What an operator calls the roles in a mixture. Either evaluates the assembled model."""
+
+
 class ExpertOptimizer(Protocol):
     """The decisions.
 
@@ -19,11 +23,13 @@ class ExpertOptimizer(Protocol):
         in_step: whether a composer's own step updates its experts; it then computes with the optimizer's masters.
         functions: functions of the program's part about experts that participants run.
         largest_state: the largest payload of a composer's state, in words.
+        roles: what workers may be, and of which parts of the program each runs functions.
     """
 
     in_step: ClassVar[bool]
     functions: ClassVar[tuple[str, ...]]
     largest_state: ClassVar[str]
+    roles: ClassVar[Mapping[str, frozenset[str]]]
 
     def streamed_layers(self, layers: int) -> range:
         """Return the layers of a model with `layers` whose experts reach composers in versions of their own."""
@@ -40,6 +46,7 @@ class Resident:
     in_step: ClassVar[bool] = True
     functions: ClassVar[tuple[str, ...]] = ("update",)
     largest_state: ClassVar[str] = "of a shard"
+    roles: ClassVar[Mapping[str, frozenset[str]]] = {COMPOSER: frozenset({"composer", "expert", "whole"})}
 
     def streamed_layers(self, layers: int) -> range:
         """See `ExpertOptimizer`."""
@@ -56,6 +63,10 @@ class Offloaded:
     in_step: ClassVar[bool] = False
     functions: ClassVar[tuple[str, ...]] = ("gradients", "proxy", "update")
     largest_state: ClassVar[str] = "of everything but the experts, or of one layer's experts"
+    roles: ClassVar[Mapping[str, frozenset[str]]] = {
+        COMPOSER: frozenset({"composer", "whole"}),
+        EXPERT: frozenset({"expert", "whole"}),
+    }
 
     def streamed_layers(self, layers: int) -> range:
         """See `ExpertOptimizer`."""

@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         state=node_flags.state_folder(args) / name.replace("/", "-"),
         trial=args.trial is not None,
         chosen=args.chosen,
+        roles=tuple(args.role),
         give_up_s=args.give_up_after,
     )
 

@@ -1,0 +1,95 @@
+"""Operators choose what their workers are in a mixture: composers, expert workers, or whatever is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mixture_checks import of_kind
+from mixture_cluster import MixtureCluster, SharedProgram, make_plan
+
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.records import EvalFinished, WorkerJoined
+from planetary.moe.composer.composer_role import functions_of
+from planetary.moe.controller.records import ShardGranted
+from planetary.moe.methods.acceptance import Policy
+from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.protocol import mixture_messages as mm
+from planetary.moe.training.expert_optimizer import OFFLOADED
+from planetary.run.kinds import KINDS, Mixture
+
+OFFLOADED_OPTIONS = {"sketches": "all", "acceptance": Policy(norm_ratio=10)}
+
+
+def offloaded(folder: Path, steps: int = 8) -> MixturePlan:
+    return make_plan(folder, steps=steps, **OFFLOADED_OPTIONS)
+
+
+def owners(cluster: MixtureCluster) -> set[str]:
+    return {record.worker for record in of_kind(cluster, ShardGranted)}
+
+
+def test_an_expert_worker_never_composes_and_composers_improve_no_experts(tmp_path: Path) -> None:
+    """The expert worker is the first to come, and one composer more than there are shards stands by."""
+    cluster = MixtureCluster(tmp_path, offloaded(tmp_path))
+    asked: dict[int, set[type[m.Message]]] = {}
+    send = cluster._send
+
+    def spied(instruction) -> None:
+        asked.setdefault(instruction.session, set()).add(type(instruction.message))
+        send(instruction)
+
+    cluster._send = spied
+    for name, roles in (("e", ("expert",)), ("a", ("composer",)), ("b", ("composer",)), ("c", ("composer",))):
+        cluster.start(name, roles=roles)
+    assert cluster.finish().ok
+    assert owners(cluster) == {"a", "b"}
+    improvers = {session for session, kinds in asked.items() if mm.ImproveExperts in kinds}
+    assert improvers == {cluster.workers["e"].session}
+    assert of_kind(cluster, EvalFinished)
+
+
+def test_a_run_without_a_worker_that_may_compose_says_so_and_goes_on_when_one_comes(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, offloaded(tmp_path))
+    for name in "ef":
+        cluster.start(name, roles=("expert",))
+    cluster.until(lambda: bool(cluster.controller.stalls.why))
+    assert cluster.controller.stalls.why.startswith("no composer for shard 0, 1")
+    assert cluster.controller.stalls.why.endswith("e, f may not compose (--role)")
+    assert not owners(cluster)
+    cluster.start("a")  # without a role: whatever is needed
+    cluster.start("b", roles=("composer", "expert"))
+    assert cluster.finish().ok
+    assert owners(cluster) == {"a", "b"}
+
+
+@pytest.mark.parametrize("role", ["expert", "trainer"])
+def test_a_role_that_a_run_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path, role: str) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=8))
+    cluster.start("e", roles=(role,))
+    cluster._gateway()
+    (refused,) = [message for message in cluster.told if isinstance(message, m.Refused)]
+    assert (refused.code, refused.kind, refused.retry) == ("role", "data", False)
+    assert refused.reason == (
+        f"worker e was started with --role {role}, and the roles of this run are composer: start it with one of "
+        "these, or without --role"
+    )
+    assert not of_kind(cluster, WorkerJoined)
+
+
+def test_a_worker_runs_the_functions_of_its_roles_only(tmp_path: Path) -> None:
+    plan = offloaded(tmp_path)
+    functions = SharedProgram(plan).program.functions
+    assert set(functions_of(plan, (), functions)) == set(functions)
+    for role in OFFLOADED.roles:
+        parts = {name.partition("_")[0] for name in functions_of(plan, (role,), functions)}
+        assert parts == {role, "whole"}
+    resident = make_plan(tmp_path, steps=8)
+    names = functions_of(resident, ("composer",), SharedProgram(resident).program.functions)
+    assert "expert_update" in names
+
+
+def test_the_flag_takes_the_names_that_the_kinds_of_run_have() -> None:
+    assert Mixture.roles == tuple(OFFLOADED.roles)
+    names = [role for kind in KINDS for role in kind.roles]
+    assert len(set(names)) == len(names)

@@ -177,6 +177,7 @@ class Worker:
         self.alive = True
         self.wrong = ""  # what the check of the program on its device found
         self.roles: tuple[str, ...] = ()  # that its operator allows it
+        self.can: tuple[str, ...] = ()  # roles that its device can have; empty: all
         self.refused = False  # for good
 
 
@@ -184,7 +185,14 @@ class MixtureCluster:
     """See the module."""
 
     def __init__(
-        self, folder: Path, plan: MixturePlan, *, seed: int = 0, grace_s: float = 4.0, beside: bool = False
+        self,
+        folder: Path,
+        plan: MixturePlan,
+        *,
+        seed: int = 0,
+        grace_s: float = 4.0,
+        beside: bool = False,
+        local: bool = False,
     ) -> None:
         self.plan, self.now, self.rng = plan, 0.0, random.Random(seed)
         self.beside = beside  # composers take surrogates beside their steps, as fast as chance has it
@@ -199,6 +207,7 @@ class MixtureCluster:
         composers = plan.training.composers
         self.policy = MixturePolicy(
             run="test",
+            local=local,
             abandon_after_s=0,
             heartbeat_s=1,
             silent_after_s=3,
@@ -244,12 +253,19 @@ class MixtureCluster:
 
     # --- what a test does -------------------------------------------------------------------------------------
 
-    def start(self, name: str, wrong: str = "", roles: tuple[str, ...] = ()) -> Worker:
-        """Start a worker process and connect it; `wrong`: what it finds on its device, `roles`: as in `Hello`."""
+    def start(self, name: str, wrong: str = "", roles: tuple[str, ...] = (), can: tuple[str, ...] = ()) -> Worker:
+        """Start a worker process and connect it.
+
+        Args:
+            name: of the worker.
+            wrong: what it finds on its device, for which it is refused.
+            roles: that its operator allows.
+            can: roles that its device can have; empty: all.
+        """
         background = Later() if self.beside else None
         driver = ComposerDriver(self.told_plan, self.run, lambda *_: None, fitting=background, clock=lambda: self.now)
         worker = self.workers[name] = Worker(name, driver, background, self.rng)
-        worker.wrong, worker.roles = wrong, roles
+        worker.wrong, worker.roles, worker.can = wrong, roles, can
         validated(driver.machine)
         driver.post.send = worker.up.put
         self.connect(worker)
@@ -420,7 +436,7 @@ class MixtureCluster:
             case mm.MixtureJob() if worker.wrong:
                 self._arrive(worker.session, m.DeviceRefused(artifact="artifact", reason=worker.wrong), None)
             case mm.MixtureJob():
-                claims = worker.driver.claims(mm.MixtureReady(artifact="artifact"))
+                claims = worker.driver.claims(self._ready(worker))
                 self._arrive(worker.session, claims, None)
             case m.Refused():
                 worker.refused = not instruction.message.retry
@@ -430,6 +446,9 @@ class MixtureCluster:
                 worker.down.put(message, self._source(instruction.payload))
                 if worker.down.share == 1:
                     self._deliver(worker)
+
+    def _ready(self, worker: Worker) -> mm.MixtureReady:
+        return mm.MixtureReady(artifact="artifact", roles=worker.can, verified="as found")
 
     def _source(self, named: e.Payload | None) -> Source | None:
         match named:

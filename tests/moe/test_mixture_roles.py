@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from mixture_checks import of_kind
-from mixture_cluster import MixtureCluster, SharedProgram, make_plan
+from mixture_cluster import MixtureCluster, make_plan
 
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EvalFinished, WorkerJoined
-from planetary.moe.composer.composer_role import functions_of
 from planetary.moe.controller.records import ShardGranted
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.plan.plan import MixturePlan
@@ -55,7 +54,7 @@ def test_a_run_without_a_worker_that_may_compose_says_so_and_goes_on_when_one_co
         cluster.start(name, roles=("expert",))
     cluster.until(lambda: bool(cluster.controller.stalls.why))
     assert cluster.controller.stalls.why.startswith("no composer for shard 0, 1")
-    assert cluster.controller.stalls.why.endswith("e, f may not compose (--role)")
+    assert cluster.controller.stalls.why.endswith("e, f may not or cannot compose")
     assert not owners(cluster)
     cluster.start("a")  # without a role: whatever is needed
     cluster.start("b", roles=("composer", "expert"))
@@ -77,16 +76,24 @@ def test_a_role_that_a_run_does_not_have_is_refused_with_those_that_it_has(tmp_p
     assert not of_kind(cluster, WorkerJoined)
 
 
-def test_a_worker_runs_the_functions_of_its_roles_only(tmp_path: Path) -> None:
-    plan = offloaded(tmp_path)
-    functions = SharedProgram(plan).program.functions
-    assert set(functions_of(plan, (), functions)) == set(functions)
-    for role in OFFLOADED.roles:
-        parts = {name.partition("_")[0] for name in functions_of(plan, (role,), functions)}
-        assert parts == {role, "whole"}
-    resident = make_plan(tmp_path, steps=8)
-    names = functions_of(resident, ("composer",), SharedProgram(resident).program.functions)
-    assert "expert_update" in names
+def test_a_device_that_composes_wrongly_improves_experts(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, offloaded(tmp_path))
+    cluster.start("e", can=("expert",))
+    for name in "ab":
+        cluster.start(name)
+    assert cluster.finish().ok
+    assert owners(cluster) == {"a", "b"}
+
+
+def test_a_run_on_one_machine_whose_devices_cannot_compose_ends_with_what_was_found(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, offloaded(tmp_path), local=True)
+    for name in "ef":
+        cluster.start(name, can=("expert",))
+    cluster.until(lambda: cluster.finished is not None)
+    assert cluster.finished is not None
+    assert (cluster.finished.ok, cluster.finished.kind) == (False, "compile")
+    assert "too few usable workers are left for the composers" in cluster.finished.reason
+    assert "as found" in cluster.finished.reason
 
 
 def test_the_flag_takes_the_names_that_the_kinds_of_run_have() -> None:

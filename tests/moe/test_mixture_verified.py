@@ -13,7 +13,7 @@ from mixture_cluster import MixtureCluster, SharedProgram, make_plan
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore
-from planetary.core.errors import CompileError, TrustError
+from planetary.core.errors import CompileError, ResourceError, TrustError
 from planetary.core.program_trial import encode_program_reference, make_reference
 from planetary.core.step import ProgramSpec
 from planetary.fabric.protocol import messages as m
@@ -23,6 +23,7 @@ from planetary.fabric.shell.system import SYSTEM
 from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
 from planetary.moe.composer import composer_role
 from planetary.moe.composer.mixture_loader import MixtureLoader
+from planetary.moe.methods.acceptance import Policy
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.runner import ProgramRunner
 from planetary.moe.protocol import mixture_messages as mm
@@ -52,8 +53,8 @@ class Device(ProgramRunner):
 class Machine:
     """A worker's machine: its store, its job, and the device that its role opens."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.plan = make_plan(folder, steps=8)
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        self.plan = make_plan(folder, steps=8, **options)
         self.store = BlobStore(folder / "blobs")
         self.device = Device(self.plan)
         functions = dict(self.device.program.functions)
@@ -69,7 +70,17 @@ class Machine:
         self.sent: list[m.Message] = []
         monkeypatch.setattr(composer_role, "open_program", lambda *_, **__: self.device)
 
-    def role(self) -> Role:
+    def ready(self, *allowed: str) -> mm.MixtureReady:
+        """Make the role and connect it; return what it says."""
+        role = self.role(*allowed)
+        for instruction in role.machine.connected(1, self.job):
+            role.carry_out(instruction)
+        role.close()
+        (ready,) = self.sent
+        assert isinstance(ready, mm.MixtureReady)
+        return ready
+
+    def role(self, *allowed: str) -> Role:
         """Make the role, as the worker does when all blobs are here."""
 
         def send(message: m.Message, _: Packed | None) -> None:
@@ -87,6 +98,7 @@ class Machine:
             cache=self.store.root,
             state=self.store.root,
             give_up_s=0,
+            roles=allowed,
         )
         place = Workplace(
             options=options,
@@ -105,15 +117,49 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_role_says_on_which_device_its_program_is_verified(machine: Machine) -> None:
-    role = machine.role()
-    for instruction in role.machine.connected(1, machine.job):
-        role.carry_out(instruction)
-    role.close()
-    (ready,) = machine.sent
-    assert isinstance(ready, mm.MixtureReady)
+    ready = machine.ready()
     assert (ready.artifact, ready.device) == (machine.job.artifact, "a good device")
     assert ready.verified.startswith("verified on a good device: the worst tensor, ")
+    assert ready.roles == ("composer",)
     assert sorted(machine.device.calls) == sorted(machine.job.functions)
+
+
+@pytest.fixture
+def offloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch, sketches="all", acceptance=Policy(norm_ratio=10))
+
+
+def test_a_device_that_is_wrong_in_one_role_has_the_others(offloading: Machine) -> None:
+    offloading.device.wrong = "composer_gradients"
+    ready = offloading.ready()
+    assert ready.roles == ("expert",)
+    found, _, lacking = ready.verified.partition("; not as composer: ")
+    assert found.startswith("verified on a lying device")
+    assert lacking.startswith("the program is wrong on a lying device: ")
+    assert "of composer_gradients' is" in lacking
+
+
+def test_a_device_without_the_memory_for_a_composer_can_be_an_expert_worker(
+    offloading: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke = offloading.device.invoke
+
+    def small(function: str, arguments: Sequence[Any]) -> list[Any]:
+        if function == "composer_update":
+            raise ResourceError("out of memory")
+        return invoke(function, arguments)
+
+    monkeypatch.setattr(offloading.device, "invoke", small)
+    ready = offloading.ready()
+    assert ready.roles == ("expert",)
+    assert ready.verified.endswith("; not as composer: out of memory")
+
+
+@pytest.mark.parametrize("role", ["composer", "expert"])
+def test_a_worker_runs_the_functions_of_its_roles_only(offloading: Machine, role: str) -> None:
+    offloading.device.wrong = {"composer": "expert_update", "expert": "composer_update"}[role]
+    assert offloading.ready(role).roles == (role,)
+    assert {call.partition("_")[0] for call in offloading.device.calls} == {role, "whole"}
 
 
 def test_a_second_start_on_the_same_device_does_not_run_the_check_again(machine: Machine) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from planetary.artifacts.store import BlobStore
 from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError, ResourceError, UserError
-from planetary.core.program_trial import decode_program_reference
-from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import Instruction, Payload
@@ -20,13 +17,12 @@ from planetary.fabric.worker.role import Role, Workplace
 from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
 from planetary.moe.composer.composer_driver import ComposerDriver
 from planetary.moe.composer.composer_post import Send
+from planetary.moe.composer.device_roles import roles_on
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import loaded_program
 from planetary.moe.program.runner import open_program
 from planetary.moe.program.signature import Runner
 from planetary.moe.protocol import mixture_messages as mm
-from planetary.runtime.device_check import check_once, check_program, key_of
-from planetary.runtime.device_program import DeviceProgram
 from planetary.wire.limits import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
@@ -44,41 +40,9 @@ def load(job: mm.MixtureJob, place: Workplace) -> Role:
         island=options.island,
     )
     plan = msgspec.json.decode(job.plan, type=MixturePlan)
-    used = functions_of(plan, options.roles, job.functions)
-    found = verified(run, job, used, place.store, options.backend)
-    ready = mm.MixtureReady(artifact=job.artifact, device=run.device_name, verified=found)
+    roles, verified = roles_on(run, job, plan.training.expert_optimizer.roles, place)
+    ready = mm.MixtureReady(artifact=job.artifact, device=run.device_name, verified=verified, roles=roles)
     return ComposerRole(plan, run, ready, place.send)
-
-
-def functions_of(
-    plan: MixturePlan, allowed: Collection[str], functions: Mapping[str, FunctionSpec]
-) -> dict[str, FunctionSpec]:
-    """Return those of a program's functions that a worker runs.
-
-    Args:
-        plan: of the mixture.
-        allowed: roles that the worker may be given; empty: all.
-        functions: of the whole program. A device compiles or looks up what is called, and no others.
-    """
-    roles = plan.training.expert_optimizer.roles
-    parts = frozenset[str]().union(*(parts for role, parts in roles.items() if not allowed or role in allowed))
-    return {name: spec for name, spec in functions.items() if name.partition("_")[0] in parts}
-
-
-def verified(
-    program: DeviceProgram, job: mm.MixtureJob, functions: Mapping[str, FunctionSpec], store: BlobStore, backend: str
-) -> str:
-    """Compare a device's results of some functions with the job's reference; return what was found, in words.
-
-    Raises:
-        CompileError: the device computes something else.
-        TrustError: the blob is no reference of these functions.
-    """
-    if not job.reference:
-        return ""
-    reference = decode_program_reference(store.get(job.reference), job.functions)
-    key = key_of(job.artifact, job.reference, backend, program.device_name, functions)
-    return check_once(store, key, lambda: check_program(program, reference, functions)).summary
 
 
 class ComposerRole:

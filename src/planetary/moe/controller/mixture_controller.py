@@ -144,6 +144,9 @@ class MixtureController(RunController[MixtureDesk]):
         if worker.ready:
             return
         self.membership.ready(worker, now, message.device, message.verified)
+        if any(worker.may(role) and role not in message.roles for role in self.policy.roles if message.roles):
+            self.membership.last_failure = ("compile", f"worker {worker.worker}: {message.verified}")
+        worker.roles = message.roles or worker.roles
         if message.shard >= 0:
             self.syncing.claims[worker.worker] = (message.shard, message.epoch, message.step)
         else:
@@ -333,7 +336,7 @@ class MixtureController(RunController[MixtureDesk]):
         missing = [n for n in range(self.policy.composers) if n not in by_shard]
         if missing:
             others = sorted(w.worker for w in self.desk.workers.values() if not w.may(COMPOSER))
-            idle = f"; {', '.join(others)} may not compose (--role)" if others else ""
+            idle = f"; {', '.join(others)} may not or cannot compose" if others else ""
             shards = ", ".join(map(str, missing))
             return f"no composer for shard {shards}: {self.membership.whom_we_wait_for()}{idle}"
         unsaved = [n for n, shard in enumerate(self.state.shards) if shard.progress < self.policy.plan.steps]
@@ -366,13 +369,14 @@ class MixtureController(RunController[MixtureDesk]):
         return "too few usable workers are left for the composers" if hopeless else ""
 
     def _too_few(self) -> bool:
-        """Whether banned workers leave a shard that nobody will ever compose."""
-        if not self.membership.banned or self.membership.others_may_do_better:
-            return False
+        """Whether workers that are banned or cannot compose leave a shard that nobody will ever compose."""
         names = {s.worker for s in self.desk.supervisors.values() if s.restart_expected}
         names |= {w.worker for w in self.desk.workers.values()}
-        names -= {w.worker for w in self.desk.workers.values() if not w.may(COMPOSER)}
-        return len(names - set(self.membership.banned)) < self.policy.composers
+        others = {w.worker for w in self.desk.workers.values() if not w.may(COMPOSER)}
+        all_are_here = self.policy.local and len(names) >= self.policy.composers
+        if not (self.membership.banned or (others and all_are_here)) or self.membership.others_may_do_better:
+            return False
+        return len(names - others - set(self.membership.banned)) < self.policy.composers
 
     def _report_the_rest(self) -> None:
         self.rounds.report_all()

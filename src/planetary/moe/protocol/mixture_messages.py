@@ -29,6 +29,7 @@ class MixtureReady(RoleMessage, frozen=True, kw_only=True):
     artifact: str
     device: str = ""  # as its driver names it
     verified: str = ""  # what the comparison with the job's reference found on it, in words
+    roles: tuple[str, ...] = ()  # that its operator allows and its device can have; empty: all
     shard: int = -1
     epoch: int = 0
     step: int = 0

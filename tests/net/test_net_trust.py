@@ -16,6 +16,7 @@ from planetary.core.errors import ResourceError, TrustError
 from planetary.fabric.protocol.messages import FABRIC, Shutdown
 from planetary.net import Authority, Trust, authority, connect
 from planetary.net.authority import SERVER_NAME, authority_in
+from planetary.net.certificates import pair_pem
 from planetary.net.invite import mint, read, verify
 
 DAY = 86400.0
@@ -282,7 +283,7 @@ def test_any_other_tls_server_is_told_apart(tmp_path: Path) -> None:
     ours = open_authority(tmp_path)
     key, certificate = authority._load_pair(ours.folder / "authority.pem")
     path = tmp_path / "web.pem"
-    path.write_bytes(authority._pair(key, certificate))
+    path.write_bytes(pair_pem(key, certificate))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
 

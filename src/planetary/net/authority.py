@@ -11,8 +11,6 @@ authority's fingerprint, from its invite token, can therefore find the authority
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
 import os
 import secrets
 import ssl
@@ -27,9 +25,10 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
 
 from planetary.core.errors import ResourceError, TrustError
+from planetary.net.certificates import certificate_builder, common_name, fingerprint_of, pair_pem, serving_context
 
 SERVER_NAME = "planetary-gateway"
 """The name in every gateway's certificate; clients check it whatever address they dialled."""
@@ -42,7 +41,6 @@ _AUTHORITY_EXTENSION = ObjectIdentifier(
 _AUTHORITY_DAYS = 20 * 365
 _SERVER_DAYS = 365
 _RENEW_DAYS = 30
-_BACKDATE = datetime.timedelta(days=1)  # for workers whose clock is slow
 
 
 @dataclass(frozen=True)
@@ -86,24 +84,7 @@ class Authority:
 
     def server_context(self) -> ssl.SSLContext:
         """Return what `serve` needs to show the gateway's certificate."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.num_tickets = 0  # connections last; nobody resumes one
-        context.load_cert_chain(self.folder / "server.pem")
-        return context
-
-
-def client_context(authority: str) -> ssl.SSLContext:
-    """Return a context that trusts servers of one authority (PEM) and no others, named `SERVER_NAME`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # checks the chain and the host name
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=authority)
-    return context
-
-
-def fingerprint_of(certificate: x509.Certificate) -> bytes:
-    """Return the SHA-256 of a certificate's DER bytes."""
-    return hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).digest()
+        return serving_context(self.folder / "server.pem")
 
 
 def authority_in(server_certificate: bytes, expected_fingerprint: bytes, where: str) -> str:
@@ -137,22 +118,22 @@ def authority_in(server_certificate: bytes, expected_fingerprint: bytes, where: 
 
 def _new_authority(now: float) -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "planetary gateway authority")])
+    name = common_name("planetary gateway authority")
     builder = (
-        _builder(name, name, key, now, _AUTHORITY_DAYS)
+        certificate_builder(name, name, key, now, _AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
     )
-    return _pair(key, builder.sign(key, hashes.SHA256()))
+    return pair_pem(key, builder.sign(key, hashes.SHA256()))
 
 
 def _new_server(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, now: float) -> bytes:
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
+    name = common_name(SERVER_NAME)
     carried = authority.public_bytes(serialization.Encoding.DER)
     issuer_key = x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key())
     builder = (
-        _builder(name, authority.subject, key, now, _SERVER_DAYS)
+        certificate_builder(name, authority.subject, key, now, _SERVER_DAYS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -160,23 +141,7 @@ def _new_server(authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certi
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_key), critical=False)
         .add_extension(x509.UnrecognizedExtension(_AUTHORITY_EXTENSION, carried), critical=False)
     )
-    return _pair(key, builder.sign(authority_key, hashes.SHA256()))
-
-
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: float, days: int
-) -> x509.CertificateBuilder:
-    start = datetime.datetime.fromtimestamp(now, datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(start - _BACKDATE)
-        .not_valid_after(start + datetime.timedelta(days=days))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
+    return pair_pem(key, builder.sign(authority_key, hashes.SHA256()))
 
 
 def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
@@ -213,13 +178,6 @@ def _ends(certificate: x509.Certificate) -> float:
 
 
 # --- private files
-
-
-def _pair(key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate) -> bytes:
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return private + certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def _load_pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:

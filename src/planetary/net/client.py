@@ -8,7 +8,8 @@ import ssl
 from planetary.core.errors import PeerError, TrustError, UserError
 from planetary.net import invite
 from planetary.net.addresses import is_loopback
-from planetary.net.authority import SERVER_NAME, authority_in, client_context
+from planetary.net.authority import SERVER_NAME, authority_in
+from planetary.net.certificates import client_context, looking_context
 from planetary.net.connection import Connection, ConnectionProtocol, Tuning
 from planetary.net.network import TCP, Network
 from planetary.wire.inbox import Allocate, allocate_any
@@ -27,6 +28,21 @@ class Trust:
         self.token = token.strip()
         self.invite = invite.read(token) if token else None
         self.authority: str | None = None  # PEM, once found
+
+    def recognise(self, shown: bytes | None, where: str) -> None:
+        """Remember the authority of a certificate (DER) that the server at `where` shows.
+
+        Raises `TrustError` when there is none, or when it is not the one that the token names.
+        """
+        assert self.invite is not None
+        if not shown:
+            raise TrustError(f"connecting to {where}: it showed no certificate")
+        self.authority = authority_in(shown, self.invite.authority_fingerprint, where)
+
+    def context(self) -> ssl.SSLContext:
+        """Return the context for connections to the server that was recognised."""
+        assert self.authority is not None
+        return client_context(self.authority)
 
     @classmethod
     def plain_loopback(cls) -> Trust:
@@ -66,10 +82,8 @@ async def connect(
             if trust.invite is None:
                 return await _open(network, connection, host, port, None)
             if trust.authority is None:
-                shown = await _shown_certificate(network, host, port)
-                trust.authority = authority_in(shown, trust.invite.authority_fingerprint, where)
-            context = client_context(trust.authority)
-            return await _open(network, connection, host, port, context)
+                trust.recognise(await _shown_certificate(network, host, port), where)
+            return await _open(network, connection, host, port, trust.context())
     except TimeoutError:
         raise PeerError(
             f"connecting to {where}: no answer within {timeout_s:g} s; is the gateway up? Is a firewall between?"
@@ -80,13 +94,19 @@ async def connect(
             f"invite token, found one that fails: {error.verify_message}"
         ) from None
     except ssl.SSLError as error:
-        plain = error.reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
-        hint = "it does not speak TLS; was the gateway started without?" if plain else str(error)
-        raise TrustError(f"connecting to {where}: expected a TLS handshake, but {hint}") from None
+        raise no_handshake(where, error) from None
     except OSError as error:
         raise PeerError(
             f"connecting to {where}: {error.strerror or error}; is the gateway up, and is this its address?"
         ) from None
+
+
+def no_handshake(where: str, error: OSError) -> TrustError:
+    """Return what a TLS handshake that failed means. An `ssl.SSLError` is an `OSError`."""
+    reason = error.reason if isinstance(error, ssl.SSLError) else ""
+    plain = reason in ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNEXPECTED_MESSAGE")
+    hint = "it does not speak TLS; was it started without?" if plain else str(error)
+    return TrustError(f"connecting to {where}: expected a TLS handshake, but {hint}")
 
 
 async def _open(
@@ -103,16 +123,9 @@ async def _open(
     return connection
 
 
-async def _shown_certificate(network: Network, host: str, port: int) -> bytes:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # nothing is sent, and what is shown is checked by its fingerprint
-    transport = await network.dial(asyncio.Protocol, host, port, context)
+async def _shown_certificate(network: Network, host: str, port: int) -> bytes | None:
+    transport = await network.dial(asyncio.Protocol, host, port, looking_context())
     try:
-        shown = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        return transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
     finally:
         transport.abort()
-    if not shown:
-        raise TrustError(f"connecting to {host}:{port}: it showed no certificate")
-    return shown

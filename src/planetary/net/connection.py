@@ -13,6 +13,7 @@ import numpy as np
 from planetary.core.errors import ClosedError, PeerError, ProtocolError, ResourceError
 from planetary.net.sender import Sender
 from planetary.net.session import Goodbye, Heartbeat
+from planetary.net.sockets import prepare
 from planetary.wire.inbox import Allocate, Inbox, Received, allocate_any
 from planetary.wire.limits import KIB, MIB, Limits
 from planetary.wire.message import Message
@@ -196,7 +197,7 @@ class Connection:
         self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "an unnamed socket")
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            prepare(raw)
         self._over_tls = transport.get_extra_info("ssl_object") is not None
         self._sender.start(transport)
         self._last_received = self._loop.time()

@@ -11,8 +11,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planetary.core.errors import PeerError, RemoteProtocolError, UserError
-from planetary.net.addresses import resolve_listen_address
+from planetary.core.errors import PeerError, RemoteProtocolError, ResourceError, UserError
+from planetary.net import sockets
 
 _LENGTH = struct.Struct(">I")
 _TIMEVAL = struct.Struct("@ll")
@@ -48,17 +48,11 @@ def parse_advertised(address: str) -> tuple[str, int]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises `UserError` or `PeerError` naming the address."""
-    family, address = resolve_listen_address(host, port)
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    """Return a listening socket. Raises `UserError`: the address is an option of the master or communicator."""
     try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(256)
-    except OSError as error:
-        sock.close()
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another port") from None
-    return sock
+        return sockets.listening_socket(host, port)
+    except ResourceError as error:
+        raise UserError(str(error)) from None
 
 
 def dial(host: str, port: int, timeout_s: float, source: str = "") -> socket.socket:
@@ -77,9 +71,8 @@ def dial(host: str, port: int, timeout_s: float, source: str = "") -> socket.soc
 
 
 def prepare(sock: socket.socket, options: SocketOptions | None = None) -> None:
-    """Send small frames at once, and notice machines that vanished."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    """Set up a connection as all of them are, and for bulk data as the options say."""
+    sockets.prepare(sock)
     if options is not None and options.buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer_bytes)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import os
 import secrets
 import socket
 import ssl
 import tempfile
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
+import time
+from pathlib import Path
 
 from planetary.core.errors import PeerError, TrustError
-from planetary.net.authority import SERVER_NAME, authority_in, client_context
-from planetary.net.client import Trust
+from planetary.net.authority import SERVER_NAME
+from planetary.net.certificates import looking_context, self_signed, serving_context
+from planetary.net.client import Trust, no_handshake
 
+_PEER_DAYS = 3650
 _READ = 64 << 10
 
 
@@ -68,20 +66,16 @@ def master_context(sock_of_probe: socket.socket | None, trust: Trust, where: str
     The first time, `sock_of_probe` is a fresh connection on which only the certificate is looked at; later it may be
     None. Raises `TrustError`.
     """
-    assert trust.invite is not None
     if trust.authority is None:
         if sock_of_probe is None:
             raise TrustError(f"{where}: its certificate was not looked at yet")
-        context = _unverified()
         try:
-            with context.wrap_socket(sock_of_probe, server_hostname=SERVER_NAME) as tls:
+            with looking_context().wrap_socket(sock_of_probe, server_hostname=SERVER_NAME) as tls:
                 shown = tls.getpeercert(binary_form=True)
-        except (ssl.SSLError, OSError) as error:
-            raise TrustError(f"connecting to {where}: expected a TLS handshake, but {error}") from None
-        if not shown:
-            raise TrustError(f"connecting to {where}: it showed no certificate")
-        trust.authority = authority_in(shown, trust.invite.authority_fingerprint, where)
-    return client_context(trust.authority)
+        except OSError as error:
+            raise no_handshake(where, error) from None
+        trust.recognise(shown, where)
+    return trust.context()
 
 
 class PeerCertificate:
@@ -94,31 +88,13 @@ class PeerCertificate:
 
     def __init__(self) -> None:
         """Make a key and a certificate."""
-        key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "planetary peer")])
-        now = datetime.datetime.now(datetime.UTC)
-        certificate = (
-            x509.CertificateBuilder()
-            .subject_name(name)
-            .issuer_name(name)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(days=1))
-            .not_valid_after(now + datetime.timedelta(days=3650))
-            .sign(key, hashes.SHA256())
-        )
-        private = key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        self.fingerprint = hashlib.sha256(certificate.public_bytes(serialization.Encoding.DER)).hexdigest()
-        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self.context.minimum_version = ssl.TLSVersion.TLSv1_3
-        self.context.num_tickets = 0
+        pair, fingerprint = self_signed("planetary peer", days=_PEER_DAYS, now=time.time())
+        self.fingerprint = fingerprint.hex()
         descriptor, path = tempfile.mkstemp()  # mode 0600; the ssl module reads keys from files only
         try:
             with os.fdopen(descriptor, "wb") as file:
-                file.write(private + certificate.public_bytes(serialization.Encoding.PEM))
-            self.context.load_cert_chain(path)
+                file.write(pair)
+            self.context = serving_context(Path(path))
         finally:
             os.unlink(path)
 
@@ -126,7 +102,7 @@ class PeerCertificate:
 def wrap_to_peer(sock: socket.socket, fingerprint: str) -> ssl.SSLSocket:
     """Shake hands with a peer whose certificate must have this fingerprint. Raises `TrustError`, `PeerError`."""
     try:
-        tls = _unverified().wrap_socket(sock)
+        tls = looking_context().wrap_socket(sock)
         shown = tls.getpeercert(binary_form=True) or b""
     except (ssl.SSLError, OSError) as error:
         raise PeerError(f"TLS handshake: {error}") from None
@@ -135,11 +111,3 @@ def wrap_to_peer(sock: socket.socket, fingerprint: str) -> ssl.SSLSocket:
         tls.close()
         raise TrustError(f"the peer shows another certificate than the master says: {fingerprint}, found {found}")
     return tls
-
-
-def _unverified() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # what is shown is checked by its fingerprint before anything is sent
-    return context

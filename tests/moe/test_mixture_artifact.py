@@ -12,9 +12,13 @@ from planetary.cli.main import main
 from planetary.compiler.backends.artifact_manifest import read_manifest
 from planetary.compiler.check.verification_report import read_report
 from planetary.core.artifact_label import read_label
+from planetary.core.program_trial import decode_program_reference
 from planetary.core.step import ProgramSpec
 from planetary.fabric.preparation.compiling import CompileTarget
 from planetary.moe.gateway.compiling import compile_and_verify
+from planetary.moe.program.part import loaded_program
+from planetary.moe.program.runner import open_program
+from planetary.runtime.device_check import check_program
 from planetary.runtime.host import host_features
 
 
@@ -40,7 +44,12 @@ def test_a_mixtures_program_has_a_manifest_and_is_checked_by_its_digest(
     assert store.get(program.digest) == program.portable
     assert report.worst_error <= 1
     again = compile_and_verify(program.portable, spec, target, tmp_path)
-    assert (again.digest, again.cached) == (first.digest, True)
+    assert (again.digest, again.cached, again.reference) == (first.digest, True, first.reference)
+    reference = decode_program_reference(store.get(first.reference), spec.functions)
+    loaded = open_program(store.get(first.digest), loaded_program(spec.functions), backend="cpu")
+    found = check_program(loaded, reference, spec.functions)  # as a worker does that has fetched both
+    assert found.worst_error == pytest.approx(report.worst_error, rel=0.5)
+    assert found.device == loaded.device_name
 
     assert main(["artifact", "show", cache]) == 0
     assert first.digest[:12] in capsys.readouterr().out

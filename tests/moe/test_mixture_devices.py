@@ -9,13 +9,16 @@ import pytest
 from moe_support import TINY, build, worker
 
 from planetary.compiler.backends.targets import Target
-from planetary.core.errors import ResourceError, UserError
+from planetary.core.errors import CompileError, ResourceError, UserError
+from planetary.core.program_trial import make_reference
+from planetary.core.step import ProgramSpec
 from planetary.moe.program.execution import IreeRunner
 from planetary.moe.program.part import loaded_program
 from planetary.moe.program.runner import open_program
 from planetary.moe.program.signature import state_specs, zeros_for
 from planetary.runtime import pjrt_executor
-from vulkan_device import missing_vulkan
+from planetary.runtime.device_check import check_program
+from vulkan_device import known_to_be_wrong, missing_vulkan
 
 
 def test_a_composer_takes_the_backend_ordinal_and_threads_of_its_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +60,28 @@ def test_an_expert_worker_computes_on_vulkan() -> None:
         tensors |= expected
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4 * np.abs(value).max(), err_msg=name)
+    program = reference.program
+    spec = ProgramSpec("expert", dict(program.functions), TINY.vocab_size, program.digest)
+    expected = make_reference(spec, reference, factor_rounding=2.0**-23, against="XLA")
+    report = check_program(vulkan, expected, program.functions)
+    assert report.worst_error < 0.1
+    assert report.summary.startswith(f"verified on {vulkan.device_name}: ")
+
+
+@pytest.mark.soak  # half a minute of compilation
+@pytest.mark.compiles
+@pytest.mark.skipif(bool(missing_vulkan()), reason=missing_vulkan())
+def test_a_vulkan_driver_that_is_wrong_is_refused_as_a_composer() -> None:
+    """Of its functions the gradients, in which Mesa 22.3.6 is wrong; any other driver has to be right."""
+    run = build(TINY, slots=2, rank=3).run
+    functions = {"gradients": run.program.functions["gradients"]}
+    spec = ProgramSpec("composer", functions, TINY.vocab_size, run.program.digest)
+    expected = make_reference(spec, run, factor_rounding=2.0**-23, against="XLA")
+    vulkan = IreeRunner(run.program, Target("vulkan", "baseline"), ["gradients"])
+    if known_to_be_wrong(vulkan.device_name):
+        with pytest.raises(
+            CompileError, match=r"the program is wrong on llvmpipe .* times the accepted error away from XLA"
+        ):
+            check_program(vulkan, expected, functions)
+    else:
+        assert check_program(vulkan, expected, functions).worst_error < 0.1

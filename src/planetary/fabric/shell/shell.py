@@ -36,10 +36,16 @@ class Shell(Generic[Result]):
 
     def post(self, event: Event) -> None:
         """Queue an event. May be called from any thread once `run` has begun, and from the loop's before."""
-        if self._loop is None or asyncio._get_running_loop() is self._loop:
+        if self._loop is None or self._is_own_loop():
             self._events.put_nowait(event)
         else:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    def _is_own_loop(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:  # no loop runs in this thread
+            return False
 
     async def run(self) -> Result:
         """Go on until `carry_out` returns a result; events that are queued by then are not handled."""

@@ -17,7 +17,7 @@ _X86_LEVELS = ("x86-64-v2", "x86-64-v3", "x86-64-v4")
 _TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-linux-gnu"}
 _BASELINE_CPUS = {"x86_64": "x86-64", "aarch64": "generic"}
 
-# What this build of the compiler (IREE 3.13) takes; `tests/compiler/test_target_names.py` asks it.
+# What this build of the compiler (IREE 3.13) takes; `tests/compiler/backends/test_target_names.py` asks it.
 CUDA_CHIPS = (60, 61, 62, 70, 72, 75, 80, 86, 87, 89, 120, 121)
 _NEWER_CUDA_CHIPS = (88, 90, 100, 101, 103, 110)  # that exist, and it does not know
 _OLDER_CUDA_CHIPS = (50, 52, 53)

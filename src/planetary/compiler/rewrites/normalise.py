@@ -1,5 +1,5 @@
 """Rewrites of legal StableHLO that compilers mistreat. Each one says what goes wrong without it, and
-`tests/compiler/test_compiler_defects.py` fails once a compiler has mended it.
+`tests/compiler/backends/test_compiler_defects.py` fails once a compiler has mended it.
 
 The passes work on operations, never on text, and keep the meaning up to what their docstrings say.
 """

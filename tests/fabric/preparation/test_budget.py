@@ -10,7 +10,7 @@ import pytest
 from planetary.core.config import config_hash, load_config
 from planetary.fabric.preparation.budget import BUDGETS, Speed, fit, smaller, why_smaller
 
-CONFIG = load_config(Path(__file__).parents[2] / "examples" / "stdlib.toml")
+CONFIG = load_config(Path(__file__).parents[3] / "examples" / "stdlib.toml")
 
 
 @pytest.mark.parametrize(

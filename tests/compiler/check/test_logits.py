@@ -14,7 +14,7 @@ from planetary.compiler.frontend.export import Model, export_model, load_model
 from planetary.core.errors import UserError
 from planetary.models import nanochat
 
-EXPORTS = Path(__file__).parent / "torch_exports"
+EXPORTS = Path(__file__).parents[1] / "torch_exports"
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
 
 

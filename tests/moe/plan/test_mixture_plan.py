@@ -18,7 +18,7 @@ from planetary.moe.methods.tiers import Tier
 from planetary.moe.plan.checked_config import check_mixture
 from planetary.moe.plan.plan import model_of, training_of, warnings_of
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 def config(*overrides: str, example: str = "parallax-tiny") -> Config:

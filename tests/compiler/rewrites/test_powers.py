@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from test_compiler_defects import run_here
+from plain_iree import run_here
 
 from planetary.compiler import ir
 from planetary.compiler.autodiff.differentiate import differentiate, load_for_differentiation

@@ -8,25 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import iree.runtime as iree
 import numpy as np
 import pytest
+from plain_iree import compile_for, run_here
 
 from planetary.compiler import ir
-from planetary.compiler.backends.iree import run_compiler
 from planetary.compiler.backends.pipeline import compiler_version
-from planetary.compiler.backends.targets import compiler_flags, parse_target
 from planetary.compiler.rewrites import normalise
 from planetary.core.errors import CompileError
-from planetary.runtime.host import host_features
 
 pytestmark = pytest.mark.compiles
 
 MENDED = f"IREE {compiler_version()} has mended this: delete"
-
-
-def compile_for(target: str, text: str, *flags: str) -> bytes:
-    return run_compiler(text, [*compiler_flags(parse_target(target, host_features())), *flags])
 
 
 def complaint_about(text: str, target: str) -> str:
@@ -35,19 +28,6 @@ def complaint_about(text: str, target: str) -> str:
     except CompileError as error:
         return str(error)
     return ""
-
-
-def run_here(text: str, *arguments: np.ndarray, flags: tuple[str, ...] = ()) -> np.ndarray:
-    module = compile_for("cpu:host", text, *flags)
-    config = iree.Config(device=_device())
-    loaded = iree.load_vm_module(iree.VmModule.copy_buffer(config.vm_instance, module), config)
-    return np.array(loaded.main(*arguments).to_host())
-
-
-def _device() -> iree.HalDevice:
-    from planetary.runtime.iree_executor import open_device
-
-    return open_device("cpu", 0, None)
 
 
 def rewritten(text: str, rewrite: Callable[[ir.Module], None]) -> str:

@@ -89,7 +89,7 @@ def test_a_tokenizer_of_many_more_ids_is_refused(here: Path) -> None:
 
 def test_a_model_of_torch_mlir_shows_its_vocabulary(here: Path) -> None:
     (here / "text.txt").write_text("".join(chr(300 + n % 257) for n in range(9000)))
-    model = Path(__file__).parents[2] / "examples" / "pcp" / "model.mlir"
+    model = Path(__file__).parents[3] / "examples" / "pcp" / "model.mlir"
     overrides = [f"model.source={model}", "train.batch_size=8", "train.sequence_length=64"]
     with pytest.raises(UserError, match=r"model\.mlir has 256 tokens, as its loss shows .* 'char' has 257"):
         prepare(here, configured(here, "gather", 8, *overrides))

@@ -14,7 +14,7 @@ from planetary.core.config import Config, apply_overrides, load_config
 from planetary.fabric.preparation import prepared_steps
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, prepare_mixture
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "parallax-tiny.toml"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "parallax-tiny.toml"
 SMALL = (
     "model.options={ n_layer = 1, n_embd = 16, n_head = 2, n_kv_head = 2, n_expert = 4, n_active = 2, n_latent = 8, "
     "n_hidden = 16, vocab_size = 256 }",

@@ -24,7 +24,7 @@ from planetary.moe.payloads.expert_payloads import experts_bytes, weights_bytes
 from planetary.moe.training.expert_work import HeldExperts
 from planetary.moe.training.trainer import MoeTrainer
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 TABLE_3 = [
     (REPORT_20B, 4, "48.00", "3.92", "11.29", "1.85", "2.29"),

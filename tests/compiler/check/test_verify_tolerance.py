@@ -55,7 +55,7 @@ def test_tolerance_follows_the_factors(precision: str) -> None:
 
 # --- 16-bit arithmetic between contractions ---------------------------------------------------------------------
 
-ACTIVATIONS = Path(__file__).parent / "torch_exports" / "nanogpt_bf16.mlir"
+ACTIVATIONS = Path(__file__).parents[1] / "torch_exports" / "nanogpt_bf16.mlir"
 
 
 def test_only_arithmetic_between_contractions_counts_as_noise() -> None:

@@ -12,7 +12,7 @@ import pytest
 from planetary.compiler.backends.pipeline import compiler_version
 from planetary.models.zoo import ZOO
 
-SCRIPT = Path(__file__).parents[2] / "bench" / "targets.py"
+SCRIPT = Path(__file__).parents[3] / "bench" / "targets.py"
 AGAIN = "run `python bench/targets.py` and commit what it writes"
 
 

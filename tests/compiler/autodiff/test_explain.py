@@ -39,7 +39,7 @@ def test_an_operation_cannot_be_entered_twice() -> None:
 
 
 def test_the_page_is_current() -> None:
-    page = Path(__file__).parents[2] / "docs" / "ops.md"
+    page = Path(__file__).parents[3] / "docs" / "ops.md"
     assert page.read_text() == operations_page(), "run: python -m planetary.compiler.autodiff.explain > docs/ops.md"
 
 

@@ -98,8 +98,8 @@ class Process:
         """Unwind the stacks of a process that is not alive. Nothing that they still do reaches the world."""
         for thread in self._threads:
             thread.unwind()
-        tasks, self._tasks = self._tasks, set()
-        for task in tasks:
+        while self._tasks:  # a `finally` may begin further ones
+            task = self._tasks.pop()
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             if not task.done():
                 coroutine = task.get_coro()

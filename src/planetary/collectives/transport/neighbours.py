@@ -19,7 +19,7 @@ from planetary.collectives.transport.shared_memory import FOLDER
 from planetary.collectives.transport.sockets import SocketOptions
 
 STREAMS = 2  # to a peer, where nothing else is asked for
-_NEAR_BYTES = 256 << 10
+_NEAR_BYTES = 1 << 20
 
 
 def machine_identity() -> str:
@@ -30,7 +30,7 @@ def machine_identity() -> str:
 
 
 def near_options(given: SocketOptions) -> SocketOptions:
-    """Within a machine nothing has to be paced, and what is under way should fit into the processor's cache."""
+    """Within a machine nothing has to be paced, and what is in flight should fit into the processor's cache."""
     return dataclasses.replace(
         given, congestion=given.congestion or "cubic", buffer_bytes=given.buffer_bytes or _NEAR_BYTES
     )

@@ -168,7 +168,7 @@ _MAKERS = {
 # --- in the process that compares ---------------------------------------------------------------------------
 
 
-def _prepare(folder: Path, options: dict[str, int], emulate: str | None) -> dict[str, float]:
+def _prepare(folder: Path, options: dict[str, int], emulate: str | None, *, tiled: bool) -> dict[str, float]:
     """Leave in `folder` what the contenders need; return the seconds of each stage."""
     from planetary.compiler.backends.flag_choice import CANDIDATES
     from planetary.compiler.backends.iree import compile_artifact
@@ -188,8 +188,9 @@ def _prepare(folder: Path, options: dict[str, int], emulate: str | None) -> dict
     began = time.perf_counter()
     artifact = compile_artifact(step, target, further_flags=())
     seconds["compile"] = time.perf_counter() - began
-    tiling = next(candidate for candidate in CANDIDATES["cpu"] if candidate.name == "data-tiling")
-    (folder / "tiled.vmfb").write_bytes(compile_artifact(step, target, further_flags=tiling.flags).data)
+    if tiled:
+        tiling = next(candidate for candidate in CANDIDATES["cpu"] if candidate.name == "data-tiling")
+        (folder / "tiled.vmfb").write_bytes(compile_artifact(step, target, further_flags=tiling.flags).data)
     rng = np.random.default_rng(0)
     shape = (options["batch_size"], options["sequence_length"])
     tokens, targets = (rng.integers(0, 256, shape).astype(np.int32) for _ in range(2))
@@ -256,7 +257,7 @@ def _compare(name: str, contenders: list[str], rounds: int, steps: int, emulate:
     threads = options.pop("threads", os.cpu_count() or 1)
     with tempfile.TemporaryDirectory() as given:
         folder = Path(given)
-        seconds = _prepare(folder, options, emulate)
+        seconds = _prepare(folder, options, emulate, tiled="iree-tiled" in contenders)
         print(f"{name}: " + ", ".join(f"{stage} {s:.1f} s" for stage, s in seconds.items()), flush=True)
         racing = [_Contender(contender, folder, threads, emulate) for contender in contenders]
         for round_ in range(rounds + 1):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planetary.collectives.protocol import states
-from planetary.core.state_table import Table, with_diagrams
+from planetary.machine.state_table import Table, with_diagrams
 from planetary.moe.composer.composer_states import COMPOSER
 
 TABLES: Mapping[str, Mapping[str, Table]] = {

@@ -20,7 +20,6 @@ import msgspec
 
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.core.errors import ResourceError
-from planetary.core.machine import Machine
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
@@ -35,6 +34,7 @@ from planetary.fabric.protocol.status import RoundMetrics
 from planetary.fabric.shell.dial import Address
 from planetary.fabric.shell.system import System
 from planetary.fabric.worker.worker_machine import WorkerMachine
+from planetary.machine.machine import Machine
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.faults import Fault
 from planetary.simulation.network import HOST

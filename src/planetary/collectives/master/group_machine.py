@@ -16,7 +16,7 @@ from planetary.collectives.master.master_events import Close, Instruction, Send,
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.states import MASTER_OPERATION
 from planetary.collectives.reduction.small_operations import data_bytes, is_small
-from planetary.core.state_table import advance
+from planetary.machine.state_table import advance
 
 
 @dataclass

@@ -14,7 +14,7 @@ from planetary.collectives.master.ring_order import tour_cost
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.options import Spec
 from planetary.collectives.protocol.states import MASTER_OPERATION
-from planetary.core.state_table import advance
+from planetary.machine.state_table import advance
 
 _REMEMBERED = 4096  # outcomes of past operations, for peers that return in doubt
 

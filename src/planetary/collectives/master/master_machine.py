@@ -29,7 +29,7 @@ _EMPTIED_MOST = 4096  # groups that left a state behind; a member of a new one i
 
 
 class MasterMachine:
-    """Implements `core.machine.Machine`. Groups do not know of each other: what happens in one stays in it."""
+    """Implements `machine.machine.Machine`. Groups do not know of each other: what happens in one stays in it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class MasterMachine:
                 desk.ring.append(member.info.peer)
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
-        """See `core.machine.Machine.handle`."""
+        """See `machine.machine.Machine.handle`."""
         return self._tidy(self._decide(event, now))
 
     def _decide(self, event: Event, now: float) -> list[Instruction]:
@@ -112,7 +112,7 @@ class MasterMachine:
                 return self._tick(now)
 
     def next_deadline(self) -> float | None:
-        """See `core.machine.Machine.next_deadline`."""
+        """See `machine.machine.Machine.next_deadline`."""
         times = [group.next_deadline() for group in self.groups.values()]
         times += [heard + self._silent_s for heard in self._heard.values()]
         if self._where:

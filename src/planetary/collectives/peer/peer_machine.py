@@ -11,7 +11,7 @@ from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.errors import PeerLostError, RemovedError, StragglerError, error_of
 from planetary.collectives.protocol.states import PEER_MEMBERSHIP, PEER_OPERATION
 from planetary.core.errors import PlanetaryError, TrustError
-from planetary.core.state_table import advance
+from planetary.machine.state_table import advance
 
 _REDIAL_S = 0.1
 _ANSWER_SLACK_S = 5.0  # the master's deadline comes first; this one is for a master that forgot
@@ -30,7 +30,7 @@ class Call:
 
 
 class PeerMachine:
-    """Implements `core.machine.Machine` for one peer.
+    """Implements `machine.machine.Machine` for one peer.
 
     Every call ends: with the master's answer, or with an error when the master is gone for longer than the grace
     time or forgets a call. What stalls after it began is the shell's to notice: it says so with `LocalFault`.
@@ -53,10 +53,10 @@ class PeerMachine:
         self.error: PlanetaryError | None = None
         self._out: list[e.Instruction] = []
 
-    # --- core.machine.Machine
+    # --- machine.machine.Machine
 
     def handle(self, event: e.Event, now: float) -> list[e.Instruction]:
-        """See `core.machine.Machine.handle`."""
+        """See `machine.machine.Machine.handle`."""
         match event:
             case e.FromMasterReceived(message):
                 self._heard_at = now
@@ -104,7 +104,7 @@ class PeerMachine:
         return out
 
     def next_deadline(self) -> float | None:
-        """See `core.machine.Machine.next_deadline`."""
+        """See `machine.machine.Machine.next_deadline`."""
         times = [call.deadline for call in self._calls.values()]
         if self._connected:
             times += [self._spoke_at + self._alive_s, self._heard_at + self._silent_s]

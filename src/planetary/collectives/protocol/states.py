@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.core.state_table import Table
+from planetary.machine.state_table import Table
 
 MASTER_OPERATION: Table = {
     ("gathering", "all members came"): "running",

@@ -66,7 +66,7 @@ class Controller(RunController[RoundsDesk]):
         )
 
     def validate(self) -> None:
-        """See `core.machine.Validates`."""
+        """See `machine.machine.Validates`."""
         if wrong := contradiction(self.state) or self._contradiction():
             raise LocalProtocolError(f"the controller contradicts itself: {wrong}")
 

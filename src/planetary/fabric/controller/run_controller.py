@@ -22,7 +22,7 @@ DeskT = TypeVar("DeskT", bound=AnyDesk)
 
 
 class RunController(ABC, Generic[DeskT]):
-    """A machine (`core.machine.Machine`): feed it events with `handle`; it never blocks and never reads a clock.
+    """A machine (`machine.machine.Machine`): feed it events with `handle`; it never blocks and never reads a clock.
 
     Attributes:
         desk: state, connections and the instructions of the current event.
@@ -39,7 +39,7 @@ class RunController(ABC, Generic[DeskT]):
     # --- the machine's interface ------------------------------------------------------------------------------
 
     def handle(self, event: e.Event, now: float) -> Sequence[e.Instruction]:
-        """See `core.machine.Machine.handle`."""
+        """See `machine.machine.Machine.handle`."""
         self.desk.out = []
         if not self._has_ended:
             self._dispatch(event, now)
@@ -48,7 +48,7 @@ class RunController(ABC, Generic[DeskT]):
         return self.desk.out
 
     def next_deadline(self) -> float | None:
-        """See `core.machine.Machine.next_deadline`."""
+        """See `machine.machine.Machine.next_deadline`."""
         if self._has_ended:
             return None
         times = [self.stalls.next_deadline(), self.membership.desertion_deadline, *self._deadlines()]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from planetary.core.clock import Clock
-from planetary.core.machine import Machine
 from planetary.fabric.protocol.events import Event, Instruction, Tick
+from planetary.machine.machine import Machine
 
 Result = TypeVar("Result")
 

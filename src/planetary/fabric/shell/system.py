@@ -11,8 +11,8 @@ from typing import Any
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.core.clock import Clock, SystemClock
-from planetary.core.machine import Machine
 from planetary.fabric.shell.child import Child, StartChild
+from planetary.machine.machine import Machine
 from planetary.net.network import TCP, Network
 
 

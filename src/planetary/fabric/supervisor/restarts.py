@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.fabric.protocol.backoff import pause_before
+from planetary.machine.redial import pause_before
 
 
 class Restarts:

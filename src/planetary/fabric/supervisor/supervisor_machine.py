@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.backoff import pause_before
 from planetary.fabric.protocol.events import (
     Closed,
     Dial,
@@ -29,6 +28,7 @@ from planetary.fabric.protocol.events import (
 )
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.supervisor.restarts import Restarts
+from planetary.machine.redial import pause_before
 
 
 class SupervisorMachine:
@@ -60,14 +60,14 @@ class SupervisorMachine:
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
-        """See `core.machine.Machine.handle`."""
+        """See `machine.machine.Machine.handle`."""
         self._out = []
         if not self._ended:
             self._dispatch(event, now)
         return self._out
 
     def next_deadline(self) -> float | None:
-        """See `core.machine.Machine.next_deadline`."""
+        """See `machine.machine.Machine.next_deadline`."""
         if self._ended:
             return None
         return min((t for t in (self._dial_at, self._start_at) if t is not None), default=None)

@@ -86,7 +86,7 @@ class LeaseMachine:
         return self._out
 
     def validate(self) -> None:
-        """See `core.machine.Validates`."""
+        """See `machine.machine.Validates`."""
         if wrong := self._contradiction():
             raise LocalProtocolError(f"a worker's tasks contradict each other: {wrong}")
 

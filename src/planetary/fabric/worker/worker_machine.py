@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.core.errors import CompileError, LocalProtocolError, PeerError, PlanetaryError, TrustError
-from planetary.core.machine import Validates
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.backoff import pause_before
 from planetary.fabric.protocol.events import (
     Closed,
     Dial,
@@ -25,6 +23,8 @@ from planetary.fabric.protocol.events import (
 )
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.worker.worker_events import BlobMissing, DeviceIsWrong, JobBroke, JobLoaded, LoadJob, RoleMachine
+from planetary.machine.machine import Validates
+from planetary.machine.redial import pause_before
 
 
 class WorkerMachine:
@@ -54,18 +54,18 @@ class WorkerMachine:
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
-        """See `core.machine.Machine.handle`. The first event is a `Tick`."""
+        """See `machine.machine.Machine.handle`. The first event is a `Tick`."""
         self._out = []
         if not self._ended:
             self._dispatch(event, now)
         return self._out
 
     def next_deadline(self) -> float | None:
-        """See `core.machine.Machine.next_deadline`."""
+        """See `machine.machine.Machine.next_deadline`."""
         return None if self._ended else self._dial_at
 
     def validate(self) -> None:
-        """See `core.machine.Validates`; includes the role's machine."""
+        """See `machine.machine.Validates`; includes the role's machine."""
         if self._ended:
             return
         wrong = ""

@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import chain
 
 from planetary.core.errors import LocalProtocolError
-from planetary.core.state_table import advance
+from planetary.machine.state_table import advance
 from planetary.moe.composer import composer_states as states
 from planetary.moe.composer.composer_events import (
     Adopt,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from planetary.core.state_table import Table
+from planetary.machine.state_table import Table
 
 
 class Phase(StrEnum):

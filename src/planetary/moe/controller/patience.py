@@ -65,7 +65,7 @@ class Patience:
         ]
 
     def next_deadline(self) -> float | None:
-        """See `core.machine.Machine.next_deadline`."""
+        """See `machine.machine.Machine.next_deadline`."""
         return min((self._until(task) for task in self._waited), default=None)
 
     def _until(self, task: Task) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planetary.core.errors import LocalProtocolError
-from planetary.core.state_table import Table, advance, diagram, with_diagrams
+from planetary.machine.state_table import Table, advance, diagram, with_diagrams
 
 MAKE = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "make_diagrams.py"))
 DOOR: Table = {("wide open", "push"): "shut", ("shut", "pull"): "wide open", ("shut", "brick up"): "wall"}

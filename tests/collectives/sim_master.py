@@ -10,6 +10,7 @@ from planetary.collectives.master import master_events as me
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
 from planetary.collectives.protocol import messages as m
+from planetary.machine import events as k
 from planetary.simulation.world import World
 from planetary.wire import Inbox, Outbox, Protocol
 
@@ -55,23 +56,23 @@ class SimMaster:
         self._wakes: float | None = None
         self._schedule()
 
-    def handle(self, event: me.Event) -> None:
+    def handle(self, event: k.Event) -> None:
         if self.dead:
             return
         for instruction in self.machine.handle(event, self.group.world.now):
             match instruction:
-                case me.Send(number, message):
+                case k.Send(number, message):
                     if number in self.connections:
                         if isinstance(message, m.Contributions):
                             self.group.story.decided.add((self.connections[number][0].name, message.call))
                         self.connections[number][1].put(
                             Inbox(m.FROM_MASTER, m.MEMBER).feed(framed(m.FROM_MASTER, message))[0].message
                         )
-                case me.Close(number, reason):
+                case k.Close(number, reason):
                     closed = self.connections.pop(number, None)
                     if closed is not None:
                         closed[1].put(reason)  # a string: the end of the stream
-                case me.Append(record):
+                case k.Append(record):
                     self.group.journal.append(record)
                 case me.Solve(number, peers, costs, purpose):
                     found = me.Solved(number, peers, solve(costs), purpose)
@@ -87,4 +88,4 @@ class SimMaster:
     def _wake(self, deadline: float) -> None:
         if self._wakes == deadline:
             self._wakes = None
-            self.handle(me.Tick())
+            self.handle(k.Tick())

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from sim_master import GRACE_S, Channel, framed
 
-from planetary.collectives.master import master_events as me
 from planetary.collectives.peer import peer_events as pe
-from planetary.collectives.peer.peer_machine import PeerMachine
+from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.options import Spec
 from planetary.collectives.reduction.operation import Operation, piece_elements
@@ -45,7 +44,7 @@ class SimPeer(ABC):
         self._held: list[Callable[[], None]] = []  # what happens to a process that is stopped, in order
         self.finished = ""
         self.machine = PeerMachine(self._hello, grace_s=GRACE_S if group.restarts else 0.0)
-        self.connection = 0
+        self.connection = self._session = 0
         self._up: Channel | None = None
         self._call = 0
         self._then: dict[int, Callable[[pe.Finish], None]] = {}
@@ -60,7 +59,7 @@ class SimPeer(ABC):
         self._results: dict[int, np.ndarray] = {}  # of this step, by tag
         self._tag_of: dict[int, int] = {}  # by call
         self._then[0] = self.registered
-        self._dial()
+        self._dial(FIRST_SESSION)
 
     @abstractmethod
     def registered(self, finish: pe.Finish) -> None:
@@ -68,15 +67,16 @@ class SimPeer(ABC):
 
     # --- network
 
-    def _dial(self) -> None:
+    def _dial(self, session: int) -> None:
         master = self.group.master
         if self.dead:
             return
         if master is None or master.dead:
-            self.world.after(0.05, lambda: self.handle(pe.Disconnected("connection refused")))
+            self.world.after(0.05, lambda: self.handle(pe.Closed(session, "connection refused")))
             return
         self.group.connections += 1
         number = self.connection = self.group.connections
+        self._session = session
 
         def down(item: Any) -> None:
             if self.frozen:
@@ -84,7 +84,7 @@ class SimPeer(ABC):
             elif isinstance(item, str):
                 self.broken(number, item)
             elif number == self.connection:
-                self.handle(pe.FromMasterReceived(item))
+                self.handle(pe.Received(session, item))
 
         channel = Channel(self.world, down, self.group.slowest)
         master.connections[number] = (self, channel)
@@ -93,17 +93,19 @@ class SimPeer(ABC):
             if number in master.connections:
                 if item is None:
                     del master.connections[number]
-                    master.handle(me.Closed(number, "connection reset"))
+                    master.handle(pe.Closed(number, "connection reset"))
                 else:
-                    master.handle(me.Received(number, Inbox(m.FROM_PEER, m.MEMBER).feed(item)[0].message, "10.0.0.1"))
+                    master.handle(
+                        pe.Received(number, Inbox(m.FROM_PEER, m.MEMBER).feed(item)[0].message, host="10.0.0.1")
+                    )
 
         self._up = Channel(self.world, up, self.group.slowest)
-        self.world.after(0.001, lambda: self.handle(pe.Connected()) if number == self.connection else None)
+        self.world.after(0.001, lambda: self.handle(pe.Opened(session)) if number == self.connection else None)
 
     def broken(self, number: int, reason: str) -> None:
         if number == self.connection and not self.dead:
             self.connection = 0
-            self.handle(pe.Disconnected(reason))
+            self.handle(pe.Closed(self._session, reason))
 
     def kill(self) -> None:
         self.dead = True
@@ -151,16 +153,17 @@ class SimPeer(ABC):
     def _wake(self, deadline: float) -> None:
         if self._wakes == deadline:
             self._wakes = None
-            self.handle(pe.PeerTick())
+            self.handle(pe.Tick())
 
     def _carry_out(self, instruction: pe.Instruction) -> None:
         match instruction:
-            case pe.SendMaster(message):
+            case pe.Send():
                 assert self._up is not None
-                self._up.put(framed(m.FROM_PEER, message))
-            case pe.Reconnect(after_s):
+                self._up.put(framed(m.FROM_PEER, instruction.message))
+            case pe.Close():
                 self.connection = 0
-                self.world.after(after_s, self._dial)
+            case pe.Dial(session):
+                self._dial(session)
             case pe.BeginTransfer(call, seq):
                 self._begin(call, seq)
             case pe.BeginFetch():

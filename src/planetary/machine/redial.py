@@ -1,8 +1,12 @@
-"""Pauses between attempts that failed: doubling, bounded, and different for each participant."""
+"""When a participant dials the other side, and dials again: one connection with named states. Pure."""
 
 from __future__ import annotations
 
 import zlib
+from enum import StrEnum
+
+from planetary.core.errors import LocalProtocolError
+from planetary.machine.state_table import Table, advance
 
 
 def pause_before(attempt: int, first_s: float, limit_s: float, who: str) -> float:
@@ -14,3 +18,92 @@ def pause_before(attempt: int, first_s: float, limit_s: float, who: str) -> floa
     pause = min(limit_s, first_s * 2.0 ** min(attempt - 2, 60))
     spread = (zlib.crc32(who.encode()) & 0xFFFF) / 0xFFFF
     return pause * (0.75 + 0.25 * spread)
+
+
+class Link(StrEnum):
+    """The state of a connection that this side makes."""
+
+    WAITING = "waiting"  # for the end of the pause before the next attempt
+    DIALLING = "dialling"
+    CONNECTED = "connected"
+
+
+LINK: Table = {
+    (Link.WAITING, "pause over"): Link.DIALLING,
+    (Link.DIALLING, "opened"): Link.CONNECTED,
+    (Link.DIALLING, "closed"): Link.WAITING,
+    (Link.CONNECTED, "closed"): Link.WAITING,
+}
+
+
+class Redial:
+    """A participant's connection to the side that it dials; pauses between attempts double, up to a limit.
+
+    A participant that has ended, or stops, calls `dial` no more.
+
+    Attributes:
+        state: see `Link`; a row of `LINK` for every change.
+        session: number of the newest attempt or connection, 0 before the first. Events of older ones are stale.
+    """
+
+    def __init__(self, who: str, *, first_s: float, limit_s: float) -> None:
+        """Begin without a connection; the first attempt is due at once. `who` spreads the pauses of many."""
+        self.state = Link.WAITING
+        self.session = 0
+        self._who, self._first_s, self._limit_s = who, first_s, limit_s
+        self._attempts = 0  # since the last connection
+        self._due: float | None = 0.0  # when to dial, while waiting
+        self._lost_at: float | None = None  # since when there is no connection
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages can be sent on `session`."""
+        return self.state is Link.CONNECTED
+
+    def away_s(self, now: float) -> float:
+        """Return for how many seconds there has been no connection, from the first attempt on."""
+        return 0.0 if self._lost_at is None else now - self._lost_at
+
+    def dial(self, now: float) -> int | None:
+        """Return the number of the session to dial now; None while it is not time."""
+        if self._due is None or now < self._due:
+            return None
+        self._advance("pause over")
+        if self._lost_at is None:
+            self._lost_at = now
+        self._due = None
+        self._attempts += 1
+        self.session += 1
+        return self.session
+
+    def opened(self, session: int) -> bool:
+        """Take a connection that was made; return whether it is the newest attempt's."""
+        if session != self.session or self.state is not Link.DIALLING:
+            return False
+        self._advance("opened")
+        self._attempts, self._lost_at = 0, None
+        return True
+
+    def closed(self, session: int, now: float) -> bool:
+        """Take the end of a connection, or of an attempt, and wait; return whether it was the newest."""
+        if session != self.session or self.state not in {Link.DIALLING, Link.CONNECTED}:
+            return False
+        self._advance("closed")
+        if self._lost_at is None:
+            self._lost_at = now
+        self._due = now + pause_before(self._attempts + 1, self._first_s, self._limit_s, self._who)
+        return True
+
+    def next_deadline(self) -> float | None:
+        """Return the monotonic time of the next attempt; None while none is due."""
+        return self._due
+
+    def validate(self) -> None:
+        """See `machine.machine.Validates`."""
+        if (self._due is not None) != (self.state is Link.WAITING):
+            raise LocalProtocolError(f"{self._who}'s connection is {self.state}, with the next attempt at {self._due}")
+        if self.connected and self._lost_at is not None:
+            raise LocalProtocolError(f"{self._who} is connected, and without a connection since {self._lost_at}")
+
+    def _advance(self, event: str) -> None:
+        self.state = Link(advance(LINK, self.state, event))

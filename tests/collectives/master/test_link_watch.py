@@ -13,6 +13,7 @@ from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.options import Spec
+from planetary.machine import events as k
 
 PERIOD_S = 1.0
 FAST, SLOW = 1e8, 1e6  # bytes per second
@@ -40,17 +41,17 @@ class Group:
             hello = m.Register(
                 protocol=m.PROTOCOL, group=0, name=name, host="10.0.0.1", port=1, machine=(machines or names)[number]
             )
-            self.handle(e.Received(number, hello, "10.0.0.1"))
+            self.handle(k.Received(number, hello, host="10.0.0.1"))
         self.vote()
 
-    def handle(self, event: e.Event) -> None:
+    def handle(self, event: k.Event) -> None:
         for instruction in self.machine.handle(event, self.now):
             match instruction:
-                case e.Send(connection, m.Registered(peer=peer)):
+                case k.Send(connection, m.Registered(peer=peer)):
                     self.names[peer] = "abcdefgh"[connection]
-                case e.Send(connection, m.Topology() as topology):
+                case k.Send(connection, m.Topology() as topology):
                     self.ring, self.epoch = "".join(info.name for info in topology.ring), topology.epoch
-                case e.Send(connection, m.Probe() as probe):
+                case k.Send(connection, m.Probe() as probe):
                     pair = ("abcdefgh"[connection], probe.to.name)
                     self.probes.append((self.now, pair))
                     if pair not in self.silent:
@@ -58,7 +59,7 @@ class Group:
                         answer = m.Measured(seq=probe.seq, to=probe.to.peer, bytes_per_s=found, latency_s=0.001)
                         self._answers.append((self.now + probe.seconds, connection, answer))
                     self.most = max(self.most, len(self._answers))
-                case e.Send(connection, m.Commence(seq=seq)):
+                case k.Send(connection, m.Commence(seq=seq)):
                     self.seqs[connection] = seq
                 case e.Solve(number, peers, costs, purpose):
                     self.handle(e.Solved(number, peers, solve(costs), purpose))
@@ -67,7 +68,7 @@ class Group:
 
     def everyone(self, make: Callable[[int], m.Message]) -> None:
         for connection in range(len(self.names)):
-            self.handle(e.Received(connection, make(next(self._calls)), ""))  # type: ignore[arg-type]
+            self.handle(k.Received(connection, make(next(self._calls))))  # type: ignore[arg-type]
 
     def vote(self) -> None:
         number = self.machine.groups[0].desk.counts.votes + 1
@@ -79,7 +80,7 @@ class Group:
 
     def end(self) -> None:
         for connection, seq in self.seqs.items():
-            self.handle(e.Received(connection, m.Done(seq=seq, ok=True), ""))
+            self.handle(k.Received(connection, m.Done(seq=seq, ok=True)))
 
     def pass_time(self, seconds: float) -> None:
         """Let deadlines and answers come, in order."""
@@ -93,9 +94,9 @@ class Group:
             due = [answer for answer in self._answers if answer[0] <= self.now]
             self._answers = [answer for answer in self._answers if answer[0] > self.now]
             for _, connection, message in due:
-                self.handle(e.Received(connection, message, ""))
+                self.handle(k.Received(connection, message))
             if not due:
-                self.handle(e.Tick())
+                self.handle(k.Tick())
 
 
 def hops(ring: str) -> set[Pair]:

@@ -8,12 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, UserError
+from planetary.machine.events import Instruction, Tick
 from planetary.moe.controller.syncer_machine import SyncerMachine, merge_decision
 from planetary.moe.controller.syncer_messages import (
     Announce,
     CaughtUp,
     Grant,
-    Instruction,
     Joined,
     Lost,
     Merge,
@@ -24,7 +24,6 @@ from planetary.moe.controller.syncer_messages import (
     Speak,
     Standby,
     SyncPolicy,
-    Tick,
 )
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.training.replicas import holders

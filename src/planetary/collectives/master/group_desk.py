@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from planetary.collectives.master.master_events import Append, GroupRecord, Instruction, MemberRecord, Send
+from planetary.collectives.master.master_events import GroupRecord, MemberRecord
 from planetary.collectives.protocol import messages as m
+from planetary.machine.events import Append, Instruction, Send
 
 IDLE = "nothing in the group"
 

@@ -12,10 +12,11 @@ from planetary.collectives.master.group_links import GroupLinks
 from planetary.collectives.master.group_measurement import RingMeasurement
 from planetary.collectives.master.group_operations import GroupOperations, Running, disagreement
 from planetary.collectives.master.link_watch import LinkWatch
-from planetary.collectives.master.master_events import Close, Instruction, Send, Solved
+from planetary.collectives.master.master_events import Solved
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.states import MASTER_OPERATION
 from planetary.collectives.reduction.small_operations import data_bytes, is_small
+from planetary.machine.events import Close, Instruction, Send
 from planetary.machine.state_table import advance
 
 

@@ -29,7 +29,7 @@ class Journal:
             raise ResourceError(f"cannot keep the master's journal in {path}: {error}") from None
         self._lines = len(self.records)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: msgspec.Struct) -> None:
         """Add a record."""
         self._file.write(msgspec.json.encode(record) + b"\n")
         self._lines += 1

@@ -16,23 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from planetary.collectives.master.journal import Journal
-from planetary.collectives.master.master_events import (
-    Append,
-    Close,
-    Closed,
-    Event,
-    Received,
-    Send,
-    Solve,
-    Solved,
-    Tick,
-)
+from planetary.collectives.master.master_events import Solve, Solved
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
 from planetary.collectives.protocol.messages import FROM_MASTER, FROM_PEER, MEMBER, STRANGER, Register, Rejected
 from planetary.collectives.transport.sockets import listen, parse_address, prepare
 from planetary.collectives.transport.tls import TlsLayer
 from planetary.core.errors import LocalProtocolError, PlanetaryError, RemoteProtocolError, TrustError, UserError
+from planetary.machine.events import Append, Close, Closed, Event, Received, Send, Tick
 from planetary.net import invite
 from planetary.net.addresses import is_loopback
 from planetary.net.authority import Authority
@@ -246,7 +237,7 @@ class Master:
                     return
                 connection.deadline = None
                 connection.inbox.limits = MEMBER
-            self._handle(Received(connection.number, message, connection.where))  # type: ignore[arg-type]
+            self._handle(Received(connection.number, message, host=connection.where))  # type: ignore[arg-type]
 
     def _parse(self, connection: _Connection, data: memoryview | bytes) -> list[Message]:
         try:

@@ -1,42 +1,19 @@
-"""What happens to the master machine, what it wants done, and what it keeps on disk."""
+"""Events and instructions of the master's machine beside the kernel's, and the records of its journal."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from planetary.collectives.protocol.messages import Counts, FromPeer, Message, PeerInfo
+from planetary.collectives.protocol.messages import Counts, PeerInfo
+from planetary.machine.events import Event, Instruction
 
 SolvePurpose = Literal["better", "watch", "detour"]
 """Why a ring is sought: peers asked for a better one, measurements in the background changed, or a link broke."""
 
 
-@dataclass(frozen=True)
-class Received:
-    """A message came over a connection. The shell has checked the token of a `Register`."""
-
-    connection: int
-    message: FromPeer
-    seen_host: str = ""  # the address it came from
-
-
-@dataclass(frozen=True)
-class Closed:
-    """A connection ended."""
-
-    connection: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Tick:
-    """A deadline may have passed."""
-
-
-@dataclass(frozen=True)
-class Solved:
+class Solved(Event, frozen=True):
     """The answer to `Solve`: `order` of the peers, None when no ring is possible."""
 
     group: int
@@ -45,43 +22,13 @@ class Solved:
     purpose: SolvePurpose
 
 
-Event = Received | Closed | Tick | Solved
-
-
-@dataclass(frozen=True)
-class Send:
-    """Send a message."""
-
-    connection: int
-    message: Message
-
-
-@dataclass(frozen=True)
-class Close:
-    """Close a connection after what was sent on it."""
-
-    connection: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Append:
-    """Write a record to the journal before anything that follows is sent."""
-
-    record: Record
-
-
-@dataclass(frozen=True)
-class Solve:
+class Solve(Instruction, frozen=True):
     """Find the best ring; off the machine's thread, since it may take seconds."""
 
     group: int
     peers: tuple[str, ...]
     costs: tuple[tuple[float, ...], ...]
     purpose: SolvePurpose
-
-
-Instruction = Send | Close | Append | Solve
 
 
 class MemberRecord(msgspec.Struct, frozen=True):

@@ -7,21 +7,10 @@ from collections.abc import Callable, Iterable
 
 from planetary.collectives.master.group_desk import Peer
 from planetary.collectives.master.group_machine import GroupMachine
-from planetary.collectives.master.master_events import (
-    Append,
-    Close,
-    Closed,
-    Decided,
-    Event,
-    GroupRecord,
-    Instruction,
-    Received,
-    Record,
-    Send,
-    Solved,
-    Tick,
-)
+from planetary.collectives.master.master_events import Decided, GroupRecord, Record, Solved
 from planetary.collectives.protocol import messages as m
+from planetary.core.errors import LocalProtocolError
+from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
 from planetary.net.addresses import is_loopback
 
 _NAME_MOST = 256
@@ -89,10 +78,10 @@ class MasterMachine:
 
     def _decide(self, event: Event, now: float) -> list[Instruction]:
         match event:
-            case Received(connection, message, seen_host):
+            case Received(session=connection, message=message):
                 self._heard[connection] = now
                 if isinstance(message, m.Register):
-                    return self._register(connection, message, seen_host, now)
+                    return self._register(connection, message, event.host, now)
                 if connection not in self._where:
                     return self._reject(connection, f"expected Register first, found {type(message).__name__}")
                 number, peer = self._where[connection]
@@ -102,7 +91,7 @@ class MasterMachine:
                     del self._where[connection]
                     return [*self.groups[number].request(peer, message, now), Close(connection, "it left")]
                 return self.groups[number].request(peer, message, now)
-            case Closed(connection, reason):
+            case Closed(session=connection, reason=reason):
                 self._heard.pop(connection, None)
                 number, peer = self._where.pop(connection, (0, ""))
                 return self.groups[number].lose(peer, reason, now) if peer else []
@@ -110,6 +99,8 @@ class MasterMachine:
                 return self.groups[event.group].solved(event, now) if event.group in self.groups else []
             case Tick():
                 return self._tick(now)
+            case _:
+                raise LocalProtocolError(f"the master's machine knows no event {type(event).__name__}")
 
     def next_deadline(self) -> float | None:
         """See `machine.machine.Machine.next_deadline`."""
@@ -220,8 +211,8 @@ class MasterMachine:
         """Forget the connections that a group closed, and groups without peers."""
         for instruction in out:
             if isinstance(instruction, Close):
-                self._where.pop(instruction.connection, None)
-                self._heard.pop(instruction.connection, None)
+                self._where.pop(instruction.session, None)
+                self._heard.pop(instruction.session, None)
         for number in [number for number, group in self.groups.items() if not group.desk.peers]:
             desk = self.groups.pop(number).desk
             rest = GroupRecord(
@@ -231,6 +222,3 @@ class MasterMachine:
             if desk.emptied:
                 self._emptied[number] = rest
         return out
-
-
-__all__ = ["MasterMachine", "Tick"]

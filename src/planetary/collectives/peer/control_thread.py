@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from planetary.collectives.peer import peer_events as e
-from planetary.collectives.peer.peer_machine import PeerMachine
+from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
 from planetary.collectives.transport.control_stream import ControlStream
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _WATCH_S = 0.2
-_REDIAL_S = 0.05
 _DIAL_MOST_S = 1.0
 
 
@@ -28,6 +27,7 @@ class ControlThread:
     def __init__(self, shell: PeerShell, machine: PeerMachine, stream: ControlStream) -> None:
         """`stream` is connected."""
         self._shell, self._machine, self._stream = shell, machine, stream
+        self._session = FIRST_SESSION
 
     def start(self) -> None:
         """Begin; nobody waits for its end."""
@@ -44,7 +44,7 @@ class ControlThread:
                     self._listen()
                 except (PlanetaryError, OSError) as error:
                     self._stream.close()
-                    self._shell.handle(e.Disconnected(str(error)))
+                    self._shell.handle(e.Closed(self._session, str(error)))
                 if self._serving and self._machine.state == "away" and not self._dial_again():
                     return
         except Exception as error:
@@ -57,26 +57,31 @@ class ControlThread:
         shell = self._shell
         while self._serving:
             for message in self._stream.receive(self._until_next()):
-                shell.handle(e.FromMasterReceived(message))
+                shell.handle(e.Received(self._session, message))
             shell.watch()
             deadline = shell.next_deadline()
             if deadline is not None and deadline <= time.monotonic():
-                shell.handle(e.PeerTick())
+                shell.handle(e.Tick())
             if self._machine.state == "away":
                 raise PeerError("the master was silent")
 
     def _dial_again(self) -> bool:
         shell = self._shell
         while self._serving:
+            session = shell.take_dial(self._machine)
+            if not session:
+                time.sleep(min(self._until_next(), _WATCH_S))
+                shell.handle(e.Tick())
+                continue
             try:
                 self._stream = shell.dial(_DIAL_MOST_S)
             except (PlanetaryError, OSError) as error:
                 log.debug("reconnecting to the master: %s", error)
-                time.sleep(_REDIAL_S)
-                shell.handle(e.PeerTick())
+                shell.handle(e.Closed(session, str(error)))
             else:
+                self._session = session
                 shell.speak_over(self._stream)
-                shell.handle(e.Connected())
+                shell.handle(e.Opened(session))
                 return True
         return False
 

@@ -1,37 +1,26 @@
-"""What happens to a peer's machine, and what it wants done."""
+"""Events and instructions of a peer's machine: the kernel's, and those of its user's calls and its transfers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from planetary.collectives.protocol.messages import Fetch, FromMaster, Message, PeerInfo, Probe, Topology
+from planetary.collectives.protocol.messages import Fetch, PeerInfo, Probe, Topology
 from planetary.collectives.protocol.options import Spec, SyncStrategy
 from planetary.core.errors import PlanetaryError
+from planetary.machine.events import (  # noqa: F401  # this module is all that a peer's machine speaks
+    Close,
+    Closed,
+    Dial,
+    Event,
+    Instruction,
+    Opened,
+    Received,
+    Send,
+    Tick,
+)
 
 # --- events
 
 
-@dataclass(frozen=True)
-class Connected:
-    """The control connection to the master is up."""
-
-
-@dataclass(frozen=True)
-class Disconnected:
-    """The control connection ended, or could not be made."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class FromMasterReceived:
-    """The master said something."""
-
-    message: FromMaster
-
-
-@dataclass(frozen=True)
-class CallVote:
+class CallVote(Event, frozen=True):
     """The user calls update_topology."""
 
     call: int
@@ -39,16 +28,14 @@ class CallVote:
     min_world: int
 
 
-@dataclass(frozen=True)
-class CallPending:
+class CallPending(Event, frozen=True):
     """The user calls are_peers_pending."""
 
     call: int
     timeout_s: float
 
 
-@dataclass(frozen=True)
-class CallCollective:
+class CallCollective(Event, frozen=True):
     """The user starts a collective."""
 
     call: int
@@ -58,8 +45,7 @@ class CallCollective:
     data: bytes | None = None  # of a small operation: what this peer contributes
 
 
-@dataclass(frozen=True)
-class CallSync:
+class CallSync(Event, frozen=True):
     """The user calls sync_shared_state."""
 
     call: int
@@ -70,16 +56,14 @@ class CallSync:
     restart: bool = False
 
 
-@dataclass(frozen=True)
-class CallOptimize:
+class CallOptimize(Event, frozen=True):
     """The user calls optimize_topology."""
 
     call: int
     timeout_s: float
 
 
-@dataclass(frozen=True)
-class PiecesComplete:
+class PiecesComplete(Event, frozen=True):
     """All pieces of an operation came (or all of the state was fetched)."""
 
     call: int
@@ -87,8 +71,7 @@ class PiecesComplete:
     bytes_per_s: float = 0.0  # at which pieces came; 0: too few to tell
 
 
-@dataclass(frozen=True)
-class LocalFault:
+class LocalFault(Event, frozen=True):
     """The own part of an operation failed; `blame` is the id of a peer, or empty."""
 
     call: int
@@ -96,8 +79,7 @@ class LocalFault:
     blame: str = ""
 
 
-@dataclass(frozen=True)
-class LinkMeasured:
+class LinkMeasured(Event, frozen=True):
     """The answer to `RunProbe`; 0 bytes per second when the peer cannot be reached."""
 
     seq: int
@@ -106,59 +88,21 @@ class LinkMeasured:
     latency_s: float
 
 
-@dataclass(frozen=True)
-class CallLeave:
+class CallLeave(Event, frozen=True):
     """The user closes the communicator."""
 
-
-@dataclass(frozen=True)
-class PeerTick:
-    """A deadline may have passed."""
-
-
-Event = (
-    Connected
-    | Disconnected
-    | FromMasterReceived
-    | CallVote
-    | CallPending
-    | CallCollective
-    | CallSync
-    | CallOptimize
-    | PiecesComplete
-    | LocalFault
-    | LinkMeasured
-    | CallLeave
-    | PeerTick
-)
 
 # --- instructions
 
 
-@dataclass(frozen=True)
-class SendMaster:
-    """Send a message to the master."""
-
-    message: Message
-
-
-@dataclass(frozen=True)
-class Reconnect:
-    """Close what is left of the control connection and make a new one."""
-
-    after_s: float
-
-
-@dataclass(frozen=True)
-class UseTopology:
+class UseTopology(Instruction, frozen=True):
     """The ring has changed; `rank` is this peer's place in it."""
 
     topology: Topology
     rank: int
 
 
-@dataclass(frozen=True)
-class BeginTransfer:
+class BeginTransfer(Instruction, frozen=True):
     """An operation begins: pieces may be sent and received under `seq`."""
 
     call: int
@@ -166,8 +110,7 @@ class BeginTransfer:
     epoch: int
 
 
-@dataclass(frozen=True)
-class BeginFetch:
+class BeginFetch(Instruction, frozen=True):
     """The shared state was elected: fetch what is named here, and serve the rest to others."""
 
     call: int
@@ -176,8 +119,7 @@ class BeginFetch:
     fetch: tuple[Fetch, ...]
 
 
-@dataclass(frozen=True)
-class Finish:
+class Finish(Instruction, frozen=True):
     """A call is over. With an `error`, what it changed is put back before the caller learns of it."""
 
     call: int
@@ -185,19 +127,14 @@ class Finish:
     value: object = None
 
 
-@dataclass(frozen=True)
-class RunProbe:
+class RunProbe(Instruction, frozen=True):
     """Measure the way to a peer."""
 
     probe: Probe
     to: PeerInfo
 
 
-@dataclass(frozen=True)
-class Hangup:
+class Hangup(Instruction, frozen=True):
     """The peer is out of its group for good; nothing works any more."""
 
     error: PlanetaryError
-
-
-Instruction = SendMaster | Reconnect | UseTopology | BeginTransfer | BeginFetch | Finish | RunProbe | Hangup

@@ -11,10 +11,14 @@ from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.errors import PeerLostError, RemovedError, StragglerError, error_of
 from planetary.collectives.protocol.states import PEER_MEMBERSHIP, PEER_OPERATION
 from planetary.core.errors import PlanetaryError, TrustError
+from planetary.machine.redial import Redial
 from planetary.machine.state_table import advance
 
-_REDIAL_S = 0.1
+_REDIAL_FIRST_S, _REDIAL_LIMIT_S = 0.1, 1.0
 _ANSWER_SLACK_S = 5.0  # the master's deadline comes first; this one is for a master that forgot
+
+FIRST_SESSION = 1
+"""The shell dials it before there is a machine."""
 
 
 @dataclass
@@ -48,7 +52,8 @@ class PeerMachine:
         self._calls: dict[int, Call] = {}
         self._alive_s, self._silent_s = 1.0, 10.0
         self._spoke_at = self._heard_at = -math.inf
-        self._connected = False
+        self._link = Redial("peer", first_s=_REDIAL_FIRST_S, limit_s=_REDIAL_LIMIT_S)
+        self._link.dial(0.0)  # `FIRST_SESSION`
         self._away_since = 0.0
         self.error: PlanetaryError | None = None
         self._out: list[e.Instruction] = []
@@ -58,9 +63,10 @@ class PeerMachine:
     def handle(self, event: e.Event, now: float) -> list[e.Instruction]:
         """See `machine.machine.Machine.handle`."""
         match event:
-            case e.FromMasterReceived(message):
-                self._heard_at = now
-                self._from_master(message, now)
+            case e.Received():
+                if event.session == self._link.session:
+                    self._heard_at = now
+                    self._from_master(event.message, now)
             case e.PiecesComplete():
                 self._pieces_complete(event, now)
             case e.LocalFault(call, reason, blame):
@@ -92,13 +98,15 @@ class PeerMachine:
                 self._call(call, "sync_shared_state", timeout_s, sync, now)
             case e.LinkMeasured(seq, to, bytes_per_s, latency_s):
                 self._send(m.Measured(seq=seq, to=to, bytes_per_s=bytes_per_s, latency_s=latency_s), now)
-            case e.Connected():
-                self._say_hello(now)
-            case e.Disconnected(reason):
-                self._disconnected(reason, now)
+            case e.Opened():
+                if self._link.opened(event.session):
+                    self._say_hello(now)
+            case e.Closed():
+                if self._link.closed(event.session, now):
+                    self._disconnected(event.reason, now)
             case e.CallLeave():
                 self._send(m.Leave(), now)
-            case e.PeerTick():
+            case e.Tick():
                 self._tick(now)
         out, self._out = self._out, []
         return out
@@ -106,8 +114,11 @@ class PeerMachine:
     def next_deadline(self) -> float | None:
         """See `machine.machine.Machine.next_deadline`."""
         times = [call.deadline for call in self._calls.values()]
-        if self._connected:
+        if self._link.connected:
             times += [self._spoke_at + self._alive_s, self._heard_at + self._silent_s]
+        dial_at = self._link.next_deadline()
+        if dial_at is not None and self.error is None:
+            times.append(dial_at)
         if self.state == "away":
             times.append(self._away_since + self.grace_s)
         first = min(times, default=math.inf)
@@ -128,7 +139,7 @@ class PeerMachine:
         self._calls[call] = Call(title, "wanted", deadline, operation=operation, gave_data=gave_data)
         if self.error is not None:
             self._end(call, self.error)
-        elif self.state == "away" or not self._connected:
+        elif self.state == "away" or not self._link.connected:
             self._end(call, self._master_lost("the master is not connected"))
         else:
             self._send(message, now)
@@ -171,7 +182,7 @@ class PeerMachine:
 
     # --- the master's messages
 
-    def _from_master(self, message: m.FromMaster, now: float) -> None:
+    def _from_master(self, message: m.Message, now: float) -> None:
         if self.error is not None:
             return  # it is out already; this was under way
         match message:
@@ -236,7 +247,6 @@ class PeerMachine:
     # --- the connection
 
     def _say_hello(self, now: float) -> None:
-        self._connected = True
         self._heard_at = now
         hello = self._hello()
         if self.state == "away":
@@ -246,7 +256,6 @@ class PeerMachine:
         self._send(hello, now)
 
     def _disconnected(self, reason: str, now: float) -> None:
-        self._connected = False
         if self.error is not None:
             return
         if self.state == "member":
@@ -258,9 +267,7 @@ class PeerMachine:
                 call.state = advance(PEER_OPERATION, call.state, "master lost")
             if not call.operation or call.state == "failed":
                 self._end(number, lost)
-        if self.state == "away" and now < self._away_since + self.grace_s:
-            self._out.append(e.Reconnect(_REDIAL_S))
-        else:
+        if self.state != "away" or now >= self._away_since + self.grace_s:
             self._give_up(lost)
 
     def _give_up(self, error: PlanetaryError) -> None:
@@ -279,12 +286,18 @@ class PeerMachine:
         self._out.append(e.Hangup(error))
 
     def _tick(self, now: float) -> None:
-        if self._connected and now >= self._heard_at + self._silent_s:
-            self._disconnected(f"it was silent for {now - self._heard_at:.1f} s", now)
-        if self._connected and now >= self._spoke_at + self._alive_s:
+        if self._link.connected and now >= self._heard_at + self._silent_s:
+            reason = f"it was silent for {now - self._heard_at:.1f} s"
+            self._out.append(e.Close(self._link.session, reason))
+            self._link.closed(self._link.session, now)
+            self._disconnected(reason, now)
+        if self._link.connected and now >= self._spoke_at + self._alive_s:
             self._send(m.Alive(), now)
         if self.state == "away" and now >= self._away_since + self.grace_s:
             self._give_up(self._master_lost(f"it did not come back within {self.grace_s:g} s"))
+        session = self._link.dial(now) if self.error is None else None
+        if session is not None:
+            self._out.append(e.Dial(session))
         for number, call in list(self._calls.items()):
             if now >= call.deadline:
                 text = f"{call.title}: the master did not answer in time, though it is connected"
@@ -294,6 +307,6 @@ class PeerMachine:
                 self._end(number, StragglerError(text, ("master",)))
 
     def _send(self, message: m.Message, now: float) -> None:
-        if self._connected:
+        if self._link.connected:
             self._spoke_at = now
-            self._out.append(e.SendMaster(message))
+            self._out.append(e.Send(self._link.session, message))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.call_table import CallTable
 from planetary.collectives.peer.control_thread import ControlThread
-from planetary.collectives.peer.peer_machine import PeerMachine
+from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
 from planetary.collectives.peer.ring_connections import RingConnections
 from planetary.collectives.peer.settings import PeerSettings
 from planetary.collectives.peer.work import OpenWork
@@ -41,6 +41,7 @@ class PeerShell:
         )
         self._machine: PeerMachine | None = None
         self._stream: ControlStream | None = None
+        self._dialling = 0  # the session that the machine wants to be dialled; the control thread takes it
         self._closing = False
 
     # --- life
@@ -60,9 +61,10 @@ class PeerShell:
                 raise
             self._stream = stream
             self._machine = PeerMachine(self._hello, grace_s=self.settings.grace_s)
+            self._dialling = 0
             registration = self.calls.works[0] = OpenWork("connect")
             ControlThread(self, self._machine, stream).start()
-        self.handle(e.Connected())
+        self.handle(e.Opened(FIRST_SESSION))
         try:
             registration.wait()
         except PlanetaryError:
@@ -134,10 +136,10 @@ class PeerShell:
 
     def _carry_out(self, instruction: e.Instruction, later: list[Callable[[], None]]) -> None:
         match instruction:
-            case e.SendMaster(message):
+            case e.Send():
                 if self._stream is not None:
                     try:
-                        self._stream.send(message)
+                        self._stream.send(instruction.message)
                     except PeerError:
                         self._stream.close()  # the thread that receives says what is to be said
             case e.UseTopology(topology, rank):
@@ -160,8 +162,11 @@ class PeerShell:
             case e.Hangup():
                 # Before arrays are restored: nobody must take what they hold then for a piece.
                 later.insert(0, self._hang_up)
-            case e.Reconnect():
-                pass  # the control thread looks at the machine's state
+            case e.Dial(session):
+                self._dialling = session
+            case e.Close():
+                if self._stream is not None:
+                    self._stream.close()
 
     def _hello(self) -> m.Register:
         settings, (host, port) = self.settings, self.settings.advertise
@@ -219,6 +224,14 @@ class PeerShell:
         """Return a new connection to the master; see `ControlStream` for what is raised."""
         (host, port), settings = self.settings.master, self.settings
         return ControlStream(host, port, settings.trust, timeout_s, allow_unencrypted=settings.allow_unencrypted)
+
+    def take_dial(self, machine: PeerMachine) -> int:
+        """Return the session to dial, once; 0 while the machine wants none or is not the present one."""
+        with self.lock:
+            if self._machine is not machine:
+                return 0
+            session, self._dialling = self._dialling, 0
+            return session
 
     def speak_over(self, stream: ControlStream) -> None:
         """Send what is for the master over this connection from now on."""

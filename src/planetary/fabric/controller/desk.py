@@ -7,12 +7,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import Append, Instruction, Payload, Send
 from planetary.fabric.protocol.policy import ControllerPolicy, FabricPolicy
 from planetary.fabric.protocol.records import Record, RunFinished
 from planetary.fabric.protocol.sessions import SupervisorSession, WorkerSession
 from planetary.fabric.protocol.state import ControllerState, OpenRound, apply
 from planetary.fabric.shell.under_way import UnderWay
+from planetary.machine.events import Append, Instruction, Payload, Send
 
 
 class RunState(Protocol):

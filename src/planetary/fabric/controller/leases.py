@@ -8,7 +8,7 @@ from planetary.diloco.rounds import RoundView, admits_latecomer
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import DropAttachment, Received, TokensOf
+from planetary.fabric.protocol.events import DropAttachment, TokensOf
 from planetary.fabric.protocol.records import (
     DeltaAccepted,
     DeltaRejected,
@@ -19,6 +19,7 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.sessions import TrainInFlight, WorkerSession
 from planetary.fabric.protocol.state import OpenRound
+from planetary.machine.events import Received
 
 
 class Leases:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import refuse
-from planetary.fabric.protocol.events import BlobOf, Close, Compile, Compiled, CompileFailed
+from planetary.fabric.protocol.events import BlobOf, Compile, Compiled, CompileFailed
 from planetary.fabric.protocol.records import ArtifactPublished, EndKind, WorkerJoined, WorkerLost, WorkerRefused
 from planetary.fabric.protocol.sessions import Phase, SupervisorSession, WorkerSession
+from planetary.machine.events import Close
 
 Target = tuple[str, str, str]  # backend, target, features: what a compiled module runs on
 

@@ -22,11 +22,12 @@ import msgspec
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import Outcome, Topology
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import DropAttachment, KeepOuterState, OuterStateOf, Received
+from planetary.fabric.protocol.events import DropAttachment, KeepOuterState, OuterStateOf
 from planetary.fabric.protocol.policy import RingPolicy
 from planetary.fabric.protocol.records import DigestsDiffered, Mark, ReduceRetried, RoundClosed
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
+from planetary.machine.events import Received
 
 _FIRST_PAUSE_S = 0.1
 

@@ -8,10 +8,10 @@ from typing import Literal
 
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import Received
 from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
+from planetary.machine.events import Received
 
 
 class Outcome(StrEnum):

@@ -431,6 +431,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     def _carry_out_common(self, instruction: e.Instruction) -> e.Finish | None:
         match instruction:
             case e.Append():
+                assert isinstance(instruction.record, Record)
                 self._append(instruction.record)
             case e.Send():
                 outbox = self._outboxes.get(instruction.session)

@@ -1,68 +1,28 @@
-"""What the fabric's machines are told and what they ask for; `worker_events` has what is the worker's alone.
+"""Events and instructions of the fabric's machines: the kernel's, and those of controller and supervisor.
 
-Events go into a machine, instructions come out. A session is one connection; its number is never used again.
+`worker_events` has those of the worker alone.
 """
 
 from __future__ import annotations
 
-import msgspec
-
-from planetary.core.errors import PlanetaryError
-from planetary.fabric.protocol.records import EndKind, Mark, Record
+from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.events import (  # noqa: F401  # this module is all that the fabric's machines speak
+    Append,
+    Close,
+    Closed,
+    Dial,
+    Event,
+    Exit,
+    Instruction,
+    Opened,
+    Payload,
+    Received,
+    Send,
+    StopRequested,
+    Tick,
+)
 from planetary.wire.message import Message
-
-
-class Event(msgspec.Struct, frozen=True):
-    """Base of all events."""
-
-
-class Instruction(msgspec.Struct, frozen=True):
-    """Base of all instructions."""
-
-
-# --- events that every machine knows ----------------------------------------------------------------------------
-
-
-class Tick(Event, frozen=True):
-    """The time asked for with `next_deadline` has come (or passed)."""
-
-
-class Opened(Event, frozen=True):
-    """A connection was made; the handshake has been passed by the transport."""
-
-    session: int
-
-
-class Received(Event, frozen=True):
-    """A message arrived.
-
-    The tensors that came with it stay with the shell, under the number `attachment` (never used twice; 0: none).
-    `defect` says why they are unusable; "" when they are fine.
-    """
-
-    session: int
-    message: Message
-    defect: str = ""
-    attachment: int = 0
-    payload: str = ""  # its name, of a message whose tensors are in the payload store by now
-    payload_bytes: int = 0  # that came with it then
-
-
-class Closed(Event, frozen=True):
-    """A connection ended, or could not be made; `refused` when the other side said that trying again cannot help."""
-
-    session: int
-    reason: str
-    refused: bool = False
-    kind: str = ""  # of the failure for which a worker was refused
-
-
-class StopRequested(Event, frozen=True):
-    """A person or the operating system asks for an orderly end."""
-
-    reason: str
-
 
 # --- events for the controller ----------------------------------------------------------------------------------
 
@@ -138,26 +98,7 @@ class CheckpointLost(Event, frozen=True):
     reason: str
 
 
-# --- instructions that every machine uses -----------------------------------------------------------------------
-
-
-class Send(Instruction, frozen=True):
-    """Send a message on a connection, with the tensors that `payload` names."""
-
-    session: int
-    message: Message
-    payload: Payload | None = None
-
-
-class Close(Instruction, frozen=True):
-    """Close a connection."""
-
-    session: int
-    reason: str
-
-
-class Payload(msgspec.Struct, frozen=True):
-    """Names tensors that only the shell holds."""
+# --- tensors that messages carry ---------------------------------------------------------------------------------
 
 
 class ParametersOf(Payload, frozen=True):
@@ -193,12 +134,6 @@ class OuterStateOf(Payload, frozen=True):
 
 
 # --- instructions of the controller -----------------------------------------------------------------------------
-
-
-class Append(Instruction, frozen=True):
-    """Append a record to the journal, before any later instruction is carried out."""
-
-    record: Record
 
 
 class Compile(Instruction, frozen=True):
@@ -275,21 +210,6 @@ class KillProcess(Instruction, frozen=True):
 
     reason: str
     gracefully: bool
-
-
-class Dial(Instruction, frozen=True):
-    """Open a connection to the gateway; answer with `Opened` or `Closed`, both for this session number."""
-
-    session: int
-
-
-class Exit(Instruction, frozen=True):
-    """End this process."""
-
-    ok: bool
-    reason: str
-    error: type[PlanetaryError] | None = None  # what it ends with, when that is not ok
-    status: int = 0  # of a supervisor's last worker process
 
 
 # --- events for the supervisor ----------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import PlanetaryError, TrustError, UserError
-from planetary.fabric.protocol.events import Closed, Event, Opened
 from planetary.fabric.shell.outbox import Outbox, Sent
+from planetary.machine.events import Closed, Event, Opened
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello

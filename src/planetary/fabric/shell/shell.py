@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from planetary.core.clock import Clock
-from planetary.fabric.protocol.events import Event, Instruction, Tick
+from planetary.machine.events import Event, Instruction, Tick
 from planetary.machine.machine import Machine
 
 Result = TypeVar("Result")

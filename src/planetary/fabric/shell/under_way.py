@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from planetary.fabric.protocol.events import Payload
+from planetary.machine.events import Payload
 from planetary.wire.message import Message, Order
 
 

@@ -10,25 +10,11 @@ from collections.abc import Sequence
 
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import (
-    Closed,
-    Dial,
-    Event,
-    Exit,
-    Instruction,
-    KillProcess,
-    Opened,
-    ProcessExited,
-    ProcessStarted,
-    Received,
-    Send,
-    StartProcess,
-    StopRequested,
-    Tick,
-)
+from planetary.fabric.protocol.events import KillProcess, ProcessExited, ProcessStarted, StartProcess
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.supervisor.restarts import Restarts
-from planetary.machine.redial import pause_before
+from planetary.machine.events import Closed, Dial, Event, Exit, Instruction, Opened, Received, Send, StopRequested, Tick
+from planetary.machine.redial import Redial
 
 
 class SupervisorMachine:
@@ -45,11 +31,7 @@ class SupervisorMachine:
         """`restarts` decides whether and when the worker's process is started again."""
         self.name = name
         self._restarts = restarts
-        self._redial = (redial_first_s, redial_limit_s)
-        self._session = 0
-        self._connected = False
-        self._dials = 0  # failed or running attempts since the last success
-        self._dial_at: float | None = 0.0
+        self._link = Redial(name, first_s=redial_first_s, limit_s=redial_limit_s)
         self._pid = 0
         self._starts = 0
         self._started_at = 0.0
@@ -70,24 +52,21 @@ class SupervisorMachine:
         """See `machine.machine.Machine.next_deadline`."""
         if self._ended:
             return None
-        return min((t for t in (self._dial_at, self._start_at) if t is not None), default=None)
+        dial_at = self._link.next_deadline() if self._stop_reason is None else None
+        return min((t for t in (dial_at, self._start_at) if t is not None), default=None)
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
             case Tick():
                 self._on_time(now)
-            case Opened() if event.session == self._session:
-                self._connected, self._dials = True, 0
-                if self._pid:
+            case Opened():
+                if self._link.opened(event.session) and self._pid:
                     self._send(m.WorkerStarted(pid=self._pid, attempt=self._starts))
-            case Closed() if event.session == self._session:
-                self._connected = False
-                if event.refused:
+            case Closed():
+                if self._link.closed(event.session, now) and event.refused:
                     self._error = error_class(event.kind) if event.kind else TrustError
                     self._stop(event.reason)
-                else:
-                    self._dial_at = now + pause_before(self._dials + 1, *self._redial, self.name)
-            case Received() if event.session == self._session:
+            case Received() if event.session == self._link.session:
                 if isinstance(event.message, m.RestartWorker) and self._pid:
                     self._out.append(KillProcess(event.message.reason, gracefully=False))
                 elif isinstance(event.message, m.Shutdown):
@@ -106,11 +85,9 @@ class SupervisorMachine:
             self._start_at = None
             self._starts += 1
             self._out.append(StartProcess(self._starts))
-        if self._dial_at is not None and now >= self._dial_at:
-            self._dial_at = None
-            self._dials += 1
-            self._session += 1
-            self._out.append(Dial(self._session))
+        session = self._link.dial(now) if self._stop_reason is None else None
+        if session is not None:
+            self._out.append(Dial(session))
 
     def _process_exited(self, event: ProcessExited, now: float) -> None:
         self._pid = 0
@@ -128,7 +105,7 @@ class SupervisorMachine:
         if self._stop_reason is not None:
             return
         self._stop_reason = reason
-        self._start_at = self._dial_at = None
+        self._start_at = None
         if self._pid:
             self._out.append(KillProcess(reason, gracefully=True))
         else:
@@ -140,5 +117,5 @@ class SupervisorMachine:
         self._out.append(Exit(self._error is None and status == 0, reason, self._error, status))
 
     def _send(self, message: m.Message) -> None:
-        if self._connected:
-            self._out.append(Send(self._session, message))
+        if self._link.connected:
+            self._out.append(Send(self._link.session, message))

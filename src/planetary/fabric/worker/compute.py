@@ -15,11 +15,11 @@ from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.diloco.mean import check_contribution
-from planetary.fabric.protocol.events import Event
 from planetary.fabric.protocol.messages import EvalTask, TrainTask
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
+from planetary.machine.events import Event
 from planetary.runtime.executor import Executor, StepResult
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from collections import deque
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import EndParametersOf, Event, Instruction, Payload, Received, Send
+from planetary.fabric.protocol.events import EndParametersOf
 from planetary.fabric.worker.worker_events import (
     EvaluationDone,
     StartEvaluating,
@@ -22,6 +22,7 @@ from planetary.fabric.worker.worker_events import (
     TrainingDone,
     UseParameters,
 )
+from planetary.machine.events import Event, Instruction, Payload, Received, Send
 
 Task = m.TrainTask | m.EvalTask
 MOST_QUEUED = 8  # messages that a gateway has sent ahead; with more it has forgotten what it had sent

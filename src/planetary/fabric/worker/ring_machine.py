@@ -7,7 +7,7 @@ from collections import deque
 from msgspec.structs import replace
 
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import Event, Instruction, OuterStateOf
+from planetary.fabric.protocol.events import OuterStateOf
 from planetary.fabric.worker.lease_machine import MOST_QUEUED, LeaseMachine, Task
 from planetary.fabric.worker.worker_events import (
     HoldEndParameters,
@@ -19,6 +19,7 @@ from planetary.fabric.worker.worker_events import (
     UseOuterState,
     UseParameters,
 )
+from planetary.machine.events import Event, Instruction
 
 MOST_VERSIONS = 3  # of the parameters: the newest, the one before it, and one that a queued task names
 

@@ -15,10 +15,10 @@ from planetary.core.tensors import Tensors
 from planetary.diloco.mean import Contribution
 from planetary.diloco.outer import OuterState, published_params
 from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share, state_digest, state_of, state_tensors
-from planetary.fabric.protocol.events import Event
 from planetary.fabric.protocol.messages import Job, Reduce
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
+from planetary.machine.events import Event
 
 log = logging.getLogger(__name__)
 

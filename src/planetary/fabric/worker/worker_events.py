@@ -6,8 +6,8 @@ from typing import Literal, Protocol
 
 from planetary.core.errors import PlanetaryError
 from planetary.core.schedules import Schedule
-from planetary.fabric.protocol.events import Event, Instruction
 from planetary.fabric.protocol.messages import EvalTask, Reduce, TrainTask, WorkerJob
+from planetary.machine.events import Event, Instruction
 
 
 class RoleMachine(Protocol):

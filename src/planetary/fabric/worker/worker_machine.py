@@ -9,22 +9,11 @@ from collections.abc import Sequence
 
 from planetary.core.errors import CompileError, LocalProtocolError, PeerError, PlanetaryError, TrustError
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import (
-    Closed,
-    Dial,
-    Event,
-    Exit,
-    Instruction,
-    Opened,
-    Received,
-    Send,
-    StopRequested,
-    Tick,
-)
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.worker.worker_events import BlobMissing, DeviceIsWrong, JobBroke, JobLoaded, LoadJob, RoleMachine
+from planetary.machine.events import Closed, Dial, Event, Exit, Instruction, Opened, Received, Send, StopRequested, Tick
 from planetary.machine.machine import Validates
-from planetary.machine.redial import pause_before
+from planetary.machine.redial import Redial
 
 
 class WorkerMachine:
@@ -40,13 +29,8 @@ class WorkerMachine:
     ) -> None:
         """`give_up_s`: end when the gateway could not be reached for this long; 0: never."""
         self.name = name
-        self._redial = (redial_first_s, redial_limit_s)
+        self._link = Redial(name, first_s=redial_first_s, limit_s=redial_limit_s)
         self._give_up_s = give_up_s
-        self._session = 0
-        self._connected = False
-        self._disconnected_at: float | None = None
-        self._attempt = 0
-        self._dial_at: float | None = None
         self._job: m.WorkerJob | None = None
         self._role: RoleMachine | None = None
         self._loaded: tuple[str, ...] = ()  # what the role was made of
@@ -62,16 +46,15 @@ class WorkerMachine:
 
     def next_deadline(self) -> float | None:
         """See `machine.machine.Machine.next_deadline`."""
-        return None if self._ended else self._dial_at
+        return None if self._ended else self._link.next_deadline()
 
     def validate(self) -> None:
         """See `machine.machine.Validates`; includes the role's machine."""
         if self._ended:
             return
+        self._link.validate()
         wrong = ""
-        if self._connected and self._dial_at is not None:
-            wrong = "it is connected and dials"
-        elif self._role is not None and self._job is not None and self._loaded not in ((), self._job.loads):
+        if self._role is not None and self._job is not None and self._loaded not in ((), self._job.loads):
             wrong = f"its role was loaded for {self._loaded}, and its job is {self._job.loads}"
         if wrong:
             raise LocalProtocolError(f"worker {self.name} contradicts itself: {wrong}")
@@ -82,14 +65,16 @@ class WorkerMachine:
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
             case Tick():
-                self._dial(now)
-            case Opened() if event.session == self._session:
-                self._connected, self._attempt, self._disconnected_at = True, 0, None
-            case Closed() if event.session == self._session:
+                session = self._link.dial(now)
+                if session is not None:
+                    self._out.append(Dial(session))
+            case Opened():
+                self._link.opened(event.session)
+            case Closed():
                 self._closed(event, now)
-            case Received() if event.session == self._session:
+            case Received() if event.session == self._link.session:
                 self._received(event, now)
-            case Opened() | Closed() | Received():
+            case Received():
                 pass  # of an older connection
             case JobLoaded():
                 self._role, self._loaded = event.machine, event.job.loads
@@ -109,35 +94,17 @@ class WorkerMachine:
 
     # --- the connection ---------------------------------------------------------------------------------------
 
-    def _dial(self, now: float) -> None:
-        if self._connected or (self._dial_at is not None and now < self._dial_at):
-            return
-        if self._dial_at is None and self._session > 0:
-            return  # an attempt is under way
-        if self._disconnected_at is None:
-            self._disconnected_at = now
-        self._dial_at = None
-        self._attempt += 1
-        self._session += 1
-        self._out.append(Dial(self._session))
-
     def _closed(self, event: Closed, now: float) -> None:
-        self._connected = False
+        away_s = self._link.away_s(now)
+        if not self._link.closed(event.session, now):
+            return  # of an older connection
         if self._role is not None:
             self._out += self._role.disconnected()
         if event.refused:
             self._exit(error_class(event.kind) if event.kind else TrustError, event.reason)
             return
-        if self._disconnected_at is None:
-            self._disconnected_at = now
-        elif self._give_up_s > 0 and now - self._disconnected_at >= self._give_up_s:
-            self._exit(
-                PeerError,
-                f"the gateway could not be reached for {now - self._disconnected_at:.0f} s; "
-                f"last attempt: {event.reason}",
-            )
-            return
-        self._dial_at = now + pause_before(self._attempt + 1, *self._redial, self.name)
+        if 0 < self._give_up_s <= away_s:
+            self._exit(PeerError, f"the gateway could not be reached for {away_s:.0f} s; last attempt: {event.reason}")
 
     def _received(self, event: Received, now: float) -> None:
         message = event.message
@@ -160,14 +127,15 @@ class WorkerMachine:
                 self._out += self._role.handle(event, now)
 
     def _begin_role(self) -> None:
-        if self._connected and self._job is not None and self._role is not None and self._loaded == self._job.loads:
-            self._out += self._role.connected(self._session, self._job)
+        job, role = self._job, self._role
+        if self._link.connected and job is not None and role is not None and self._loaded == job.loads:
+            self._out += role.connected(self._link.session, job)
 
     # --- small things -----------------------------------------------------------------------------------------
 
     def _send(self, message: m.Message) -> None:
-        if self._connected:
-            self._out.append(Send(self._session, message))
+        if self._link.connected:
+            self._out.append(Send(self._link.session, message))
 
     def _leave(self, error: type[PlanetaryError] | None, reason: str) -> None:
         self._send(m.Goodbye(reason=reason))

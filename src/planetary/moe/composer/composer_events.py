@@ -1,18 +1,17 @@
-"""What a composer's machine is told, and what it asks its driver for."""
+"""Events and instructions of a composer's machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-import msgspec
-
+from planetary.machine.events import Event, Instruction
 from planetary.moe.composer.uploads import Upload
 from planetary.moe.payloads.shard_payload import Held, Key
 
 # --- events -------------------------------------------------------------------------------------------------------
 
 
-class ShardGranted(msgspec.Struct, frozen=True):
+class ShardGranted(Event, frozen=True):
     """The gateway grants a shard, from a step on. Only from now on does anything count that is sent.
 
     Attributes:
@@ -27,27 +26,27 @@ class ShardGranted(msgspec.Struct, frozen=True):
     speaks: tuple[int, ...] | None = None
 
 
-class StoodDown(msgspec.Struct, frozen=True):
+class StoodDown(Event, frozen=True):
     """The gateway has no shard for this composer."""
 
 
-class ConnectionLost(msgspec.Struct, frozen=True):
+class ConnectionLost(Event, frozen=True):
     """The connection was lost; what was in flight on it may never have arrived."""
 
 
-class SpeakerAssigned(msgspec.Struct, frozen=True):
+class SpeakerAssigned(Event, frozen=True):
     """The gateway assigns the shards whose surrogates are published from here."""
 
     shards: tuple[int, ...]
 
 
-class StepsReported(msgspec.Struct, frozen=True):
+class StepsReported(Event, frozen=True):
     """The gateway reports the steps that every shard has taken."""
 
     steps: tuple[int, ...]
 
 
-class MergeArrived(msgspec.Struct, frozen=True):
+class MergeArrived(Event, frozen=True):
     """A merged version of a fragment has arrived, made of these shards' publications; `UsePayload` if it is newer.
 
     The version that is here already means that nothing of this composer's is being merged.
@@ -58,7 +57,7 @@ class MergeArrived(msgspec.Struct, frozen=True):
     shards: tuple[int, ...]
 
 
-class SurrogatesInstalled(msgspec.Struct, frozen=True):
+class SurrogatesInstalled(Event, frozen=True):
     """A shard's surrogates of a version, fitted at a progress of the run, are in the bank."""
 
     shard: int
@@ -66,7 +65,7 @@ class SurrogatesInstalled(msgspec.Struct, frozen=True):
     progress: float
 
 
-class TokensArrived(msgspec.Struct, frozen=True):
+class TokensArrived(Event, frozen=True):
     """Tokens of `count` steps from `first` on have arrived; `UsePayload` if they are the next ones."""
 
     shard: int
@@ -74,7 +73,7 @@ class TokensArrived(msgspec.Struct, frozen=True):
     count: int
 
 
-class ExpertsArrived(msgspec.Struct, frozen=True):
+class ExpertsArrived(Event, frozen=True):
     """A layer's experts have arrived; `UsePayload` if they are others than those here.
 
     `step`: the newest whose sketch they have learned from.
@@ -85,7 +84,7 @@ class ExpertsArrived(msgspec.Struct, frozen=True):
     step: int
 
 
-class SketchesAnswered(msgspec.Struct, frozen=True):
+class SketchesAnswered(Event, frozen=True):
     """The gateway reports which sketches of a layer it has and has not answered: see `SketchWindow.told`."""
 
     layer: int
@@ -93,59 +92,40 @@ class SketchesAnswered(msgspec.Struct, frozen=True):
     waiting: tuple[int, ...]
 
 
-class StepTaken(msgspec.Struct, frozen=True):
+class StepTaken(Event, frozen=True):
     """A step was taken."""
 
 
-class SketchSent(msgspec.Struct, frozen=True):
+class SketchSent(Event, frozen=True):
     """The sketch of a layer in the step under way is sent."""
 
     layer: int
 
 
-class UploadBegun(msgspec.Struct, frozen=True):
+class UploadBegun(Event, frozen=True):
     """An upload is packed, or waits to be sent."""
 
     what: Upload
 
 
-class UploadSent(msgspec.Struct, frozen=True):
+class UploadSent(Event, frozen=True):
     """An upload has left this machine."""
 
     what: Upload
 
 
-class StepBoundary(msgspec.Struct, frozen=True):
+class StepBoundary(Event, frozen=True):
     """No step is under way: answer with what to do now, in order; the last is `Step` unless something is missing."""
-
-
-Event = (
-    ShardGranted
-    | StoodDown
-    | ConnectionLost
-    | SpeakerAssigned
-    | StepsReported
-    | MergeArrived
-    | SurrogatesInstalled
-    | TokensArrived
-    | ExpertsArrived
-    | SketchesAnswered
-    | StepTaken
-    | SketchSent
-    | UploadBegun
-    | UploadSent
-    | StepBoundary
-)
 
 
 # --- instructions -------------------------------------------------------------------------------------------------
 
 
-class UsePayload(msgspec.Struct, frozen=True):
+class UsePayload(Instruction, frozen=True):
     """Use the payload that came with the event."""
 
 
-class Publish(msgspec.Struct, frozen=True):
+class Publish(Instruction, frozen=True):
     """Publish a fragment as it is now, trained for `steps` steps from version `base`."""
 
     key: Key
@@ -153,7 +133,7 @@ class Publish(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Adopt(msgspec.Struct, frozen=True):
+class Adopt(Instruction, frozen=True):
     """Take a merged version of a fragment; `carry`: with the progress that was made since it was published."""
 
     key: Key
@@ -161,27 +141,24 @@ class Adopt(msgspec.Struct, frozen=True):
     carry: bool
 
 
-class Fit(msgspec.Struct, frozen=True):
+class Fit(Instruction, frozen=True):
     """Fit the surrogates of the experts that it speaks for and publish them."""
 
 
-class Keep(msgspec.Struct, frozen=True):
+class Keep(Instruction, frozen=True):
     """Save the shard's state with the gateway."""
 
 
-class View(msgspec.Struct, frozen=True):
+class View(Instruction, frozen=True):
     """Evaluate the model as it is seen from here, with surrogates in it, and report that."""
 
 
-class AskForTokens(msgspec.Struct, frozen=True):
+class AskForTokens(Instruction, frozen=True):
     """Ask the gateway for the tokens of `count` steps from `first` on."""
 
     first: int
     count: int
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(Instruction, frozen=True):
     """Take a step; then send the event `StepTaken`."""
-
-
-Instruction = UsePayload | Publish | Adopt | Fit | Keep | View | AskForTokens | Step

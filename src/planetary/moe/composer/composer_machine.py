@@ -12,16 +12,15 @@ from enum import StrEnum
 from itertools import chain
 
 from planetary.core.errors import LocalProtocolError
+from planetary.machine.events import Event, Instruction
 from planetary.machine.state_table import advance
 from planetary.moe.composer import composer_states as states
 from planetary.moe.composer.composer_events import (
     Adopt,
     AskForTokens,
     ConnectionLost,
-    Event,
     ExpertsArrived,
     Fit,
-    Instruction,
     Keep,
     MergeArrived,
     Publish,

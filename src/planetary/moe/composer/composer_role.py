@@ -12,9 +12,9 @@ import msgspec
 from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError, ResourceError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import Instruction, Payload
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
+from planetary.machine.events import Instruction, Payload
 from planetary.moe.composer.composer_driver import ComposerDriver
 from planetary.moe.composer.composer_post import Send
 from planetary.moe.composer.device_roles import roles_on

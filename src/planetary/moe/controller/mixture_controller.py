@@ -40,7 +40,6 @@ from planetary.moe.controller.syncer_messages import (
     Lost,
     Returning,
 )
-from planetary.moe.controller.syncer_messages import Tick as SyncTick
 from planetary.moe.controller.work_queue import Work
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.protocol import mixture_messages as mm
@@ -293,7 +292,7 @@ class MixtureController(RunController[MixtureDesk]):
     # --- what follows -----------------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:
-        self.syncing.tell(SyncTick(), now)
+        self.syncing.tell(e.Tick(), now)
         self._staff(now)
         self.rounds.finish(now)
         self.rounds.hand_out(self._standby)

@@ -6,8 +6,8 @@ import msgspec
 
 from planetary.core.step import FunctionSpec
 from planetary.core.token_slice import Slice
-from planetary.fabric.protocol.events import Event, Instruction, Payload
 from planetary.fabric.protocol.policy import FabricPolicy
+from planetary.machine.events import Event, Instruction, Payload
 from planetary.moe.controller.syncer_messages import SyncPolicy
 from planetary.moe.controller.work_queue import Lease, Work
 from planetary.moe.methods.tiers import Tier

@@ -20,12 +20,11 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
+from planetary.machine.events import Event, Instruction, Tick
 from planetary.moe.controller.syncer_messages import (
     Announce,
     CaughtUp,
-    Event,
     Grant,
-    Instruction,
     Joined,
     Lost,
     Merge,
@@ -37,7 +36,6 @@ from planetary.moe.controller.syncer_messages import (
     Speak,
     Standby,
     SyncPolicy,
-    Tick,
 )
 from planetary.moe.methods.ownership import EMPTY
 from planetary.moe.methods.tiers import Tier
@@ -175,6 +173,8 @@ class SyncerMachine:
             case Tick():
                 # Speakers first: who takes over a shard that becomes free now speaks for it without another in between.
                 return [*self._speak(), *self._give_out_shards(now), *self._merge_what_is_ready(now)]
+            case _:
+                raise LocalProtocolError(f"the syncer knows no event {type(event).__name__}")
 
     def _joined(self, event: Joined, now: float) -> list[Instruction]:
         name = event.composer

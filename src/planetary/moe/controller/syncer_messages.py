@@ -1,10 +1,11 @@
-"""What the syncer's machine is told and what it asks for. Tensors never pass through it, only their digests."""
+"""Events and instructions of the syncer's machine. Tensors never pass through it, only their digests."""
 
 from __future__ import annotations
 
 import msgspec
 
 from planetary.core.errors import UserError
+from planetary.machine.events import Event, Instruction
 from planetary.moe.methods.tiers import Tier
 
 
@@ -47,26 +48,26 @@ class SyncPolicy(msgspec.Struct, frozen=True):
         return min(self.quorum, self.replicas) if tier is Tier.EXPERTS else self.quorum
 
 
-class Joined(msgspec.Struct, frozen=True):
+class Joined(Event, frozen=True):
     """A composer connected, for the first time or again. `claims` is the shard it holds the state of, if any."""
 
     composer: str
     claims: int | None = None
 
 
-class Returning(msgspec.Struct, frozen=True):
+class Returning(Event, frozen=True):
     """A composer is connected and not ready yet: its shards are kept for it as long as it is."""
 
     composer: str
 
 
-class Lost(msgspec.Struct, frozen=True):
+class Lost(Event, frozen=True):
     """A composer's connection ended."""
 
     composer: str
 
 
-class Publication(msgspec.Struct, frozen=True):
+class Publication(Event, frozen=True):
     """A composer's parameters of one fragment, trained from version `base` of it.
 
     Attributes:
@@ -83,7 +84,7 @@ class Publication(msgspec.Struct, frozen=True):
     steps: int
 
 
-class Merged(msgspec.Struct, frozen=True):
+class Merged(Event, frozen=True):
     """A merge that was asked for is in the payload store; `failed` says why it is not."""
 
     tier: Tier
@@ -92,20 +93,13 @@ class Merged(msgspec.Struct, frozen=True):
     failed: str = ""
 
 
-class CaughtUp(msgspec.Struct, frozen=True):
+class CaughtUp(Event, frozen=True):
     """The composer of a shard has taken more steps than the shard's surrogates are from."""
 
     shard: int
 
 
-class Tick(msgspec.Struct, frozen=True):
-    """Time has passed."""
-
-
-Event = Joined | Returning | Lost | Publication | Merged | CaughtUp | Tick
-
-
-class Grant(msgspec.Struct, frozen=True):
+class Grant(Instruction, frozen=True):
     """A composer owns a shard. `epoch` grows with every grant of it: updates under an older one do not count."""
 
     composer: str
@@ -114,14 +108,14 @@ class Grant(msgspec.Struct, frozen=True):
     why: str
 
 
-class Standby(msgspec.Struct, frozen=True):
+class Standby(Instruction, frozen=True):
     """A composer takes part in the tiers but owns nothing for now."""
 
     composer: str
     why: str
 
 
-class Speak(msgspec.Struct, frozen=True):
+class Speak(Instruction, frozen=True):
     """A shard's surrogates come from the owner of the shard `by` from now on, which holds a copy of its experts."""
 
     shard: int
@@ -129,7 +123,7 @@ class Speak(msgspec.Struct, frozen=True):
     why: str
 
 
-class Merge(msgspec.Struct, frozen=True):
+class Merge(Instruction, frozen=True):
     """Merge these publications into `version`, in this order; the first of them arrived at `first_at`."""
 
     tier: Tier
@@ -140,7 +134,7 @@ class Merge(msgspec.Struct, frozen=True):
     why: str
 
 
-class Announce(msgspec.Struct, frozen=True):
+class Announce(Instruction, frozen=True):
     """Tell a composer that a version can be pulled."""
 
     composer: str
@@ -149,18 +143,15 @@ class Announce(msgspec.Struct, frozen=True):
     version: int
 
 
-class Reject(msgspec.Struct, frozen=True):
+class Reject(Instruction, frozen=True):
     """A publication does not count."""
 
     publication: Publication
     why: str
 
 
-class Note(msgspec.Struct, frozen=True):
+class Note(Instruction, frozen=True):
     """Something for the journal and the display."""
 
     what: str
     why: str
-
-
-Instruction = Grant | Standby | Speak | Merge | Announce | Reject | Note

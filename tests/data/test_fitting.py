@@ -8,8 +8,9 @@ import pytest
 
 from planetary.core.config import Config, apply_overrides
 from planetary.core.errors import UserError
-from planetary.data.fitting import STEP_LEASES, changes, fit_to_data
+from planetary.data.fitting import STEP_LEASES, changes, fit_to_data, length_of
 from planetary.data.prepare import PreparedData, prepare
+from planetary.data.run_length import RunLength
 
 SMALL = ["train.inner_steps=2", "train.batch_size=2", "train.sequence_length=7", "eval.batches=1"]
 
@@ -69,27 +70,50 @@ def test_less_than_one_batch_is_an_error_with_the_numbers(tmp_path: Path) -> Non
         fit_to_data(config, data)
 
 
-def test_epochs_bound_the_rounds(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_epochs_bound_the_leases_and_not_the_rounds(tmp_path: Path) -> None:
+    """How many rounds that are depends on who comes; the schedule is as long as the expected workers need."""
     config, data = given(tmp_path, 7000, "data.max_epochs=3", "train.rounds=999", "fabric.workers=2")
     fitting = fit_to_data(config, data)
-    leases = 3 * data.order(config).per_epoch
-    assert fitting.train.rounds == leases // 2
-    assert data.order(config).epoch(2 * fitting.train.rounds - 1) < 3
-    assert f"train.rounds: {leases // 2} instead of 999, because data.max_epochs = 3 allows" in caplog.text
-    free = apply_overrides(config, ["data.max_epochs=0"])
-    assert fit_to_data(free, data).train.rounds == 999
+    assert fitting.train.rounds == 999
+    length = length_of(fitting, data.train.count)
+    assert length.leases == 3 * data.order(config).per_epoch == 621
+    assert (length.expected_rounds, length.schedule_steps) == (311, 621)
+    assert length.why_shorter() == (
+        "data.max_epochs ends the run after 621 leases of data, about 311 rounds of 2 workers; train.rounds = 999 "
+        "would take more"
+    )
+    free = length_of(apply_overrides(config, ["data.max_epochs=0"]), data.train.count)
+    assert (free.leases, free.expected_rounds, free.schedule_steps, free.why_shorter()) == (0, 999, 1998, "")
 
 
-def test_an_epoch_without_one_round_is_an_error(tmp_path: Path) -> None:
+def test_an_epoch_of_fewer_leases_than_workers_is_one_round(tmp_path: Path) -> None:
     config, data = given(tmp_path, 200, "data.max_epochs=1", "fabric.workers=8")
-    with pytest.raises(UserError, match=r"data\.max_epochs = 1 allows 184 tokens, and a round of 8 takes 256: not one"):
-        fit_to_data(config, data)
+    length = length_of(fit_to_data(config, data), data.train.count)
+    assert (length.leases, length.expected_rounds) == (5, 1)
+
+
+def test_the_warm_up_fits_into_the_epochs(tmp_path: Path) -> None:
+    config, data = given(tmp_path, 200, "data.max_epochs=2", "train.rounds=999", "optimizer.warmup_steps=50")
+    assert fit_to_data(config, data).optimizer.warmup_steps == length_of(config, data.train.count).schedule_steps // 5
+
+
+def test_the_schedule_goes_by_the_data_where_that_ends_the_run() -> None:
+    length = RunLength(rounds=999, leases=21, inner_steps=3, workers=2)
+    assert length.schedule_steps == 32
+    assert [length.first_step(round_, 2 * (round_ - 1)) for round_ in range(1, 12)] == list(range(0, 33, 3))
+    alone = [length.first_step(round_, round_ - 1) for round_ in range(1, 22)]
+    assert alone[:4] == [0, 1, 3, 4]
+    assert alone[-1] == 30
+    endless = RunLength(rounds=7, inner_steps=3, workers=2)
+    assert [endless.first_step(round_, 99) for round_ in range(1, 8)] == list(range(0, 21, 3))
 
 
 def test_a_mixtures_epochs_count_steps_of_all_composers(tmp_path: Path) -> None:
     config, data = given(tmp_path, 7000, "data.max_epochs=2", "train.rounds=999", "moe.composers=3")
     fitting = fit_to_data(config, data, STEP_LEASES)
     assert fitting.train.rounds == 2 * (data.train.count // 48) // 2
+    with pytest.raises(UserError, match=r"max_epochs = 2 allows .* a round of 3 takes .*: not one round is possible"):
+        fit_to_data(apply_overrides(config, ["train.inner_steps=999"]), data, STEP_LEASES)
 
 
 def test_a_mixtures_round_may_be_longer_than_an_epoch(tmp_path: Path) -> None:

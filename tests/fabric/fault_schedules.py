@@ -54,27 +54,41 @@ class Seen:
             assert self.records[record] > 0, f"no schedule had a record {record.__name__}"
 
 
-def sweep(seeds: Iterable[int], checkpoint_every: int = 1, *, ring: bool = False, overlap: bool = False) -> Seen:
+def sweep(
+    seeds: Iterable[int],
+    checkpoint_every: int = 1,
+    *,
+    ring: bool = False,
+    overlap: bool = False,
+    one_epoch: bool = False,
+) -> Seen:
     """Run schedules, check each, and return what they came across."""
     seen = Seen()
     for seed in seeds:
-        cluster = run_schedule(seed, checkpoint_every, ring=ring, overlap=overlap)
+        cluster = run_schedule(seed, checkpoint_every, ring=ring, overlap=overlap, one_epoch=one_epoch)
         seen.struck.update(cluster.struck)
         seen.records.update(type(record) for record in cluster.journal)
     return seen
 
 
-def run_schedule(seed: int, checkpoint_every: int = 1, *, ring: bool = False, overlap: bool = False) -> SimCluster:
-    """Run a schedule and check everything that must be true after it."""
-    training = small_training(
-        rounds=ROUNDS, workers=WORKERS, checkpoint_every=checkpoint_every, ring=ring, overlap=overlap
-    )
+def run_schedule(
+    seed: int,
+    checkpoint_every: int = 1,
+    *,
+    ring: bool = False,
+    overlap: bool = False,
+    one_epoch: bool = False,
+) -> SimCluster:
+    """Run a schedule and check everything that must be true after it. `one_epoch`: the data ends the run."""
+    length = {"rounds": 100, "inner_steps": 25, "max_epochs": 1} if one_epoch else {"rounds": ROUNDS}
+    training = small_training(workers=WORKERS, checkpoint_every=checkpoint_every, ring=ring, overlap=overlap, **length)
     cluster = SimCluster(seed, training, WORKERS, draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12))
     try:
         assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
         check(cluster)
     except BaseException as error:
-        mode = f"{' --ring' * ring}{' --overlap' * overlap} --checkpoint-every={checkpoint_every}"
+        mode = f"{' --ring' * ring}{' --overlap' * overlap}{' --one-epoch' * one_epoch}"
+        mode += f" --checkpoint-every={checkpoint_every}"
         error.add_note(f"faults: {cluster.struck}")
         error.add_note(f"replay: PYTHONPATH=src python tests/fabric/fault_schedules.py {seed}{mode}")
         raise
@@ -87,6 +101,7 @@ def check(cluster: SimCluster, *, flipped: bool = False) -> None:
     end = journal[-1]
     assert isinstance(end, RunFinished)
     assert end.ok, end.reason
+    check_the_run_ended_where_it_had_to(cluster)
     check_every_token_counts_once(cluster, journal)
     check_no_finished_round_was_lost(journal)
     check_the_journal_replays(cluster, journal)
@@ -97,6 +112,13 @@ def check(cluster: SimCluster, *, flipped: bool = False) -> None:
     check_each_round_has_its_metrics(cluster)
 
 
+def check_the_run_ended_where_it_had_to(cluster: SimCluster) -> None:
+    """After its rounds, or with every lease of its epochs trained."""
+    state, length = cluster.controller.state, cluster.controller.policy.length
+    if state.round < length.rounds:
+        assert state.ledger.next == state.ledger.trained == length.leases
+
+
 def check_every_token_counts_once(cluster: SimCluster, journal: list[AnyRecord]) -> None:
     """No lease is in two rounds of the final history, and ledger, rounds and totals agree."""
     state, history = cluster.controller.state, final_history(journal)
@@ -105,10 +127,9 @@ def check_every_token_counts_once(cluster: SimCluster, journal: list[AnyRecord])
     closed = {r.round: r for r in history if isinstance(r, RoundClosed)}
     leases = [r.lease for r in accepted]
     assert max(collections.Counter(leases).values()) == 1
-    assert state.round == ROUNDS
     assert state.ledger.trained == len(leases)
     assert state.tokens_total == sum(r.tokens for r in accepted)
-    for number in range(1, ROUNDS + 1):
+    for number in range(1, state.round + 1):
         assert closed[number].contributions == sum(r.round == number for r in accepted)
 
 
@@ -154,9 +175,9 @@ def check_the_ledger_sums_to_zero(state: ControllerState) -> None:
 
 def check_each_round_has_its_metrics(cluster: SimCluster) -> None:
     """One line for each round, evaluated unless newer rounds overtook it twice."""
-    metrics = cluster.metrics
-    assert sorted(metrics) == list(range(1, ROUNDS + 1))
-    assert metrics[ROUNDS].eval_loss is not None
+    metrics, last = cluster.metrics, cluster.controller.state.round
+    assert sorted(metrics) == list(range(1, last + 1))
+    assert metrics[last].eval_loss is not None
 
 
 def final_history(journal: list[AnyRecord]) -> list[AnyRecord]:
@@ -189,10 +210,13 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("--ring", action="store_true")
     parser.add_argument("--overlap", action="store_true")
+    parser.add_argument("--one-epoch", action="store_true")
     parser.add_argument("--checkpoint-every", type=int, default=1)
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    cluster = run_schedule(args.seed, args.checkpoint_every, ring=args.ring, overlap=args.overlap)
+    cluster = run_schedule(
+        args.seed, args.checkpoint_every, ring=args.ring, overlap=args.overlap, one_epoch=args.one_epoch
+    )
     for record in cluster.journal:
         sys.stdout.write(f"{record.t:8.3f} {msgspec.json.encode(record).decode()}\n")
     sys.stdout.write(f"faults: {cluster.struck}; everything holds\n")

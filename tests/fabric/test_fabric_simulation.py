@@ -10,6 +10,7 @@ from planetary.fabric.protocol.records import (
     LeaseAssigned,
     RunFinished,
     RunResumed,
+    RunStarted,
     WorkerLost,
 )
 from planetary.simulation.cluster import SimCluster
@@ -39,6 +40,31 @@ def test_five_thousand_random_fault_schedules(block: int) -> None:
 
 def test_rare_checkpoints_resume_from_the_last_one() -> None:
     sweep(range(2000, 2020), checkpoint_every=3)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5])
+@pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
+def test_an_epoch_ends_the_run_however_many_workers_come(nodes: int, mode: dict[str, bool]) -> None:
+    """Three are expected. Every lease of the epoch is trained once, and none of the next one."""
+    training = small_training(rounds=100, workers=WORKERS, inner_steps=25, max_epochs=1, checkpoint_every=50, **mode)
+    cluster = SimCluster(0, training, nodes)
+    assert cluster.run(LIMIT_S)
+    check(cluster)
+    leases = training.prepared.data.order(training.config).per_epoch
+    state = cluster.controller.state
+    assert state.ledger.trained == leases == 22
+    assert state.round == -(-leases // nodes)
+    assert state.durable_round == state.round
+    end = cluster.journal[-1]
+    assert isinstance(end, RunFinished)
+    assert end.reason == f"data.max_epochs is reached: all 22 leases of data are trained, in {state.round} rounds"
+    assert isinstance(cluster.journal[0], RunStarted)
+    assert cluster.journal[0].rounds == 8
+
+
+@pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
+def test_an_epoch_ends_the_run_whatever_goes_wrong(mode: dict[str, bool]) -> None:
+    sweep(range(3000, 3012), checkpoint_every=4, one_epoch=True, **mode)
 
 
 @pytest.mark.slow

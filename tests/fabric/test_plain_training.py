@@ -69,7 +69,7 @@ def test_one_worker_equals_plain_training(tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "cache" / "blobs")
     executor = IreeExecutor(store.verified_path(published.digest), prepared.step.spec)
     executor.load(prepared.params, prepared.buffer_values, None)
-    order, schedule, step = prepared.data.order(config), schedule_of(config), 0
+    order, schedule, step = prepared.data.order(config), schedule_of(config, config.total_inner_steps), 0
     for lease in range(config.train.rounds):
         tokens = read_slice(order.locate(lease))
         for batch in batches(tokens, config.train.batch_size, config.train.sequence_length):

@@ -61,7 +61,9 @@ def test_one_worker_and_plain_outer_steps_are_plain_training_bit_for_bit(
         task = m.TrainTask(
             task=1, round=round_ + 1, version=round_, lease=round_, slice=piece, steps=3, first_step=3 * round_
         )
-        steps = inner_steps(executor, task, schedule_of(config), batches_of(spec, read_slice(piece)))
+        steps = inner_steps(
+            executor, task, schedule_of(config, config.total_inner_steps), batches_of(spec, read_slice(piece))
+        )
         losses.append(sum(step.loss for step in steps) / 3)
     assert done.losses == losses
     for name, found in executor.read_params().items():

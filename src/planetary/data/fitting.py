@@ -11,6 +11,7 @@ from planetary.core.config import Config
 from planetary.core.configuration.strict import with_fitting_warmup
 from planetary.core.errors import UserError
 from planetary.data.prepare import PreparedData
+from planetary.data.run_length import RunLength
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +23,8 @@ class LeasePlan(Protocol):
         """Return the largest `train.inner_steps` that a data set of so many batches allows."""
         ...
 
-    def participants(self, config: Config) -> int:
-        """Return how many workers train different tokens at a time."""
-        ...
-
-    def rounds_within(self, config: Config, tokens: int, epochs: int) -> int:
-        """Return how many rounds so many epochs of a data set of so many tokens allow."""
+    def within_epochs(self, config: Config, tokens: int) -> Config:
+        """Return `config` with what `data.max_epochs` of a data set of so many tokens makes smaller."""
         ...
 
 
@@ -38,13 +35,9 @@ class RoundLeases:
         """See `LeasePlan`; there has to be one lease."""
         return batches
 
-    def participants(self, config: Config) -> int:
-        """See `LeasePlan`."""
-        return config.fabric.workers
-
-    def rounds_within(self, config: Config, tokens: int, epochs: int) -> int:
-        """See `LeasePlan`."""
-        return epochs * (tokens // config.tokens_per_slice) // self.participants(config)
+    def within_epochs(self, config: Config, tokens: int) -> Config:
+        """See `LeasePlan`. The controller counts leases, so that it does not matter how many workers come."""
+        return with_fitting_warmup(config, length_of(config, tokens).schedule_steps)
 
 
 class StepLeases:
@@ -54,14 +47,40 @@ class StepLeases:
         """See `LeasePlan`; a round is no lease, and may be longer than an epoch."""
         return config.train.inner_steps
 
-    def participants(self, config: Config) -> int:
-        """See `LeasePlan`."""
-        return config.moe.composers
+    def within_epochs(self, config: Config, tokens: int) -> Config:
+        """See `LeasePlan`. Every step is that of all composers, so that passes are a number of rounds.
 
-    def rounds_within(self, config: Config, tokens: int, epochs: int) -> int:
-        """See `LeasePlan`."""
-        leases = tokens // (self.participants(config) * config.tokens_per_batch)
-        return epochs * leases // config.train.inner_steps
+        Raises:
+            UserError: not one round is possible.
+        """
+        epochs, composers = config.data.max_epochs, config.moe.composers
+        if not epochs:
+            return config
+        rounds = epochs * (tokens // (composers * config.tokens_per_batch)) // config.train.inner_steps
+        if rounds >= config.train.rounds:
+            return config
+        reason = (
+            f"data.max_epochs = {epochs} allows {epochs * tokens} tokens, and a round of {composers} takes "
+            f"{composers * config.tokens_per_slice}"
+        )
+        if not rounds:
+            raise UserError(
+                f"{reason}: not one round is possible. Raise data.max_epochs, give more data, or lower "
+                "train.inner_steps, train.batch_size or moe.composers"
+            )
+        _warn("train.rounds", rounds, config.train.rounds, reason)
+        shorter = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=rounds))
+        return with_fitting_warmup(shorter, shorter.total_inner_steps)
+
+
+def length_of(config: Config, tokens: int) -> RunLength:
+    """Return the limits of a run in rounds on a data set of so many training tokens."""
+    return RunLength(
+        rounds=config.train.rounds,
+        leases=config.data.max_epochs * (tokens // config.tokens_per_slice),
+        inner_steps=config.train.inner_steps,
+        workers=config.fabric.workers,
+    )
 
 
 ROUND_LEASES, STEP_LEASES = RoundLeases(), StepLeases()
@@ -70,8 +89,9 @@ ROUND_LEASES, STEP_LEASES = RoundLeases(), StepLeases()
 def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LEASES) -> Config:
     """Return `config` with what the data is too small for made smaller, each with a warning that has both numbers.
 
-    `eval.batches` becomes the number of held-out batches, `train.inner_steps` at most that of training batches, and
-    `train.rounds` as many as `data.max_epochs` allows. `leases`: of the kind of run; default: of one in rounds.
+    `eval.batches` becomes the number of held-out batches, `train.inner_steps` at most that of training batches, and a
+    mixture's `train.rounds` as many as `data.max_epochs` allows. `leases`: of the kind of run; default: of one in
+    rounds.
 
     Raises:
         UserError: there is not even one batch to train or to measure on, or `data.max_epochs` allows no round.
@@ -91,7 +111,8 @@ def fit_to_data(config: Config, data: PreparedData, leases: LeasePlan = ROUND_LE
             f"the training data has {data.train.count} tokens, which is {batches} batches of {config.tokens_per_batch}",
         )
         config = replace(config, train=replace(config.train, inner_steps=most))
-    return with_fitting_warmup(_within_epochs(config, data, leases))
+    config = with_fitting_warmup(config, config.total_inner_steps)
+    return leases.within_epochs(config, data.train.count)
 
 
 FITTED = ("train.rounds", "train.inner_steps", "eval.batches", "optimizer.warmup_steps")
@@ -117,26 +138,6 @@ def _batches(config: Config, tokens: int, part: str) -> int:
             f"takes {config.tokens_per_batch}: give more data, or lower train.batch_size or train.sequence_length"
         )
     return batches
-
-
-def _within_epochs(config: Config, data: PreparedData, leases: LeasePlan) -> Config:
-    epochs = config.data.max_epochs
-    if not epochs:
-        return config
-    parts, rounds = leases.participants(config), leases.rounds_within(config, data.train.count, epochs)
-    if rounds >= config.train.rounds:
-        return config
-    reason = (
-        f"data.max_epochs = {epochs} allows {epochs * data.train.count} tokens, and a round of {parts} takes "
-        f"{parts * config.tokens_per_slice}"
-    )
-    if not rounds:
-        raise UserError(
-            f"{reason}: not one round is possible. Raise data.max_epochs, give more data, or lower train.inner_steps, "
-            "train.batch_size or fabric.workers"
-        )
-    _warn("train.rounds", rounds, config.train.rounds, reason)
-    return msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, rounds=rounds))
 
 
 def _warn(key: str, fitting: int, given: int, reason: str) -> None:

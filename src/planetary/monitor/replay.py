@@ -63,7 +63,7 @@ def status_of(history: RunHistory) -> RunStatus:
         stage=stage,
         round=max(open_round, done),
         reducing=min(under_way) if len(under_way) > 1 else 0,
-        rounds=rounds,
+        rounds=max(rounds, done),
         rounds_finished=done,
         inner_steps=_inner_steps(history, metrics),
         loss=tuple((m.round, m.loss) for m in metrics),

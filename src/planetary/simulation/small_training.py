@@ -205,11 +205,12 @@ def small_training(
     eval_every: int = 1,
     ring: bool = False,
     overlap: bool = False,
+    max_epochs: int = 0,
 ) -> SmallTraining:
     """Return a small run of `workers` workers."""
     config = Config(
         run=RunConfig(name="sim"),
-        data=DataConfig(source=str(_source())),
+        data=DataConfig(source=str(_source()), max_epochs=max_epochs),
         train=TrainConfig(
             rounds=rounds, inner_steps=inner_steps, batch_size=BATCH, sequence_length=LENGTH, inner_state="reset"
         ),

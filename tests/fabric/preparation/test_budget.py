@@ -44,7 +44,7 @@ def test_a_fitted_configuration_is_fixed_and_the_same_mathematics() -> None:
 
 def test_the_first_lines_say_what_was_measured_and_chosen() -> None:
     speed = Speed(0.260, 0.5)
-    assert fit(CONFIG, speed).sentence(speed) == (
+    assert fit(CONFIG, speed).sentence(speed, 63) == (
         "this machine: 260 ms a step; training 322,560 tokens in 63 rounds (budget third), about 5 min. --full "
         "trains the whole budget"
     )

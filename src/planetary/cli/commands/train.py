@@ -150,6 +150,10 @@ def _say_what_happened(folder: Path, report: Any) -> None:
     if quality.gap_to_baseline is not None:
         parts.append(f"{quality.gap_to_baseline:+.2%} against one worker")
     print(f"Trained {', '.join(parts)}. Picture: {shown}/loss.png")
-    if can_generate(load_config(folder / CONFIG)):
+    config = load_config(folder / CONFIG)
+    if can_generate(config):
         print(f'Try it:   planetary generate {shown} --prompt "def "')
-    print(f"Go on:    planetary train --resume {shown} --rounds {speed.rounds * 2}   look: planetary dashboard {shown}")
+    longer = f"--rounds {speed.rounds * 2}"
+    if speed.rounds < config.train.rounds:
+        longer = f"--set data.max_epochs={2 * config.data.max_epochs}"
+    print(f"Go on:    planetary train --resume {shown} {longer}   look: planetary dashboard {shown}")

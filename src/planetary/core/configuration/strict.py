@@ -119,7 +119,7 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
         sections[section] = SECTIONS[section](**values)
     config = Config(**sections)
     _check_together(config, origin)
-    return with_fitting_warmup(config)
+    return with_fitting_warmup(config, config.total_inner_steps)
 
 
 def _check_together(config: Config, origin: str) -> None:
@@ -153,15 +153,15 @@ def _check_together(config: Config, origin: str) -> None:
         )
 
 
-def with_fitting_warmup(config: Config) -> Config:
-    """Return `config` with a shorter warm-up where the run would end within it; a warning names both numbers."""
-    total, warmup = config.total_inner_steps, config.optimizer.warmup_steps
+def with_fitting_warmup(config: Config, total: int) -> Config:
+    """Return `config` with a shorter warm-up where the run, of `total` inner steps, would end within it; warns."""
+    warmup = config.optimizer.warmup_steps
     if warmup < total:
         return config
     fitting = total // WARMUP_SHARE
     log.warning(
-        "optimizer.warmup_steps: %d instead of %d, because the run has only %d inner steps (train.rounds × "
-        "train.inner_steps) and the learning rate would never reach its peak",
+        "optimizer.warmup_steps: %d instead of %d, because the run has only %d inner steps and the learning rate would "
+        "never reach its peak",
         fitting,
         warmup,
         total,

@@ -220,16 +220,27 @@ class Controller(RunController[RoundsDesk]):
         self.training.rolled_back(mark, reason, now)
         self.evaluation.go_back(mark.round)
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether no round is under way and none is left."""
+        return not self.training.may_open and self.state.open is None
+
     def _is_done(self) -> tuple[EndKind, str] | None:
-        if self.training.may_open or self.state.open is not None or self.evaluation.versions:
+        if not self.is_trained or self.evaluation.versions:
             return None
         if self.state.durable_round < self.state.round:
             return (
                 "resource",
-                f"all {self.policy.rounds} rounds are trained, but what the last one gave could not be kept; round "
+                f"all {self.state.round} rounds are trained, but what the last one gave could not be kept; round "
                 f"{self.state.durable_round} is the newest that is: {self.training.unkept}",
             )
-        return "done", f"all {self.policy.rounds} rounds are done"
+        length, done = self.policy.length, self.state.round
+        if done < length.rounds:
+            return (
+                "done",
+                f"data.max_epochs is reached: all {length.leases} leases of data are trained, in {done} rounds",
+            )
+        return "done", f"all {length.rounds} rounds are done"
 
     def _stop(self, reason: str) -> None:
         """End once the checkpoint under way is in the journal (both name the same round); at once if asked again."""
@@ -275,7 +286,7 @@ class Controller(RunController[RoundsDesk]):
         since = self.membership.first_ready_at
         if since is None or self.training.first_round_open or not self.training.may_open:
             return None
-        expected = self.policy.workers - len(self.membership.banned)  # those do not come back
+        expected = self.policy.length.workers - len(self.membership.banned)  # those do not come back
         if not 0 < len(self.desk.ready_workers()) < expected:
             return None
         return since + self.policy.startup_grace_s

@@ -94,3 +94,50 @@ class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
         if self.state.open is None:
             raise LocalProtocolError(f"no round is open after round {self.state.round}")
         return self.state.open
+
+    # --- how far the run is -----------------------------------------------------------------------------------
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether a lease is free that the run still trains."""
+        return self.policy.length.has_lease(self.state.ledger.peek())
+
+    def goes_on_after(self, round_: int) -> bool:
+        """Whether another round can be opened after `round_`."""
+        return round_ < self.policy.length.rounds and self.has_lease
+
+    @property
+    def first_step(self) -> int:
+        """Where the open round begins in the learning-rate schedule."""
+        opened = self.open_round()
+        return self.policy.length.first_step(opened.round, self.state.ledger.trained - len(opened.contributions))
+
+    @property
+    def rounds_left(self) -> int:
+        """How many more rounds are expected with the workers that are here, the open one included."""
+        state, length = self.state, self.policy.length
+        opened = () if state.open is None else state.open.contributions
+        return length.rounds_left(
+            state.round, state.ledger.trained - len(opened), len(self.ready_workers()) or length.workers
+        )
+
+    def is_last(self, round_: int) -> bool:
+        """Whether, as far as is known, no round follows one whose leases are all trained or given back.
+
+        A result that is lost in its reduction makes a lease free again, and the run goes on.
+        """
+        opened = self.state.open
+        return round_ >= self.policy.length.rounds or not (
+            self.has_lease or (opened is not None and opened.round > round_)
+        )
+
+    def eval_due(self, version: int) -> bool:
+        """Whether the parameters of `version` are evaluated."""
+        return bool(self.policy.held_out) and version > 0 and self._is_due(version, self.policy.eval_every)
+
+    def checkpoint_due(self, round_: int) -> bool:
+        """Whether a checkpoint is written after `round_`."""
+        return self._is_due(round_, self.policy.checkpoint_every)
+
+    def _is_due(self, number: int, every: int) -> bool:
+        return self.is_last(number) or (every > 0 and number % every == 0)

@@ -48,7 +48,7 @@ class Evaluation:
         An evaluation that was overtaken twice would only hold memory and workers: it is given up, and its number is
         reported as missing.
         """
-        if not self._desk.policy.eval_due(version):
+        if not self._desk.eval_due(version):
             return
         for old in sorted(self._versions)[:-1]:
             del self._versions[old]

@@ -34,10 +34,11 @@ class Leases:
     # --- handing out ------------------------------------------------------------------------------------------
 
     def begin(self, now: float) -> None:
-        """A round was opened: every worker gets a lease of it."""
+        """A round was opened: every worker gets a lease of it, while the run has any left."""
         self._began = self._orphaned_at = self._contributed_at = now
         for worker in self._topology.able_workers():
-            self._assign(worker, self._desk.state.ledger.peek(), now)
+            if self._desk.has_lease:
+                self._assign(worker, self._desk.state.ledger.peek(), now)
 
     def hand_out(self, opened: OpenRound, now: float) -> None:
         """Give what is free to workers that have not contributed to the round."""
@@ -47,7 +48,7 @@ class Leases:
                 continue
             if opened.orphans:
                 self._assign(worker, opened.orphans[0], now)
-            elif admits_latecomer(self.view(opened), now):
+            elif self._desk.has_lease and admits_latecomer(self.view(opened), now):
                 self._assign(worker, self._desk.state.ledger.peek(), now)
 
     def reassign(self, opened: OpenRound, now: float) -> None:
@@ -95,7 +96,7 @@ class Leases:
                 lease=lease,
                 slice=piece,
                 steps=desk.policy.inner_steps,
-                first_step=(opened.round - 1) * desk.policy.inner_steps,
+                first_step=desk.first_step,
             ),
             TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
         )

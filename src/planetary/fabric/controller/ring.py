@@ -236,7 +236,7 @@ class Ring(Topology):
             desk.append(DigestsDiffered(round=round_, workers=differing))
         self._in_a_row = 0
         self._keep(round_, desk.state.mark(), digest)
-        if desk.policy.checkpoint_due(round_):
+        if desk.checkpoint_due(round_):
             self._collecting = round_
 
     def _collect(self) -> Outcome:

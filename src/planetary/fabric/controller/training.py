@@ -43,7 +43,7 @@ class Training:
     def may_open(self) -> bool:
         """Whether the next round could begin, as far as the rounds before it are concerned."""
         state = self._desk.state
-        return state.open is None and state.round < self._desk.policy.rounds
+        return state.open is None and self._desk.goes_on_after(state.round)
 
     @property
     def ended(self) -> OpenRound | None:
@@ -116,7 +116,7 @@ class Training:
 
     def _close(self, opened: OpenRound, why: str, now: float) -> None:
         self.leases.end(opened, why)
-        if self._topology.overlaps and opened.round < self._desk.policy.rounds:
+        if self._topology.overlaps and self._desk.goes_on_after(opened.round):
             self.open(now)
         self._topology.begin(opened, why, now)
 
@@ -145,7 +145,7 @@ class Training:
         self._topology.made(round_, needed)
         for worker in self._desk.ready_workers():  # they travel while the checkpoint is being written
             self._topology.send_parameters(worker, round_)
-        if self._desk.policy.checkpoint_due(round_):
+        if self._desk.checkpoint_due(round_):
             self._checkpoint_pending = True
             self._desk.out.append(WriteCheckpoint(self._desk.state.mark()))
             return None
@@ -165,7 +165,7 @@ class Training:
         policy, state = self._desk.policy, self._desk.state
         self.unkept = reason
         self._checkpoint_failures += 1
-        if state.round + 1 == policy.rounds and self._checkpoint_failures < policy.last_checkpoint_tries:
+        if self._desk.is_last(state.round + 1) and self._checkpoint_failures < policy.last_checkpoint_tries:
             self.checkpoint_again_at = now + policy.round.grace_s
             return None
         self._checkpoint_pending, self._checkpoint_failures = False, 0

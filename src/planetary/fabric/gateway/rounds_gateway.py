@@ -16,7 +16,7 @@ from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.core.config import Config, config_hash
 from planetary.core.errors import NumericsError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import TensorSpec
-from planetary.data.fitting import fit_to_data
+from planetary.data.fitting import fit_to_data, length_of
 from planetary.data.reader import read_slice
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
@@ -95,8 +95,9 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
             if speed is None:
                 return None
         chosen = fit(self.config, speed, spent_s=spent_s)
-        self.config = fit_to_data(chosen.config, prepared.data)  # its rounds may be more than data.max_epochs allows
-        self._note(chosen.sentence(speed))
+        self.config = fit_to_data(chosen.config, prepared.data)
+        length = length_of(self.config, prepared.data.train.count)  # data.max_epochs may allow fewer rounds
+        self._note(chosen.sentence(speed, length.expected_rounds))
         return prepared
 
     async def _measure(self, prepared: Prepared) -> Speed:
@@ -121,6 +122,8 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         return begin(self.config, self.options, prepared, self._topology, self._system.files)
 
     def _control(self, prepared: Prepared, start: Start) -> Controller:
+        if why := start.policy.length.why_shorter():
+            self._note(why)
         return Controller(start.policy, start.state, self._clock.monotonic(), start.unreported)
 
     def _release(self) -> None:

@@ -14,6 +14,7 @@ from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, config_hash, to_toml
 from planetary.core.errors import TrustError, UserError
+from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
 from planetary.diloco.outer import OuterState, initial_state
 from planetary.diloco.rounds import RoundPolicy
@@ -72,7 +73,7 @@ def begin(
         write_record(folder, prepared.record, files)
         started = RunStarted(
             run=config.run.name,
-            rounds=config.train.rounds,
+            rounds=policy.length.expected_rounds,
             config_hash=policy.config_hash,
             model=prepared.step.spec.stablehlo_digest,
             params=prepared.step.spec.param_count,
@@ -114,7 +115,9 @@ def _resume(
     if late is not None:
         apply(state, late)
         earlier = [*earlier, late]
-    resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
+    resumed = RunResumed(
+        run=config.run.name, rounds=policy.length.expected_rounds, mark=mark, config_hash=policy.config_hash
+    )
     apply(state, resumed)
     metrics = trim_metrics(folder / METRICS, mark.round, files)
     untold = unreported(earlier, {line.round for line in metrics}, mark.round, config.train.inner_steps)
@@ -168,22 +171,20 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
     """Derive the controller's constants from the configuration."""
     from planetary.compiler.backends.pipeline import compiler_version
 
-    timings = config.timings
+    timings, length = config.timings, length_of(config, prepared.data.train.count)
     chunk = max(1, -(-config.eval.batches // config.fabric.workers))
     return ControllerPolicy(
         run=config.run.name,
-        rounds=config.train.rounds,
+        length=length,
         config_hash=config_hash(config),
-        workers=config.fabric.workers,
         round=RoundPolicy(
             quorum=config.fabric.quorum, grace_s=timings.grace_s, deadline_s=config.fabric.round_deadline_s
         ),
         startup_grace_s=timings.startup_grace_s,
         first_step_s=FIRST_STEP_S,
         abandon_after_s=config.fabric.abandon_after_s,
-        inner_steps=config.train.inner_steps,
         inner_state=config.train.inner_state,
-        schedule=schedule_of(config),
+        schedule=schedule_of(config, length.schedule_steps),
         tokens_per_lease=config.targets_per_slice,
         locate=prepared.data.order(config).locate,
         held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),

@@ -43,8 +43,11 @@ class Progress(Protocol):
         ...
 
 
-def base_status(host: Gateway[Any, Any, Any], state: Progress | None) -> RunStatus:
-    """Return what the status of every kind of run has in common; without a state the run is being prepared."""
+def base_status(host: Gateway[Any, Any, Any], state: Progress | None, rounds_left: int | None = None) -> RunStatus:
+    """Return what the status of every kind of run has in common; without a state the run is being prepared.
+
+    `rounds_left`: how many are expected; None: all of `train.rounds` that are not finished.
+    """
     config = host.config
     status = RunStatus(
         run=config.run.name,
@@ -59,10 +62,11 @@ def base_status(host: Gateway[Any, Any, Any], state: Progress | None) -> RunStat
     )
     if state is None:
         return status
-    recent = host.metrics[-3:]
+    recent, left = host.metrics[-3:], config.train.rounds - state.round if rounds_left is None else rounds_left
     seconds = [line.seconds for line in recent]
     return msgspec.structs.replace(
         status,
+        rounds=state.round + left,
         rounds_finished=state.round,
         loss=tuple(sorted(state.train_losses.items())),
         eval_loss=tuple(sorted(state.evals.items())),
@@ -71,7 +75,7 @@ def base_status(host: Gateway[Any, Any, Any], state: Progress | None) -> RunStat
         bytes_up=host.traffic.up,
         bytes_down=host.traffic.down,
         ended_at=host.ended_at,
-        seconds_left=(config.train.rounds - state.round) * sum(seconds) / len(seconds) if seconds else None,
+        seconds_left=left * sum(seconds) / len(seconds) if seconds else None,
     )
 
 
@@ -113,7 +117,7 @@ def status_of(gateway: RoundsGateway) -> RunStatus:
     if not stage:
         stage = controller.stalls.why or _stage(gateway, controller)
     return msgspec.structs.replace(
-        base_status(gateway, state),
+        base_status(gateway, state, controller.desk.rounds_left),
         state=_run_state(controller),
         stage=stage,
         stage_since=since,
@@ -127,7 +131,7 @@ def status_of(gateway: RoundsGateway) -> RunStatus:
 
 
 def _stage(gateway: RoundsGateway, controller: Controller) -> str:
-    if controller.evaluation.versions and controller.state.round >= controller.policy.rounds:
+    if controller.evaluation.versions and controller.is_trained:
         return "evaluating the last parameters"
     return gateway.stage
 
@@ -138,7 +142,7 @@ def _run_state(controller: Controller) -> RunState:
         return ended
     if controller.state.open is not None:
         return "training"
-    return "finishing" if controller.state.round >= controller.policy.rounds else "waiting"
+    return "finishing" if controller.is_trained else "waiting"
 
 
 def _worker(worker: WorkerSession, lost: int) -> WorkerStatus:

@@ -66,12 +66,11 @@ class Fit(msgspec.Struct, frozen=True):
     config: Config
     seconds: float  # expected for the whole command
 
-    def sentence(self, speed: Speed) -> str:
-        """Say what was measured and chosen, for the first lines of a run."""
-        train = self.config.train
-        tokens = train.rounds * self.config.fabric.workers * self.config.targets_per_slice
+    def sentence(self, speed: Speed, rounds: int) -> str:
+        """Say what was measured and chosen, for the first lines of a run; `rounds`: how many the data allows."""
+        tokens = rounds * self.config.fabric.workers * self.config.targets_per_slice
         return (
-            f"this machine: {1e3 * speed.step_s:.0f} ms a step; training {tokens:,} tokens in {train.rounds} rounds "
+            f"this machine: {1e3 * speed.step_s:.0f} ms a step; training {tokens:,} tokens in {rounds} rounds "
             f"(budget {self.budget.name}), about {max(1, round(self.seconds / 60))} min. --full trains the whole budget"
         )
 

@@ -128,14 +128,14 @@ def step_options(config: Config) -> StepOptions:
     )
 
 
-def schedule_of(config: Config) -> Schedule:
-    """Return the learning-rate schedule of the configuration's run. Raises `UserError` for one that cannot be."""
+def schedule_of(config: Config, total_steps: int) -> Schedule:
+    """Return the learning-rate schedule of a run of so many inner steps. Raises `UserError` for one that cannot be."""
     optimizer = config.optimizer
     return Schedule(
         kind=optimizer.schedule,
         peak=optimizer.learning_rate,
         warmup_steps=optimizer.warmup_steps,
-        total_steps=config.total_inner_steps,
+        total_steps=total_steps,
         final_fraction=optimizer.final_fraction,
         cooldown_fraction=optimizer.cooldown_fraction,
     )

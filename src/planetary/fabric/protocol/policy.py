@@ -10,6 +10,7 @@ import msgspec
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
+from planetary.data.run_length import RunLength
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.protocol.messages import Job, RingJob
 from planetary.wire.message import Message
@@ -58,17 +59,15 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     """The controller's constants for one run of rounds."""
 
-    rounds: int
+    length: RunLength  # the first round waits for its workers, within `startup_grace_s`
     config_hash: str
 
-    workers: int  # how many the first round waits for, within `startup_grace_s`
     round: RoundPolicy
     startup_grace_s: float  # how long the first round waits for more workers once one is ready
     first_step_s: float  # a task without any progress for this long is stuck, before step times are known
     stall_steps: float = 20.0  # a task without progress for this many observed step times is stuck ...
     stall_floor_s: float = 20.0  # ... but not before this
 
-    inner_steps: int
     inner_state: Literal["persist", "reset"]
     schedule: Schedule
     tokens_per_lease: int  # target tokens
@@ -87,6 +86,11 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     def roles(self) -> tuple[str, ...]:
         """See `FabricPolicy`."""
         return ("trainer",)
+
+    @property
+    def inner_steps(self) -> int:
+        """Of a lease."""
+        return self.length.inner_steps
 
     @property
     def overlap(self) -> bool:
@@ -109,14 +113,3 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
         """See `FabricPolicy`."""
         return digest in (artifact, reference, self.buffers) and bool(digest)
-
-    def eval_due(self, version: int) -> bool:
-        """Whether the parameters of `version` are evaluated."""
-        return bool(self.held_out) and version > 0 and self._due(version, self.eval_every)
-
-    def checkpoint_due(self, round_: int) -> bool:
-        """Whether a checkpoint is written after `round_`."""
-        return self._due(round_, self.checkpoint_every)
-
-    def _due(self, number: int, every: int) -> bool:
-        return number == self.rounds or (every > 0 and number % every == 0)

@@ -162,7 +162,7 @@ def plan_over(config: Config, order: SliceOrder, held_out: tuple[Slice, ...], ow
     model = model_of(config)
     return MixturePlan(
         model=model,
-        training=training_of(config, model, step_options(config), schedule_of(config)),
+        training=training_of(config, model, step_options(config), schedule_of(config, config.total_inner_steps)),
         owners=owners,
         order=order,
         held_out=held_out,

@@ -18,7 +18,7 @@ def check_mixture(config: Config) -> list[str]:
         UserError: the configuration makes no mixture; the keys that say so are named.
     """
     model = model_of(config)
-    training_of(config, model, step_options(config), schedule_of(config))
+    training_of(config, model, step_options(config), schedule_of(config, config.total_inner_steps))
     return [*warnings_of(config, model), *keys_without_effect(config.moe, model)]
 
 

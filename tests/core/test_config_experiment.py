@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from planetary.core.config import Config, load_config
-from planetary.core.configuration.experiment import DEFAULTS, EXPERIMENT_KEYS, NO_EFFECT, REFUSED
+from planetary.core.configuration.experiment import DEFAULTS, EXPERIMENT_KEYS, FIXED, NO_EFFECT, REFUSED
 from planetary.core.configuration.strict import FIELDS
 from planetary.core.errors import UserError
 
@@ -64,6 +64,9 @@ def test_every_mapped_key_exists_and_none_is_in_two_lists() -> None:
     assert not set(EXPERIMENT_KEYS) & set(NO_EFFECT)
     assert not set(REFUSED) & {*EXPERIMENT_KEYS, *NO_EFFECT}
     assert set(DEFAULTS) <= set(EXPERIMENT_KEYS)
+    for section, fixed in FIXED.items():
+        assert set(fixed) <= set(FIELDS[section])
+        assert not {f"{section}.{key}" for key in fixed} & set(EXPERIMENT_KEYS.values())
 
 
 def test_absent_keys_mean_what_they_mean_to_pcp(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -75,6 +78,17 @@ def test_absent_keys_mean_what_they_mean_to_pcp(tmp_path: Path, caplog: pytest.L
     assert load(tmp_path, {"sampling": "fifo"}).data.shuffle_leases
     assert load(tmp_path, {"data_path": "tokens.u16"}).data.tokenizer == "byte"  # a token file needs none
     assert not caplog.text
+
+
+def test_the_optimizer_is_pcps(tmp_path: Path) -> None:
+    """No key of the file sets it, and the defaults of a TOML file are others."""
+    config = load(tmp_path, {"model_path": "m.mlir", "data_path": "d.txt", "learning_rate": 0.0006})
+    optimizer = config.optimizer
+    assert (optimizer.schedule, optimizer.warmup_steps) == ("constant", 0)
+    assert (optimizer.name, optimizer.beta1, optimizer.beta2, optimizer.epsilon) == ("adamw", 0.9, 0.999, 1e-8)
+    assert (optimizer.weight_decay, optimizer.decay_min_rank, optimizer.clip_norm) == (0.01, 0, 1.0)
+    assert config.outer.learning_rate == 0.7
+    assert load(tmp_path, {}, "optimizer.schedule=linear").optimizer.schedule == "linear"
 
 
 def test_the_grouped_shape_means_the_same(tmp_path: Path) -> None:

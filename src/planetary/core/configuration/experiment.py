@@ -51,6 +51,18 @@ DEFAULTS: Mapping[str, Any] = {
 }
 """What PCP takes for a key that is absent, where the default here is another."""
 
+FIXED: Mapping[str, Mapping[str, Any]] = {
+    "optimizer": {
+        "schedule": "constant",
+        "warmup_steps": 0,
+        "beta2": 0.999,
+        "weight_decay": 0.01,
+        "decay_min_rank": 0,
+    },
+}
+"""What no key of PCP's sets and PCP does in a way that is not the default here: AdamW at a constant rate, which decays
+every parameter (`src/optimizers/adam_mlir.zig`). `--set` changes it."""
+
 BLOCKS: Mapping[str, Mapping[str, str]] = {
     "artifacts": {},
     "dataset": {"path": "data_path"},
@@ -181,7 +193,7 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tables(values: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    tables: dict[str, dict[str, Any]] = {}
+    tables = {section: dict(fixed) for section, fixed in FIXED.items()}
     for key, dotted in EXPERIMENT_KEYS.items():  # in this order: an effective batch is the one that counts
         if key not in values:
             continue

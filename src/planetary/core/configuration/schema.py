@@ -75,7 +75,9 @@ class DataConfig(msgspec.Struct, frozen=True):
     # "sequence": in the order of the source within a lease, and leases from everywhere
     sampling: Literal["random", "fifo", "sequence"] = "random"
     shuffle_leases: bool = False  # "fifo": draw the order of leases from the second epoch on
-    max_epochs: Index = 0  # passes over the training data; a run that needs more is shortened. 0: no limit
+    max_epochs: Index = (
+        0  # passes over the training data; they end the run, however many workers take part. 0: no limit
+    )
 
 
 class TrainConfig(ComputeOptions, frozen=True):

@@ -13,7 +13,8 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from planetary.fabric.protocol.state import replay
+from planetary.fabric.protocol.state import ControllerState
+from planetary.machine.journal import replay
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
 from planetary.simulation.small_training import small_training
@@ -53,7 +54,7 @@ def main() -> None:
 
     # The state of the controller is a fold over the journal.
     untimed = [msgspec.structs.replace(record, t=0.0) for record in cluster.journal]
-    assert replay(untimed).ledger == cluster.controller.state.ledger
+    assert replay(untimed, ControllerState()).ledger == cluster.controller.state.ledger
     # Which leases count, and in which rounds, decides the parameters: whatever went wrong, they are the same bits.
     again = training.replay(cluster.journal)
     for name, value in gateway.parameters.state.params.items():

@@ -8,7 +8,8 @@ from planetary.fabric.controller.controller import Controller
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import AnyRecord, RunStarted
-from planetary.fabric.protocol.state import replay
+from planetary.fabric.protocol.state import ControllerState
+from planetary.machine.journal import replay
 from planetary.simulation.small_training import small_policy
 
 ROUNDS = 3
@@ -20,7 +21,7 @@ class Bench:
     def __init__(self, workers: int = 1, *, local: bool = False) -> None:
         self.policy = msgspec.structs.replace(small_policy(rounds=ROUNDS, workers=workers), local=local)
         started = RunStarted(run="sim", rounds=ROUNDS, config_hash="c", model="m", params=8)
-        self.controller = Controller(self.policy, replay([started]), 0.0)
+        self.controller = Controller(self.policy, replay([started], ControllerState()), 0.0)
         self.now = 0.0
         self.journal: list[AnyRecord] = []
         self.sent: list[tuple[int, m.Message]] = []

@@ -28,7 +28,8 @@ from planetary.fabric.protocol.records import (
     RunFinished,
     RunResumed,
 )
-from planetary.fabric.protocol.state import ControllerState, contradiction, replay
+from planetary.fabric.protocol.state import ControllerState, contradiction
+from planetary.machine.journal import replay
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import KINDS, draw_plan
 from planetary.simulation.small_training import SmallTraining, small_training
@@ -145,7 +146,7 @@ def check_no_finished_round_was_lost(journal: list[AnyRecord]) -> None:
 
 def check_the_journal_replays(cluster: SimCluster, journal: list[AnyRecord]) -> None:
     """The journal gives the live state, and the parameters of the run bit for bit."""
-    assert untimed(replay(journal)) == untimed(cluster.controller.state)
+    assert untimed(replay(journal, ControllerState())) == untimed(cluster.controller.state)
     assert cluster.gateway is not None
     assert isinstance(cluster.training, SmallTraining)
     found = cluster.gateway.parameters.state.params

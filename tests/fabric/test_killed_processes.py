@@ -14,7 +14,8 @@ from killable_run import KillableRun, kill
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fabric.protocol.records import AnyRecord
-from planetary.fabric.protocol.state import replay
+from planetary.fabric.protocol.state import ControllerState
+from planetary.machine.journal import replay
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -39,7 +40,7 @@ def check_finished(run: KillableRun, rounds: int) -> None:
     lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == list(range(1, rounds + 1))
     assert all(line["eval_loss"] is not None for line in lines)
-    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord))
+    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord), ControllerState())
     assert state.round == rounds
     assert state.ended is not None
     assert state.ended.ok

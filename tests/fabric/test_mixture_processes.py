@@ -19,7 +19,8 @@ from split_mixture import Role, SplitMixture
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fabric.protocol.records import EvalFinished
-from planetary.moe.controller.records import FragmentAdvanced, MixtureRecord, replay
+from planetary.machine.journal import replay
+from planetary.moe.controller.records import FragmentAdvanced, MixtureRecord, MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.methods.ownership import round_robin
 from planetary.moe.methods.tiers import Tier
@@ -85,7 +86,7 @@ def check_finished(
     assert lines[-1]["eval_loss"] is not None
     records = list(read_json_lines(run.folder / "events.jsonl", MixtureRecord))
     assert all(expert_streams(records, round_robin(1, 3, composers).tolist(), replicas).values())
-    state = replay(records, per_round)
+    state = replay(records, MixtureState(per_round))
     assert state.ended is not None
     assert state.ended.ok
     assert state.round == rounds
@@ -219,7 +220,7 @@ def run_to_the_end(mixture: SplitMixture, kills: Sequence[Role], rng: random.Ran
     assert all(streams.values())
     loss = next(record.loss for record in reversed(records) if isinstance(record, EvalFinished))
     merged = [r for r in records if isinstance(r, FragmentAdvanced) and r.tier is Tier.BACKBONE]
-    state = replay(records, PER_ROUND_LONG)
+    state = replay(records, MixtureState(PER_ROUND_LONG))
     ended = Ended(loss, sum(shard.step for shard in state.shards))
     found = {
         "killed": mixture.killed,

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, run_schedule, sweep
 
-from planetary.fabric.protocol.records import (
-    DeltaWithdrawn,
-    DigestsDiffered,
-    ReduceRetried,
-    RolledBack,
-    RunResumed,
-)
+from planetary.fabric.protocol.records import DeltaWithdrawn, DigestsDiffered, ReduceRetried, RolledBack, RunResumed
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
 from planetary.simulation.small_training import encode_story, small_training

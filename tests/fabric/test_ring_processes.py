@@ -14,7 +14,8 @@ from killable_run import KillableRun, kill
 from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fabric.protocol.records import AnyRecord
-from planetary.fabric.protocol.state import replay
+from planetary.fabric.protocol.state import ControllerState
+from planetary.machine.journal import replay
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
@@ -78,7 +79,7 @@ def test_a_worker_killed_while_the_others_train_the_next_round_costs_a_retry(
     [kept] = [r for r in run.of("lease_assigned") if r["task"] == next_round["task"]]
     assert kept["version"] == 1
     assert next_round["task"] in [r["task"] for r in run.of("delta_accepted") if r["round"] == 3]
-    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord))
+    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord), ControllerState())
     assert state.round == 3
     assert state.ledger.held == []
     assert state.ledger.trained * 2000 * 2 * 16 == state.tokens_total
@@ -107,7 +108,7 @@ def test_a_worker_killed_in_mid_reduce_costs_a_retry(tmp_path: Path, shared_cach
     assert retried["attempt"] == 2
     assert withdrawn["worker"] == first["worker"]
     assert closed["contributions"] == 1
-    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord))
+    state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord), ControllerState())
     assert state.round == 3
     assert state.ledger.held == []
     assert state.ledger.trained * 2000 * 2 * 16 == state.tokens_total

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check
 
-from planetary.artifacts.jsonl import JsonLinesWriter
-from planetary.core.errors import LocalProtocolError, ResourceError
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.core.errors import LocalProtocolError, ResourceError, UserError
 from planetary.fabric.gateway.run_files import LOCK, RunLock
 from planetary.fabric.protocol.records import (
     AnyRecord,
@@ -19,7 +19,8 @@ from planetary.fabric.protocol.records import (
     RunResumed,
     WorkerLost,
 )
-from planetary.fabric.protocol.state import contradiction
+from planetary.fabric.protocol.state import ControllerState, contradiction
+from planetary.machine.journal import replay
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.event_loop import ProcessKilled
@@ -227,3 +228,14 @@ def test_a_wait_without_a_deadline_is_found() -> None:
         patch.setattr(type(calm().controller.membership), "desertion_deadline", None)
         with pytest.raises(LocalProtocolError, match="no worker is connected, and nothing ends the wait for one"):
             deserted.run(LIMIT_S)
+
+
+@MODES
+def test_a_doubled_line_of_a_journal_is_named_wherever_it_is(mode: dict[str, bool], tmp_path: Path) -> None:
+    """A copy of the run folder was put together wrongly; a resumed run says which line to remove."""
+    lines = [msgspec.json.encode(record) for record in calm(**mode).journal]
+    path = tmp_path / "events.jsonl"
+    for number in range(1, len(lines) + 1):
+        path.write_bytes(b"\n".join([*lines[:number], *lines[number - 1 :], b""]))
+        with pytest.raises(UserError, match=f"line {number + 1} repeats line {number}"):
+            replay(read_json_lines(path, AnyRecord), ControllerState(), path)

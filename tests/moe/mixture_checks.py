@@ -11,8 +11,9 @@ from mixture_cluster import MixtureCluster, Worker
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.protocol import messages as m
+from planetary.machine.journal import replay
 from planetary.moe.composer.sketch_window import FORGET_STEPS
-from planetary.moe.controller.records import MixtureRecord, replay
+from planetary.moe.controller.records import MixtureRecord, MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.payloads.expert_payloads import improved_bytes, improved_from
 from planetary.moe.plan.plan import MixturePlan
@@ -53,7 +54,7 @@ def check_streams(cluster: MixtureCluster, *, all_moved: bool = True) -> None:
     `all_moved`: and every expert has learned something.
     """
     records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
-    replay(records, cluster.plan.steps_per_round)  # of fragments
+    replay(records, MixtureState(cluster.plan.steps_per_round))  # of fragments
     streams = expert_streams(records, cluster.plan.owners, cluster.plan.training.replicas)
     assert streams
     assert all(streams.values()) or not all_moved

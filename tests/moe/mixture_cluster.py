@@ -23,8 +23,9 @@ from planetary.data.token_file import TokenFile
 from planetary.fabric.controller.round_end import unreported
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.records import Record, RunStarted
+from planetary.fabric.protocol.records import RunStarted
 from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.journal import Record, replay
 from planetary.moe.composer.composer_data import tokens_payload
 from planetary.moe.composer.composer_driver import ComposerDriver
 from planetary.moe.composer.composer_events import Event, Instruction
@@ -50,7 +51,7 @@ from planetary.moe.controller.mixture_events import (
     WorkOver,
 )
 from planetary.moe.controller.payload_checks import KINDS, PayloadChecks
-from planetary.moe.controller.records import MixtureRecord, MixtureState, replay
+from planetary.moe.controller.records import MixtureRecord, MixtureState
 from planetary.moe.controller.syncer_messages import SyncPolicy
 from planetary.moe.controller.work_queue import WorkQueue
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
@@ -244,7 +245,7 @@ class MixtureCluster:
         self._sessions = 0
         started = RunStarted(run="test", rounds=self.policy.rounds, config_hash="", model="", params=0)
         records: list[Record] = [started, store_start(self.prepared, self.store)]
-        self._begin(replay(records, plan.steps_per_round), records)
+        self._begin(replay(records, MixtureState(plan.steps_per_round)), records)
 
     def _begin(self, state: MixtureState, records: list[Record], late: Sequence[RoundMetrics] = ()) -> None:
         self.journal += [msgspec.json.encode(record) for record in records]
@@ -314,7 +315,7 @@ class MixtureCluster:
             self.cut(worker)
         self.events.clear()
         records = [msgspec.json.decode(line, type=MixtureRecord) for line in self.journal]
-        state = replay(records, self.plan.steps_per_round)
+        state = replay(records, MixtureState(self.plan.steps_per_round))
         late = unreported(records, {line.round for line in self.metrics}, state.round, self.plan.steps_per_round)
         self._begin(state, [], late)
         for worker in self.workers.values():

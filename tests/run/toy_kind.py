@@ -21,10 +21,11 @@ from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import FabricPolicy
-from planetary.fabric.protocol.records import EndKind, Record, RunFinished, RunStarted, WorkerLost
+from planetary.fabric.protocol.records import EndKind, RunFinished, RunStarted, WorkerLost
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.worker.role import Roles
+from planetary.machine.journal import Record
 from planetary.run.kinds import RunKind
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
@@ -57,15 +58,14 @@ class ToyState(msgspec.Struct):
     ended: RunFinished | None = None
     names: list[str] = []
 
-
-def fold(state: ToyState, record: Record) -> None:
-    match record:
-        case Answered():
-            state.names.append(record.name)
-        case WorkerLost():
-            state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
-        case RunFinished():
-            state.ended = record
+    def apply(self, record: Record) -> None:
+        match record:
+            case Answered():
+                self.names.append(record.name)
+            case WorkerLost():
+                self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
+            case RunFinished():
+                self.ended = record
 
 
 class ToyPolicy(FabricPolicy, frozen=True, kw_only=True):
@@ -131,7 +131,7 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
             iree_version="",
             answers=self.config.fabric.workers,
         )
-        return ToyController(Desk(policy, ToyState(), fold), timings.grace_s, self._clock.monotonic())
+        return ToyController(Desk(policy, ToyState()), timings.grace_s, self._clock.monotonic())
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
         return self._carry_out_common(instruction)

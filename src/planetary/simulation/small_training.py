@@ -39,7 +39,6 @@ from planetary.fabric.protocol.records import (
     DeltaAccepted,
     DeltaWithdrawn,
     LeaseAssigned,
-    Record,
     RolledBack,
     RoundClosed,
     RoundFinished,
@@ -47,6 +46,7 @@ from planetary.fabric.protocol.records import (
     RunResumed,
 )
 from planetary.fabric.worker.compute import Batch, batches_of
+from planetary.machine.journal import Record
 from planetary.runtime.executor import Executor, StepResult
 
 BATCH, LENGTH = 2, 4

@@ -9,7 +9,8 @@ from fault_schedules import LIMIT_S, ROUNDS, WORKERS
 from planetary.core.errors import LocalProtocolError
 from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
 from planetary.fabric.protocol.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
-from planetary.fabric.protocol.state import apply, replay
+from planetary.fabric.protocol.state import ControllerState
+from planetary.machine.journal import replay
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.small_training import small_training
 
@@ -27,7 +28,7 @@ def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[An
 
 def test_the_checkpoint_ends_the_round_that_the_journal_leaves_open() -> None:
     journal, finished = journal_until_closed(3)
-    state = replay(journal)
+    state = replay(journal, ControllerState())
     late = finished_by_checkpoint(journal, state.open, state.tokens_total, 3)
     assert late is not None
     [start] = [r for r in journal if isinstance(r, RoundStarted) and r.round == 3]
@@ -38,7 +39,7 @@ def test_the_checkpoint_ends_the_round_that_the_journal_leaves_open() -> None:
 
 def test_where_rounds_overlap_it_counts_from_the_end_of_the_one_before() -> None:
     journal, finished = journal_until_closed(3, overlap=True)
-    state = replay(journal)
+    state = replay(journal, ControllerState())
     assert state.closing is not None
     assert state.open is not None
     assert (state.closing.round, state.open.round) == (3, 4)
@@ -51,7 +52,7 @@ def test_where_rounds_overlap_it_counts_from_the_end_of_the_one_before() -> None
 
 def test_a_checkpoint_remembers_nothing_of_the_round_that_is_trained_meanwhile() -> None:
     journal, _ = journal_until_closed(3, overlap=True)
-    state = replay(journal)
+    state = replay(journal, ControllerState())
     assert state.open is not None
     under_way = sorted([*state.open.holders, *state.open.orphans, *(c.lease for c in state.open.contributions)])
     assert under_way
@@ -61,9 +62,9 @@ def test_a_checkpoint_remembers_nothing_of_the_round_that_is_trained_meanwhile()
     assert mark.ledger.returned == under_way
     assert state.ledger.trained >= mark.ledger.trained == 3 * WORKERS
     with pytest.raises(LocalProtocolError, match="round 5 cannot start"):
-        apply(state, RoundStarted(round=5, version=2, workers=3))  # one reduction at a time
+        state.apply(RoundStarted(round=5, version=2, workers=3))  # one reduction at a time
     with pytest.raises(LocalProtocolError, match="round 2 is not under way"):
-        apply(state, RoundClosed(round=2, contributions=3, why=""))
+        state.apply(RoundClosed(round=2, contributions=3, why=""))
 
 
 def test_lines_that_were_not_written_are_those_of_the_last_end_of_each_round() -> None:
@@ -77,8 +78,8 @@ def test_lines_that_were_not_written_are_those_of_the_last_end_of_each_round() -
 
 def test_a_round_without_its_checkpoint_is_not_finished() -> None:
     journal, _ = journal_until_closed(3)
-    state = replay(journal)
+    state = replay(journal, ControllerState())
     assert finished_by_checkpoint(journal, state.open, state.tokens_total, 2) is None
     assert finished_by_checkpoint(journal, None, 0, 3) is None
-    open_ = replay(journal[:-1])
+    open_ = replay(journal[:-1], ControllerState())
     assert finished_by_checkpoint(journal[:-1], open_.open, open_.tokens_total, 3) is None

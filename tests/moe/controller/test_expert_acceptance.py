@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.fabric.protocol.records import TaskAborted
-from planetary.moe.controller.records import Experts, ExpertsAdvanced, MixtureState, SyncNote, apply
+from planetary.moe.controller.records import Experts, ExpertsAdvanced, MixtureState, SyncNote
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.delta import Delta
 from planetary.moe.methods.moments import MomentRule
@@ -369,12 +369,12 @@ def test_a_journal_in_which_refused_updates_made_versions_is_read_as_it_was() ->
     state = MixtureState(4)
     state.experts[0, 0] = Experts("before", 4, 3)
     refused = {"shard": 0, "layer": 0, "step": 5, "worker": "w", "accepted": 0, "refused": {"no gain": 2}, "change": ""}
-    apply(state, ExpertsAdvanced(version=5, payload="after", **refused))
+    state.apply(ExpertsAdvanced(version=5, payload="after", **refused))
     assert (state.experts[0, 0].version, state.experts[0, 0].payload) == (5, "after")
-    apply(state, ExpertsAdvanced(version=5, payload="other", **refused))
+    state.apply(ExpertsAdvanced(version=5, payload="other", **refused))
     assert (state.experts[0, 0].version, state.experts[0, 0].payload) == (5, "after")
     with pytest.raises(LocalProtocolError, match="they cannot be at 7 then"):
-        apply(state, ExpertsAdvanced(version=7, payload="after", **refused))
+        state.apply(ExpertsAdvanced(version=7, payload="after", **refused))
 
 
 def test_sketches_that_come_too_late_are_counted_as_sketches(tmp_path: Path) -> None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, FabricPolicy
-from planetary.fabric.protocol.records import Record, RunFinished
+from planetary.fabric.protocol.records import RunFinished
 from planetary.fabric.protocol.sessions import SupervisorSession, WorkerSession
-from planetary.fabric.protocol.state import ControllerState, OpenRound, apply
+from planetary.fabric.protocol.state import ControllerState, OpenRound
 from planetary.fabric.shell.under_way import UnderWay
 from planetary.machine.events import Append, Instruction, Payload, Send
+from planetary.machine.journal import Fold, Record
 
 
-class RunState(Protocol):
-    """What the state of every kind of run has. A journal's records fold to it."""
+class RunState(Fold[Any], Protocol):
+    """What the state of every kind of run has."""
 
     round: int  # the last finished one
     losses: dict[str, int]  # worker -> how many times it was lost
@@ -36,9 +36,9 @@ class Desk(Generic[Policy_co, State_co]):
         under_way: payloads that have not left this machine yet.
     """
 
-    def __init__(self, policy: Policy_co, state: State_co, fold: Callable[[Any, Record], None]) -> None:
-        """`fold(state, record)` is the only code that changes the state."""
-        self._policy, self._state, self._fold = policy, state, fold
+    def __init__(self, policy: Policy_co, state: State_co) -> None:
+        """Begin with nobody connected; `state` is changed only through `append`."""
+        self._policy, self._state = policy, state
         self.workers: dict[int, WorkerSession] = {}
         self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[Instruction] = []
@@ -56,7 +56,7 @@ class Desk(Generic[Policy_co, State_co]):
 
     def append(self, record: Record) -> None:
         """Apply a record to the state and put it in the journal."""
-        self._fold(self._state, record)
+        self._state.apply(record)
         self.out.append(Append(record))
 
     def send(self, session: int, message: m.Message, payload: Payload | None = None) -> None:
@@ -84,10 +84,6 @@ AnyDesk = Desk[FabricPolicy, RunState]
 
 class RoundsDesk(Desk[ControllerPolicy, ControllerState]):
     """The desk of a run in rounds."""
-
-    def __init__(self, policy: ControllerPolicy, state: ControllerState) -> None:
-        """`state` is changed only through `append`."""
-        super().__init__(policy, state, apply)
 
     def open_round(self) -> OpenRound:
         """Return the round under way; it is a bug to ask when there is none."""

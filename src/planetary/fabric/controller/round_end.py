@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from planetary.fabric.protocol.records import Record, RoundClosed, RoundFinished, RoundStarted
+from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import OpenRound
 from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.journal import Record
 
 _NO_TIME = 1e-9  # seconds; a round is never divided by zero
 

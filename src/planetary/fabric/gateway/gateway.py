@@ -32,19 +32,13 @@ from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.news import news_of
-from planetary.fabric.protocol.records import (
-    Record,
-    RoundClosed,
-    RoundFinished,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-)
+from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RunFinished, RunResumed, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import Traffic
 from planetary.fabric.shell.outbox import Outbox
 from planetary.fabric.shell.shell import Shell
 from planetary.fabric.shell.system import SYSTEM, System
+from planetary.machine.journal import Record
 from planetary.net.authority import Authority
 from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck, answer_hello, judge_hello, receive_hello

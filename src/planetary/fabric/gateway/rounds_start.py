@@ -25,8 +25,9 @@ from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk
 from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
-from planetary.fabric.protocol.state import ControllerState, apply, replay
+from planetary.fabric.protocol.state import ControllerState
 from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.journal import replay
 
 if TYPE_CHECKING:
     from planetary.fabric.gateway.gateway import GatewayOptions
@@ -60,7 +61,7 @@ def begin(
     """Read or make the run folder with the operations of `files`; `topology` has been started.
 
     Raises:
-        UserError: there is already a run in the folder, or none to resume.
+        UserError: there is already a run in the folder, or none to resume; or its journal is damaged.
         TrustError: the checkpoint is damaged, or belongs to another model, data set or configuration.
     """
     folder = options.folder
@@ -81,7 +82,7 @@ def begin(
         specs = prepared.step.spec.params
         parameters = Parameters(specs, initial_state(specs, prepared.params), 0)
         policy = topology.extend(policy, parameters.state)
-        return Start(policy, replay([started]), parameters, [started], [], [])
+        return Start(policy, replay([started], ControllerState()), parameters, [started], [], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     start = _resume(config, options, prepared, policy, earlier, files=files)
@@ -99,7 +100,7 @@ def _resume(
     files: DurableFiles,
 ) -> Start:
     folder, specs = options.folder, prepared.step.spec.params
-    state = replay(earlier)
+    state = replay(earlier, ControllerState(), folder / EVENTS)
     checkpoint = _checkpoint(options)
     if checkpoint is None:
         mark, outer = Mark(0, 0, 1, LeaseLedger()), initial_state(specs, prepared.params)
@@ -113,12 +114,12 @@ def _resume(
         )
     late = finished_by_checkpoint(earlier, state.closing or state.open, state.tokens_total, mark.round)
     if late is not None:
-        apply(state, late)
+        state.apply(late)
         earlier = [*earlier, late]
     resumed = RunResumed(
         run=config.run.name, rounds=policy.length.expected_rounds, mark=mark, config_hash=policy.config_hash
     )
-    apply(state, resumed)
+    state.apply(resumed)
     metrics = trim_metrics(folder / METRICS, mark.round, files)
     untold = unreported(earlier, {line.round for line in metrics}, mark.round, config.train.inner_steps)
     write_atomically(folder / CONFIG, to_toml(config).encode(), files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planetary.fabric.protocol import records as r
-from planetary.fabric.protocol.records import Record
+from planetary.machine.journal import Record
 
 
 def news_of(record: Record) -> str:

@@ -1,10 +1,8 @@
 """The controller's journal: one typed record per fact, in the order they became true.
 
 The controller changes its state only by applying a record, and every record is appended to `events.jsonl`. Replaying
-the file therefore gives the same state (`fabric.protocol.state.replay`). A line is
+the file therefore gives the same state (`machine.journal.replay`). A line is
 `{"event": "round_started", "t": ..., ...}`.
-
-`t` is Unix time in seconds, stamped when the line is written; no decision depends on it.
 """
 
 from __future__ import annotations
@@ -23,12 +21,7 @@ from planetary.core.errors import (
     UserError,
 )
 from planetary.data.slices import LeaseLedger
-
-
-class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """Base of all journal records."""
-
-    t: float = 0.0
+from planetary.machine.journal import Record
 
 
 class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):

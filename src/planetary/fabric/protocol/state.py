@@ -1,12 +1,10 @@
 """The controller's state, as a fold over the journal's records.
 
-`apply` is the only code that changes it. What is not in here (connections, progress within a task, timings) is not
-worth remembering: after a restart every worker is gone, and what was under way is trained again.
+`ControllerState.apply` is the only code that changes it. What is not in here (connections, progress within a task,
+timings) is not worth remembering: after a restart every worker is gone, and what was under way is trained again.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import msgspec
 
@@ -25,7 +23,6 @@ from planetary.fabric.protocol.records import (
     LeaseReturned,
     LeaseStarted,
     Mark,
-    Record,
     ReduceRetried,
     RolledBack,
     RoundClosed,
@@ -40,6 +37,7 @@ from planetary.fabric.protocol.records import (
     WorkerLost,
     WorkerRefused,
 )
+from planetary.machine.journal import Record
 
 
 class Member(msgspec.Struct):
@@ -145,73 +143,74 @@ class ControllerState(msgspec.Struct):
                 return found
         raise LocalProtocolError(f"round {round_} is not under way after round {self.round}")
 
+    def apply(self, record: Record) -> None:
+        """Change the state as `record` says.
 
-def apply(state: ControllerState, record: Record) -> None:
-    """Change `state` as `record` says.
-
-    Raises:
-        LocalProtocolError: the record cannot follow the ones before it.
-    """
-    match record:
-        case RunStarted():
-            state.run = record.run
-            state.rounds = record.rounds
-        case RunResumed():
-            _resume(state, record)
-        case RolledBack():
-            _go_back(state, record.mark)
-        case DeltaWithdrawn():
-            _withdraw(state, record)
-        case WorkerJoined():
-            state.members[record.worker] = Member(record.worker, record.pid, record.node, record.backend, record.target)
-        case WorkerLost():
-            state.members.pop(record.worker, None)
-            state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
-        case RoundStarted():
-            _start(state, record)
-        case LeaseAssigned():
-            _assign(state, record)
-        case LeaseStarted():
-            _holding(state, record).started = True
-        case LeaseReturned():
-            _give_back(state, record)
-        case DeltaAccepted():
-            opened = state.under_way(record.round)
-            _holding(state, record)
-            del opened.holders[record.lease]
-            state.ledger.complete(record.lease)
-            opened.contributions.append(
-                Contribution(record.worker, record.lease, record.task, record.tokens, record.loss, record.seconds)
-            )
-        case RoundClosed():
-            state.under_way(record.round).closed = True
-        case RoundFinished():
-            ended = state.under_way(record.round)
-            state.round = state.version = record.round
-            state.tokens_total += ended.tokens
-            state.train_losses[record.round] = ended.mean_loss
-            if state.closing is not None:
-                state.closing = None
-            else:
-                state.open = None
-            if record.durable:
-                state.durable_round = record.round
-        case EvalFinished():
-            state.evals[record.version] = record.loss
-        case RunFinished():
-            state.ended = record
-        case (
-            ArtifactPublished()
-            | WorkerRefused()
-            | DeltaRejected()
-            | ReduceRetried()
-            | DigestsDiffered()
-            | TaskAborted()
-            | CheckpointWritten()
-            | CheckpointFailed()
-            | Stalled()
-        ):
-            pass  # facts for people; no decision depends on them
+        Raises:
+            LocalProtocolError: the record cannot follow the ones before it.
+        """
+        match record:
+            case RunStarted():
+                self.run = record.run
+                self.rounds = record.rounds
+            case RunResumed():
+                _resume(self, record)
+            case RolledBack():
+                _go_back(self, record.mark)
+            case DeltaWithdrawn():
+                _withdraw(self, record)
+            case WorkerJoined():
+                self.members[record.worker] = Member(
+                    record.worker, record.pid, record.node, record.backend, record.target
+                )
+            case WorkerLost():
+                self.members.pop(record.worker, None)
+                self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
+            case RoundStarted():
+                _start(self, record)
+            case LeaseAssigned():
+                _assign(self, record)
+            case LeaseStarted():
+                _holding(self, record).started = True
+            case LeaseReturned():
+                _give_back(self, record)
+            case DeltaAccepted():
+                opened = self.under_way(record.round)
+                _holding(self, record)
+                del opened.holders[record.lease]
+                self.ledger.complete(record.lease)
+                opened.contributions.append(
+                    Contribution(record.worker, record.lease, record.task, record.tokens, record.loss, record.seconds)
+                )
+            case RoundClosed():
+                self.under_way(record.round).closed = True
+            case RoundFinished():
+                ended = self.under_way(record.round)
+                self.round = self.version = record.round
+                self.tokens_total += ended.tokens
+                self.train_losses[record.round] = ended.mean_loss
+                if self.closing is not None:
+                    self.closing = None
+                else:
+                    self.open = None
+                if record.durable:
+                    self.durable_round = record.round
+            case EvalFinished():
+                self.evals[record.version] = record.loss
+            case RunFinished():
+                self.ended = record
+            case (
+                ArtifactPublished()
+                | WorkerRefused()
+                | DeltaRejected()
+                | ReduceRetried()
+                | DigestsDiffered()
+                | TaskAborted()
+                | CheckpointWritten()
+                | CheckpointFailed()
+                | Stalled()
+            ):
+                pass  # facts for people; no decision depends on them
 
 
 _LOST_TASKS = 1000
@@ -247,14 +246,6 @@ def contradiction(state: ControllerState) -> str:
     if state.durable_round > state.round + 1:
         return f"round {state.durable_round} has a checkpoint, and the last finished round is {state.round}"
     return ""
-
-
-def replay(records: Iterable[Record]) -> ControllerState:
-    """Return the state after `records`; see `apply`."""
-    state = ControllerState()
-    for record in records:
-        apply(state, record)
-    return state
 
 
 def _start(state: ControllerState, record: RoundStarted) -> None:

@@ -8,7 +8,7 @@ from planetary.fabric.controller.desk import Desk
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.moe.controller.mixture_events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
-from planetary.moe.controller.records import MixtureState, apply
+from planetary.moe.controller.records import MixtureState
 from planetary.moe.protocol import mixture_messages as mm
 
 Subject = tuple[str, int | str, int]
@@ -48,7 +48,7 @@ class MixtureDesk(Desk[MixturePolicy, MixtureState]):
 
     def __init__(self, policy: MixturePolicy, state: MixtureState) -> None:
         """`state` is changed only through `append`."""
-        super().__init__(policy, state, apply)
+        super().__init__(policy, state)
         self._newest: dict[tuple[int, Subject], Make | None] = {}  # in flight; what to send after them
 
     def send_newest(self, session: int, subject: Subject, make: Make) -> None:

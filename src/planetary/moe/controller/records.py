@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fabric.protocol.records import (
     AnyRecord,
     EvalFinished,
-    Record,
     RoundFinished,
     RunFinished,
     RunResumed,
     RunStarted,
     WorkerLost,
 )
+from planetary.machine.journal import Record
 from planetary.moe.methods.tiers import Tier
 
 
@@ -210,88 +208,81 @@ class MixtureState(msgspec.Struct):
         names |= {held.payload for held in self.experts.values()} | {held.change for held in self.experts.values()}
         return names - {""}
 
-
-def apply(state: MixtureState, record: Record) -> None:
-    """Change `state` as `record` says. Raises `LocalProtocolError` where it cannot follow the ones before it."""
-    match record:
-        case RunStarted() | RunResumed():
-            state.rounds = record.rounds
-            state.ended = None
-        case MixtureStarted():
-            state.owners = record.owners
-            surrogates = record.surrogates or ("",) * len(record.shards)
-            state.shards = [
-                Shard(payload=p, surrogates=s, speaker=number)
-                for number, (p, s) in enumerate(zip(record.shards, surrogates, strict=True))
-            ]
-            state.fragments = {(f.tier, f.fragment): Fragment(payload=f.payload) for f in record.fragments}
-            state.experts = {
-                (shard, layer): Experts(payload)
-                for shard, layers in enumerate(record.experts)
-                for layer, payload in enumerate(layers)
-            }
-        case ExpertsAdvanced():
-            before = state.experts[record.shard, record.layer]
-            # Before version 8 of the control protocol a refused update made a version, too.
-            if record.version not in {before.version + 1, before.version + (record.accepted > 0)}:
-                raise LocalProtocolError(
-                    f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}; with "
-                    f"{record.accepted} accepted updates they cannot be at {record.version} then"
+    def apply(self, record: Record) -> None:
+        """Change the state as `record` says. Raises `LocalProtocolError` where it cannot follow the ones before it."""
+        match record:
+            case RunStarted() | RunResumed():
+                self.rounds = record.rounds
+                self.ended = None
+            case MixtureStarted():
+                self.owners = record.owners
+                surrogates = record.surrogates or ("",) * len(record.shards)
+                self.shards = [
+                    Shard(payload=p, surrogates=s, speaker=number)
+                    for number, (p, s) in enumerate(zip(record.shards, surrogates, strict=True))
+                ]
+                self.fragments = {(f.tier, f.fragment): Fragment(payload=f.payload) for f in record.fragments}
+                self.experts = {
+                    (shard, layer): Experts(payload)
+                    for shard, layers in enumerate(record.experts)
+                    for layer, payload in enumerate(layers)
+                }
+            case ExpertsAdvanced():
+                before = self.experts[record.shard, record.layer]
+                # Before version 8 of the control protocol a refused update made a version, too.
+                if record.version not in {before.version + 1, before.version + (record.accepted > 0)}:
+                    raise LocalProtocolError(
+                        f"the experts of shard {record.shard} layer {record.layer} are at version {before.version}; "
+                        f"with {record.accepted} accepted updates they cannot be at {record.version} then"
+                    )
+                new = Experts(record.payload, record.version, record.step, record.change)
+                same = Experts(before.payload, before.version, record.step, before.change)
+                self.experts[record.shard, record.layer] = new if record.version > before.version else same
+            case ShardGranted():
+                shard = self.shards[record.shard]
+                if record.epoch != shard.epoch + 1:
+                    raise LocalProtocolError(
+                        f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}"
+                    )
+                shard.epoch, shard.owner = record.epoch, record.worker
+            case SpeakerChanged():
+                self.shards[record.shard].speaker = record.by
+            case ShardKept():
+                shard = self.shards[record.shard]
+                shard.payload, shard.step, shard.progress = record.payload, record.step, record.progress
+                # A composer that was cut off at the end of a round is saved later: what it has then stands for that.
+                for round_ in range(self.round + 1, record.progress // self.steps_per_round + 1):
+                    shard.marks.setdefault(round_, record)
+            case FragmentAdvanced():
+                held = self.fragments[record.tier, record.fragment]
+                if record.version != held.version + 1:
+                    raise LocalProtocolError(
+                        f"{record.tier} fragment {record.fragment} is at version {held.version}, not before "
+                        f"{record.version}"
+                    )
+                self.fragments[record.tier, record.fragment] = Fragment(
+                    record.payload, record.velocity, record.version, record.shards, record.seconds
                 )
-            new = Experts(record.payload, record.version, record.step, record.change)
-            same = Experts(before.payload, before.version, record.step, before.change)
-            state.experts[record.shard, record.layer] = new if record.version > before.version else same
-        case ShardGranted():
-            shard = state.shards[record.shard]
-            if record.epoch != shard.epoch + 1:
-                raise LocalProtocolError(f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}")
-            shard.epoch, shard.owner = record.epoch, record.worker
-        case SpeakerChanged():
-            state.shards[record.shard].speaker = record.by
-        case ShardKept():
-            shard = state.shards[record.shard]
-            shard.payload, shard.step, shard.progress = record.payload, record.step, record.progress
-            # A composer that was cut off at the end of a round is saved later: what it has then stands for that round.
-            for round_ in range(state.round + 1, record.progress // state.steps_per_round + 1):
-                shard.marks.setdefault(round_, record)
-        case FragmentAdvanced():
-            held = state.fragments[record.tier, record.fragment]
-            if record.version != held.version + 1:
-                raise LocalProtocolError(
-                    f"{record.tier} fragment {record.fragment} is at version {held.version}, not before "
-                    f"{record.version}"
-                )
-            state.fragments[record.tier, record.fragment] = Fragment(
-                record.payload, record.velocity, record.version, record.shards, record.seconds
-            )
-        case SurrogatesRefreshed():
-            shard = state.shards[record.shard]
-            shard.surrogates, shard.surrogate_step = record.payload, record.step
-            shard.surrogate_progress, shard.surrogate_error = record.progress, record.error
-            shard.surrogate_change, shard.surrogate_base = record.change, record.base
-        case RoundFinished():
-            state.round, state.tokens_total = record.round, record.tokens_total
-            state.train_losses[record.round] = record.loss
-            for shard in state.shards:
-                if record.round in shard.marks:
-                    shard.round_step = shard.marks[record.round].step
-                shard.marks = {r: kept for r, kept in shard.marks.items() if r > record.round}
-        case EvalFinished():
-            state.evals[record.version] = record.loss
-        case WorkerLost():
-            state.losses[record.worker] = state.losses.get(record.worker, 0) + 1
-        case RunFinished():
-            state.ended = record
-        case _:
-            pass  # facts for people; no decision depends on them
-
-
-def replay(records: Iterable[Record], steps_per_round: int) -> MixtureState:
-    """Return the state after `records`; see `apply`."""
-    state = MixtureState(steps_per_round)
-    for record in records:
-        apply(state, record)
-    return state
+            case SurrogatesRefreshed():
+                shard = self.shards[record.shard]
+                shard.surrogates, shard.surrogate_step = record.payload, record.step
+                shard.surrogate_progress, shard.surrogate_error = record.progress, record.error
+                shard.surrogate_change, shard.surrogate_base = record.change, record.base
+            case RoundFinished():
+                self.round, self.tokens_total = record.round, record.tokens_total
+                self.train_losses[record.round] = record.loss
+                for shard in self.shards:
+                    if record.round in shard.marks:
+                        shard.round_step = shard.marks[record.round].step
+                    shard.marks = {r: kept for r, kept in shard.marks.items() if r > record.round}
+            case EvalFinished():
+                self.evals[record.version] = record.loss
+            case WorkerLost():
+                self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
+            case RunFinished():
+                self.ended = record
+            case _:
+                pass  # facts for people; no decision depends on them
 
 
 def mixture_news(record: Record) -> str:

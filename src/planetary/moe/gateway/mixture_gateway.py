@@ -23,9 +23,10 @@ from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.records import Mark, Record
+from planetary.fabric.protocol.records import Mark
 from planetary.fabric.protocol.status import RunStatus
 from planetary.fabric.shell.system import SYSTEM, System
+from planetary.machine.journal import Record
 from planetary.moe.composer.composer_data import tokens_payload
 from planetary.moe.composer.sketch_window import FORGET_STEPS
 from planetary.moe.controller.mixture_controller import MixtureController

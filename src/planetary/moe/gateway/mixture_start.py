@@ -19,10 +19,11 @@ from planetary.fabric.controller.round_end import unreported
 from planetary.fabric.gateway.rounds_start import trim_metrics
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS, METRICS
 from planetary.fabric.gateway.run_step import write_record
-from planetary.fabric.protocol.records import Mark, Record, RunResumed, RunStarted
+from planetary.fabric.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.journal import Record, replay
 from planetary.moe.controller.mixture_events import MixturePolicy
-from planetary.moe.controller.records import MixtureRecord, MixtureStarted, MixtureState, apply, replay
+from planetary.moe.controller.records import MixtureRecord, MixtureStarted, MixtureState
 from planetary.moe.controller.syncer_messages import SyncPolicy
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, store_start
 from planetary.moe.methods.tiers import Tier
@@ -58,7 +59,7 @@ def begin_mixture(
     """Read or make the run folder.
 
     Raises:
-        UserError: there is already a run in the folder, or none that can be resumed.
+        UserError: there is already a run in the folder, or none that can be resumed; or its journal is damaged.
         TrustError: it was started with another configuration.
         ResourceError: the payload store fails.
     """
@@ -79,8 +80,8 @@ def begin_mixture(
             params=prepared.param_count,
         )
         records: list[Record] = [started, store_start(prepared, store)]
-        return MixtureStart(policy, replay(records, steps), records, [], [])
-    state = replay(earlier, steps)
+        return MixtureStart(policy, replay(records, MixtureState(steps)), records, [], [])
+    state = replay(earlier, MixtureState(steps), folder / EVENTS)
     if not state.shards:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} does not say what it started from")
     _check_same(earlier, policy, prepared, folder)
@@ -92,7 +93,7 @@ def begin_mixture(
             )
     mark = Mark(state.round, state.tokens_total, 1, LeaseLedger())
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
-    apply(state, resumed)
+    state.apply(resumed)
     write_atomically(folder / CONFIG, to_toml(config).encode())
     write_record(folder, prepared.record)
     metrics = trim_metrics(folder / METRICS, state.round)

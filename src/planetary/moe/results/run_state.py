@@ -11,7 +11,8 @@ from planetary.core.errors import PlanetaryError, UserError
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS, PAYLOADS
-from planetary.moe.controller.records import MixtureRecord, MixtureState, replay
+from planetary.machine.journal import replay
+from planetary.moe.controller.records import MixtureRecord, MixtureState
 from planetary.moe.gateway.mixture_preparation import plan_over
 from planetary.moe.payloads.saved_composers import saved_composer
 from planetary.moe.payloads.surrogate_payloads import empty_bank, install, surrogates_from
@@ -76,7 +77,7 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
 
 def _journal_of(folder: Path, config: Config) -> MixtureState:
     records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
-    state = replay(records, config.train.inner_steps)
+    state = replay(records, MixtureState(config.train.inner_steps), folder / EVENTS)
     if not state.shards:
         raise UserError(f"the run in {folder} has not begun: expected {EVENTS} to say what its composers start from")
     return state

@@ -9,16 +9,31 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from planetary.collectives.protocol import states
+from planetary.fabric.controller.run_controller import RUN
+from planetary.fabric.protocol.sessions import WORKER_SESSION
+from planetary.fabric.supervisor.supervisor_machine import SUPERVISOR
+from planetary.fabric.worker.lease_machine import LEASE_TASKS
+from planetary.fabric.worker.worker_machine import WORKER
+from planetary.machine.redial import LINK
 from planetary.machine.state_table import Table, with_diagrams
 from planetary.moe.composer.composer_states import COMPOSER
+from planetary.moe.controller.syncer_machine import FRAGMENT, OWNERSHIP
 
 TABLES: Mapping[str, Mapping[str, Table]] = {
+    "architecture.md": {
+        "link": LINK,
+        "run": RUN,
+        "worker-session": WORKER_SESSION,
+        "worker": WORKER,
+        "lease-tasks": LEASE_TASKS,
+        "supervisor": SUPERVISOR,
+    },
     "collectives.md": {
         "peer-membership": states.PEER_MEMBERSHIP,
         "master-operation": states.MASTER_OPERATION,
         "peer-operation": states.PEER_OPERATION,
     },
-    "parallax.md": {"composer": COMPOSER},
+    "parallax.md": {"composer": COMPOSER, "fragment": FRAGMENT, "ownership": OWNERSHIP},
 }
 """By page: its blocks."""
 

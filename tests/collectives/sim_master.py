@@ -59,7 +59,9 @@ class SimMaster:
     def handle(self, event: k.Event) -> None:
         if self.dead:
             return
-        for instruction in self.machine.handle(event, self.group.world.now):
+        found = self.machine.handle(event, self.group.world.now)
+        self.machine.validate()
+        for instruction in found:
             match instruction:
                 case k.Send(number, message):
                     if number in self.connections:

@@ -143,7 +143,9 @@ class SimPeer(ABC):
         if self.frozen:
             self._held.append(lambda: self.handle(event))
             return
-        for instruction in self.machine.handle(event, self.world.now):
+        found = self.machine.handle(event, self.world.now)
+        self.machine.validate()
+        for instruction in found:
             self._carry_out(instruction)
         deadline = self.machine.next_deadline()
         if deadline is not None and (self._wakes is None or deadline < self._wakes):

@@ -10,6 +10,7 @@ from fault_schedules import LIMIT_S, ROUNDS, WORKERS, check
 
 from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.errors import LocalProtocolError, ResourceError, UserError
+from planetary.fabric.controller.run_controller import RunPhase
 from planetary.fabric.gateway.run_files import LOCK, RunLock
 from planetary.fabric.protocol.records import (
     AnyRecord,
@@ -193,6 +194,9 @@ def test_a_contradiction_is_found_and_explained() -> None:
         controller.validate()
     controller.state.ledger = msgspec.structs.replace(controller.state.ledger, next=1, returned=[5], held=[])
     with pytest.raises(LocalProtocolError, match="the ledger of leases is damaged"):
+        controller.validate()
+    controller.phase = RunPhase.RUNNING
+    with pytest.raises(LocalProtocolError, match="running, and its journal says done"):
         controller.validate()
 
 

@@ -72,5 +72,5 @@ def test_time_without_a_connection_counts_from_its_loss() -> None:
 def test_a_contradiction_is_found() -> None:
     link = redial()
     link.state = Link.CONNECTED
-    with pytest.raises(LocalProtocolError, match="is connected, with the next attempt at 0"):
+    with pytest.raises(LocalProtocolError, match="connected, the next attempt at 0"):
         link.validate()

@@ -374,7 +374,9 @@ class MixtureCluster:
     def _gateway(self) -> None:
         self.events.append(e.Tick())
         while self.events:
-            for instruction in self.controller.handle(self.events.popleft(), self.now):
+            found = self.controller.handle(self.events.popleft(), self.now)
+            self.controller.validate()
+            for instruction in found:
                 self._carry_out(instruction)
 
     def _carry_out(self, instruction: e.Instruction) -> None:

@@ -80,6 +80,9 @@ class PingMachine:
     def next_deadline(self) -> float | None:
         return self._at
 
+    def validate(self) -> None:
+        assert self._up or self._sent >= 0
+
 
 class Pinger:
     """A client process: the production shell and dialler around a `PingMachine`."""

@@ -7,8 +7,10 @@ clock and network, where thousands of fault schedules are tried in the time of o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
+
+from planetary.core.errors import LocalProtocolError
 
 Event_contra = TypeVar("Event_contra", contravariant=True)
 Instruction_co = TypeVar("Instruction_co", covariant=True)
@@ -25,10 +27,16 @@ class Machine(Protocol[Event_contra, Instruction_co]):
         """Monotonic time (seconds) at which the machine wants to be called with a tick; None if nothing is pending."""
         ...
 
-
-class Validates(Protocol):
-    """A machine that can tell whether its state contradicts itself. Simulators ask it after every event."""
-
     def validate(self) -> None:
-        """Raise `LocalProtocolError` with a sentence on what contradicts what; cheap."""
+        """Raise `LocalProtocolError` when parts of the state contradict each other; cheap.
+
+        Simulators call it after every event.
+        """
         ...
+
+
+def check_invariants(who: str, found: Iterable[tuple[bool, str]]) -> None:
+    """Raise `LocalProtocolError` with the sentence of each pair in `found` that does not hold."""
+    broken = [sentence for holds, sentence in found if not holds]
+    if broken:
+        raise LocalProtocolError(f"{who} is in no possible state: {'; '.join(broken)}")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from enum import StrEnum
 
-from planetary.core.errors import LocalProtocolError
+from planetary.machine.machine import check_invariants
 from planetary.machine.state_table import Table, advance
 
 
@@ -99,11 +100,12 @@ class Redial:
         return self._due
 
     def validate(self) -> None:
-        """See `machine.machine.Validates`."""
-        if (self._due is not None) != (self.state is Link.WAITING):
-            raise LocalProtocolError(f"{self._who}'s connection is {self.state}, with the next attempt at {self._due}")
-        if self.connected and self._lost_at is not None:
-            raise LocalProtocolError(f"{self._who} is connected, and without a connection since {self._lost_at}")
+        """See `machine.machine.Machine.validate`."""
+        check_invariants(f"the connection of {self._who}", self._invariants())
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        yield (self._due is not None) == (self.state is Link.WAITING), f"{self.state}, the next attempt at {self._due}"
+        yield not self.connected or self._lost_at is None, f"connected, and lost since {self._lost_at}"
 
     def _advance(self, event: str) -> None:
         self.state = Link(advance(LINK, self.state, event))

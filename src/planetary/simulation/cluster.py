@@ -33,7 +33,6 @@ from planetary.fabric.protocol.records import AnyRecord
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.fabric.shell.dial import Address
 from planetary.fabric.shell.system import System
-from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.machine.machine import Machine
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.faults import Fault
@@ -248,8 +247,7 @@ class SimCluster:
 
     def _observe(self, machine: Machine[Any, Any]) -> None:
         self.events += 1
-        if isinstance(machine, Controller | WorkerMachine):
-            machine.validate()
+        machine.validate()
         if isinstance(machine, Controller) and self.gateway is not None and self.gateway.controller is machine:
             self._check_memory(machine)
 

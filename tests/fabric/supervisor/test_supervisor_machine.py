@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from planetary.core.errors import PeerError
+import pytest
+
+from planetary.core.errors import LocalProtocolError, PeerError
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.supervisor.restarts import Restarts
-from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
+from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine, SupervisorPhase
 
 
 def machine() -> SupervisorMachine:
@@ -102,3 +104,11 @@ def test_stopped_before_a_restart_it_starts_nothing_more() -> None:
     out = supervisor.handle(e.StopRequested("stopped by SIGTERM"), 3.0)
     assert out[-1] == e.Exit(True, "stopped by SIGTERM")
     assert supervisor.handle(e.Tick(), 4.0) == []
+
+
+def test_a_contradiction_of_phase_and_process_is_found() -> None:
+    supervisor = running(machine())
+    supervisor.validate()
+    supervisor.phase = SupervisorPhase.WAITING
+    with pytest.raises(LocalProtocolError, match="waiting with process 100; waiting, the next start at None"):
+        supervisor.validate()

@@ -7,6 +7,7 @@ import pytest
 
 from planetary.core.errors import (
     CompileError,
+    LocalProtocolError,
     NumericsError,
     PeerError,
     PlanetaryError,
@@ -17,9 +18,9 @@ from planetary.core.schedules import Schedule
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker import worker_events as w
-from planetary.fabric.worker.lease_machine import LeaseMachine
+from planetary.fabric.worker.lease_machine import LeaseMachine, TaskPhase
 from planetary.fabric.worker.ring_machine import RingMachine
-from planetary.fabric.worker.worker_machine import WorkerMachine
+from planetary.fabric.worker.worker_machine import WorkerMachine, WorkerPhase
 from planetary.simulation.small_training import SPEC
 
 JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
@@ -276,3 +277,33 @@ def test_a_lost_connection_leaves_the_ring_and_keeps_the_outer_state() -> None:
     worker.handle(e.Received(1, reduce(1)), 1.1)
     assert worker.handle(e.Closed(1, "reset"), 2.0) == [w.LeaveRing(), w.StopTask(7)]
     assert worker.handle(w.ReduceSucceeded(1, 1, "d1", 5, 5), 2.1) == []  # nobody asks for it any more
+
+
+def test_a_role_that_was_made_for_the_job_before_is_not_taken() -> None:
+    worker = machine()
+    worker.handle(e.Tick(), 0.0)
+    worker.handle(e.Opened(1), 0.1)
+    other = msgspec.structs.replace(JOB, artifact="b" * 64)
+    worker.handle(e.Received(1, JOB), 0.2)
+    assert worker.handle(e.Received(1, other), 0.3) == [w.LoadJob(other)]
+    assert worker.handle(loaded(JOB), 0.4) == []
+    assert worker.phase is WorkerPhase.LOADING
+    assert worker.handle(loaded(other), 0.5) == [e.Send(1, m.Ready(artifact="b" * 64, opt_state_round=0))]
+    worker.validate()
+    assert worker.phase is WorkerPhase.IN_ROLE
+
+
+def test_a_contradiction_of_worker_and_role_is_found() -> None:
+    worker = ready(machine())
+    worker.validate()
+    worker.phase = WorkerPhase.LOADING
+    with pytest.raises(LocalProtocolError, match="worker n/0 is in no possible state: loading with the role"):
+        worker.validate()
+    role = LeaseMachine(m.Ready(artifact="a" * 64, opt_state_round=0), progress_every_s=0.5)
+    role.connected(1, JOB)
+    role.handle(e.Received(1, train_task(7)), 0.0)
+    role.validate()
+    assert role.phase is TaskPhase.WORKING
+    role.phase = TaskPhase.IDLE
+    with pytest.raises(LocalProtocolError, match="idle with task 7"):
+        role.validate()

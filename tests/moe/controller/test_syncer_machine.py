@@ -363,3 +363,13 @@ def test_under_random_faults_versions_and_epochs_have_one_order_and_everything_g
         deaths += schedule.deaths
     assert deaths > 50
     assert (spoken > 0) == (replicas > 1)
+
+
+def test_a_contradiction_of_owners_is_found() -> None:
+    machine = two()
+    machine.validate()
+    machine.handle(Lost("b"), 1)
+    machine.validate()
+    machine._shards[1].kept_until = None
+    with pytest.raises(LocalProtocolError, match="shard 1 is kept by b, until None"):
+        machine.validate()

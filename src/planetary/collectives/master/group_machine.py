@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from planetary.collectives.master import sync_election
@@ -40,6 +40,11 @@ class GroupMachine:
 
     A call is answered as soon as all members have made it, or refused at its deadline with the names of who is
     missing and what they do instead. A loss aborts what is running, and the ring closes without the lost peer.
+
+    Attributes:
+        desk: members, ring and instructions, which its parts share.
+        links: measured links between members.
+        operations: what runs; each in a state of `MASTER_OPERATION`, as is each call that gathers members.
     """
 
     def __init__(
@@ -126,6 +131,23 @@ class GroupMachine:
         times += [known.return_by for known in self.desk.peers.values()]
         times += [self._measurement.deadline(), self._watch.deadline(quiet=self._quiet())]
         return min(times, default=math.inf)
+
+    def invariants(self) -> Iterator[tuple[bool, str]]:
+        """Yield what always holds of the group, with a sentence for when it does not."""
+        ring, peers = self.desk.ring, self.desk.peers
+        yield len(set(ring)) == len(ring), f"a peer is twice in the ring {ring}"
+        yield peers.keys() >= set(ring), f"the ring {ring} has others than the peers {sorted(peers)}"
+        waiting = sorted(self._waiting)
+        yield peers.keys() - set(ring) >= set(waiting), f"{waiting} wait to be admitted, and are members or gone"
+        for peer, known in peers.items():
+            held = known.connection is not None or known.return_by < math.inf
+            yield held, f"{peer} has no connection, and no time by which it has to return"
+        for gathering in self._gatherings.values():
+            yield set(gathering.requests) <= set(ring), f"{gathering.title} gathers peers outside the ring {ring}"
+            yield gathering.deadline < math.inf, f"{gathering.title} waits without a deadline"
+        for seq, running in self.operations.running.items():
+            yield set(running.done) <= set(running.peers), f"operation {seq} was completed by others than its peers"
+            yield running.state == "running", f"operation {seq} is under way and {running.state}"
 
     def solved(self, event: Solved, now: float) -> list[Instruction]:
         """The ring that was sought was found, or there is none."""

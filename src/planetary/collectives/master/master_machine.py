@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from planetary.collectives.master.group_desk import Peer
 from planetary.collectives.master.group_machine import GroupMachine
@@ -11,6 +11,7 @@ from planetary.collectives.master.master_events import Decided, GroupRecord, Rec
 from planetary.collectives.protocol import messages as m
 from planetary.core.errors import LocalProtocolError
 from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
+from planetary.machine.machine import check_invariants
 from planetary.net.addresses import is_loopback
 
 _NAME_MOST = 256
@@ -18,7 +19,11 @@ _EMPTIED_MOST = 4096  # groups that left a state behind; a member of a new one i
 
 
 class MasterMachine:
-    """Implements `machine.machine.Machine`. Groups do not know of each other: what happens in one stays in it."""
+    """Implements `machine.machine.Machine`. Groups do not know of each other: what happens in one stays in it.
+
+    Attributes:
+        groups: those with peers, by number.
+    """
 
     def __init__(
         self,
@@ -110,6 +115,26 @@ class MasterMachine:
             times.append(self._spoke_at + self._alive_s)
         first = min(times, default=math.inf)
         return None if math.isinf(first) else first
+
+    def validate(self) -> None:
+        """See `machine.machine.Machine.validate`; includes the groups."""
+        check_invariants("the master", self._invariants())
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        there = {
+            (number, peer): known.connection
+            for number, group in self.groups.items()
+            for peer, known in group.desk.peers.items()
+            if known.connection is not None
+        }
+        where = {key: connection for connection, key in self._where.items()}
+        yield there == where, f"connections are {there} in the groups, and {where} at the master"
+        unheard = sorted(self._where.keys() - self._heard.keys())
+        yield not unheard, f"connections {unheard} may be silent for ever"
+        yield not self.groups.keys() & self._emptied.keys(), "a group has peers, and is remembered as empty"
+        for group in self.groups.values():
+            yield bool(group.desk.peers), f"group {group.desk.number} has no peers"
+            yield from group.invariants()
 
     def records(self) -> list[Record]:
         """Return a journal that says all there is to say."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from planetary.collectives.peer import peer_events as e
@@ -11,6 +11,7 @@ from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.errors import PeerLostError, RemovedError, StragglerError, error_of
 from planetary.collectives.protocol.states import PEER_MEMBERSHIP, PEER_OPERATION
 from planetary.core.errors import PlanetaryError, TrustError
+from planetary.machine.machine import check_invariants
 from planetary.machine.redial import Redial
 from planetary.machine.state_table import advance
 
@@ -38,6 +39,15 @@ class PeerMachine:
 
     Every call ends: with the master's answer, or with an error when the master is gone for longer than the grace
     time or forgets a call. What stalls after it began is the shell's to notice: it says so with `LocalFault`.
+
+    Attributes:
+        grace_s: how long a restarting master is waited for, in seconds.
+        state: see `PEER_MEMBERSHIP`. Each call that becomes an operation has a state of `PEER_OPERATION`, and the
+            connection one of `machine.redial.LINK`.
+        peer: the id that the master gave; "" before.
+        topology: the ring, while this peer is a member of it.
+        counts: how often the group's calls were answered, as the master counts.
+        error: why nothing works any more; None while it does.
     """
 
     def __init__(self, hello: Callable[[], m.Register], *, grace_s: float) -> None:
@@ -123,6 +133,25 @@ class PeerMachine:
             times.append(self._away_since + self.grace_s)
         first = min(times, default=math.inf)
         return None if math.isinf(first) else first
+
+    def validate(self) -> None:
+        """See `machine.machine.Machine.validate`; includes the connection."""
+        self._link.validate()
+        check_invariants(f"peer {self.peer}", self._invariants())
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        states = [call.state for call in self._calls.values()]
+        if self.error is not None:
+            yield self.state == "outside" and not states, f"it is out for good, and {self.state} with calls {states}"
+            return
+        linked = self._link.connected
+        yield self.state not in {"waiting", "member"} or linked, f"it is {self.state} without a connection"
+        yield self.topology is None or self.state in {"member", "away"}, f"it is {self.state} and knows a ring"
+        yield "in doubt" not in states or self.state in {"away", "member"}, f"calls are {states} while {self.state}"
+        for call in self._calls.values():
+            begun = call.state in {"running", "completed", "faulty", "in doubt"}
+            yield begun == (call.seq > 0), f"{call.title} is {call.state} with number {call.seq}"
+            yield begun or call.deadline < math.inf, f"{call.title} has no deadline"
 
     @property
     def rank(self) -> int:

@@ -8,15 +8,14 @@ connection.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from planetary.core.errors import LocalProtocolError
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.ring import Ring
-from planetary.fabric.controller.run_controller import RunController
+from planetary.fabric.controller.run_controller import RunController, RunPhase
 from planetary.fabric.controller.star import Star
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.controller.training import Training
@@ -51,7 +50,7 @@ class Controller(RunController[RoundsDesk]):
         self.topology: Topology = Star(self.desk) if policy.ring is None else Ring(self.desk, policy.ring)
         self.training = Training(self.desk, self.topology, now)
         self.evaluation = Evaluation(self.desk, self.topology, now)
-        self._stop_reason = ""  # why the run ends as soon as the checkpoint under way is written
+        self._stop_reason = ""  # why it is stopping
         self._unreported = {metrics.round: metrics for metrics in unreported}
         if state.round not in state.evals:
             self.evaluation.begin(state.round)
@@ -65,34 +64,26 @@ class Controller(RunController[RoundsDesk]):
             *(self.training.stuck_at(worker) for worker in self.desk.workers.values()),
         )
 
-    def validate(self) -> None:
-        """See `machine.machine.Validates`."""
-        if wrong := contradiction(self.state) or self._contradiction():
-            raise LocalProtocolError(f"the controller contradicts itself: {wrong}")
-
-    def _contradiction(self) -> str:
-        """Return what in the live connections contradicts the state, or waits without a deadline."""
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        """See `RunController`; and that connections agree with the state, and no task waits without a deadline."""
+        yield from super()._invariants()
+        wrong = contradiction(self.state)
+        yield not wrong, wrong
+        if self._has_ended:
+            return
         state, workers = self.state, list(self.desk.workers.values())
-        if state.ended is not None:
-            return ""
-        names = [worker.worker for worker in workers]
-        if len(set(names)) != len(names):
-            return f"a worker has two connections: {sorted(names)}"
         rounds = [opened for opened in (state.open, state.closing) if opened is not None]
         held = {holding.task: holding.worker for opened in rounds for holding in opened.holders.values()}
         trains = {worker.train.task: worker.worker for worker in workers if worker.train is not None}
         if held != trains:
-            return f"tasks and their workers are {held} in the rounds under way, and {trains} on the connections"
-        if len(self.evaluation.versions) > MOST_EVALUATED:
-            return f"so many versions are evaluated at once: {self.evaluation.versions}"
+            yield False, f"tasks and their workers are {held} in the rounds under way, and {trains} on the connections"
+        versions = self.evaluation.versions
+        yield len(versions) <= MOST_EVALUATED, f"so many versions are evaluated at once: {versions}"
         for worker in workers:
             busy = worker.train is not None or worker.evaluate is not None
             sends = bool(worker.arriving) or any(t.awaits for t in (worker.train, worker.evaluate) if t is not None)
-            if busy and not sends and self.training.stuck_at(worker) is None:
-                return f"worker {worker.worker} has a task and no deadline"
-        if not workers and self.policy.abandon_after_s > 0 and self.membership.desertion_deadline is None:
-            return "no worker is connected, and nothing ends the wait for one"
-        return ""
+            waits = busy and not sends and self.training.stuck_at(worker) is None
+            yield not waits, f"worker {worker.worker} has a task and no deadline"
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -164,7 +155,7 @@ class Controller(RunController[RoundsDesk]):
 
     def _go_on(self, now: float) -> None:
         """Do everything that has become possible."""
-        if self._stop_reason and not self.training.checkpoint_under_way and self.state.ended is None:
+        if self.phase is RunPhase.STOPPING and not self.training.checkpoint_under_way:
             self._end("stopped", self._stop_reason)
         if self.state.ended is not None:
             return
@@ -244,7 +235,8 @@ class Controller(RunController[RoundsDesk]):
 
     def _stop(self, reason: str) -> None:
         """End once the checkpoint under way is in the journal (both name the same round); at once if asked again."""
-        if self.training.checkpoint_under_way and not self._stop_reason:
+        if self.training.checkpoint_under_way and self.phase is RunPhase.RUNNING:
+            self._advance_phase("stop")
             self._stop_reason = reason
         else:
             self._end("stopped", self._stop_reason or reason)

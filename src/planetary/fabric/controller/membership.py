@@ -107,7 +107,8 @@ class Membership:
         """The worker loaded its artifact; what it says of its device and of the check on it."""
         if worker.phase is not Phase.LOADING:
             return
-        worker.phase, worker.device, worker.verified = Phase.READY, device, verified
+        worker.advance("ready")
+        worker.device, worker.verified = device, verified
         if self.first_ready_at is None:
             self.first_ready_at = now
         self._desk.append(
@@ -231,7 +232,7 @@ class Membership:
         return "waiting for a worker to connect"
 
     def _offer_job(self, worker: WorkerSession, digest: str) -> None:
-        worker.phase = Phase.LOADING
+        worker.advance("artifact offered")
         worker.artifact, worker.reference = digest, self._references.get(digest, "")
         self._desk.send(worker.session, self._desk.policy.job(digest, worker.reference))
 

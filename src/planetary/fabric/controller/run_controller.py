@@ -7,7 +7,8 @@ everything that has become possible is done, and nothing happens after the end o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
 from typing import Generic, TypeVar
 
 from planetary.fabric.controller.desk import AnyDesk
@@ -17,8 +18,25 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind, RunFinished, TaskAborted
 from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.machine.machine import check_invariants
+from planetary.machine.state_table import Table, advance
 
 DeskT = TypeVar("DeskT", bound=AnyDesk)
+
+
+class RunPhase(StrEnum):
+    """Whether a run goes on. What its kind is doing within it (rounds, merges) is durable, in the journal's state."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"  # a person asked for the end; what is under way is finished first
+    ENDED = "ended"
+
+
+RUN: Table = {
+    (RunPhase.RUNNING, "stop"): RunPhase.STOPPING,
+    (RunPhase.RUNNING, "end"): RunPhase.ENDED,
+    (RunPhase.STOPPING, "end"): RunPhase.ENDED,
+}
 
 
 class RunController(ABC, Generic[DeskT]):
@@ -28,6 +46,7 @@ class RunController(ABC, Generic[DeskT]):
         desk: state, connections and the instructions of the current event.
         membership: admits, equips, loses and bans workers.
         stalls: why the run cannot go on, and the report of it.
+        phase: see `RUN`.
     """
 
     def __init__(self, desk: DeskT, grace_s: float, now: float) -> None:
@@ -35,6 +54,7 @@ class RunController(ABC, Generic[DeskT]):
         self.desk = desk
         self.membership = Membership(desk, now)
         self.stalls = Stalls(desk, grace_s, now)
+        self.phase = RunPhase.RUNNING if desk.state.ended is None else RunPhase.ENDED
 
     # --- the machine's interface ------------------------------------------------------------------------------
 
@@ -53,6 +73,10 @@ class RunController(ABC, Generic[DeskT]):
             return None
         times = [self.stalls.next_deadline(), self.membership.desertion_deadline, *self._deadlines()]
         return min((t for t in times if t is not None), default=None)
+
+    def validate(self) -> None:
+        """See `machine.machine.Machine.validate`."""
+        check_invariants("the controller", self._invariants())
 
     # --- what a kind of run adds ------------------------------------------------------------------------------
 
@@ -75,6 +99,18 @@ class RunController(ABC, Generic[DeskT]):
     @abstractmethod
     def _deadlines(self) -> Iterable[float | None]:
         """Return the monotonic times at which the kind's own waits end."""
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        """Yield what always holds, with a sentence for when it does not. A kind of run adds its own."""
+        state, workers = self.desk.state, list(self.desk.workers.values())
+        end = "no end" if state.ended is None else state.ended.kind
+        yield (state.ended is not None) == self._has_ended, f"{self.phase}, and its journal says {end}"
+        if self._has_ended:
+            return
+        names = [worker.worker for worker in workers]
+        yield len(set(names)) == len(names), f"a worker has two connections: {sorted(names)}"
+        deserted = self.desk.policy.abandon_after_s > 0 and self.membership.desertion_deadline is None
+        yield bool(workers) or not deserted, "no worker is connected, and nothing ends the wait for one"
 
     def _take_event(self, event: e.Event, now: float) -> None:
         """Take an event that connections and membership do not know."""
@@ -113,7 +149,10 @@ class RunController(ABC, Generic[DeskT]):
 
     @property
     def _has_ended(self) -> bool:
-        return self.desk.state.ended is not None
+        return self.phase is RunPhase.ENDED
+
+    def _advance_phase(self, event: str) -> None:
+        self.phase = RunPhase(advance(RUN, self.phase, event))
 
     def _dispatch(self, event: e.Event, now: float) -> None:
         match event:
@@ -226,6 +265,10 @@ class RunController(ABC, Generic[DeskT]):
             self._end(kind, f"{hopeless}; the last failure: {failure}")
 
     def _end(self, kind: EndKind, reason: str) -> None:
+        """End the run, once: the first reason counts."""
+        if self._has_ended:
+            return
+        self._advance_phase("end")
         ok = kind == "done"
         self.desk.append(RunFinished(round=self.desk.state.round, ok=ok, reason=reason, kind=kind))
         for session in [*self.desk.workers, *self.desk.supervisors]:

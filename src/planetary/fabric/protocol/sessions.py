@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from planetary.machine.state_table import Table, advance
+
 
 class Phase(StrEnum):
     """How far a worker's session has come."""
@@ -13,6 +15,13 @@ class Phase(StrEnum):
     COMPILING = "compiling"  # its target's artifact is being built
     LOADING = "loading"  # it fetches and loads the artifact
     READY = "ready"  # it takes tasks
+
+
+WORKER_SESSION: Table = {
+    (Phase.COMPILING, "artifact offered"): Phase.LOADING,
+    (Phase.LOADING, "ready"): Phase.READY,
+}
+"""At the gateway. A session ends with its connection, in any phase."""
 
 
 class InFlight(msgspec.Struct, kw_only=True):
@@ -82,6 +91,10 @@ class WorkerSession(msgspec.Struct):
     def ready(self) -> bool:
         """Whether it takes tasks."""
         return self.phase is Phase.READY
+
+    def advance(self, event: str) -> None:
+        """Take a step of `WORKER_SESSION`."""
+        self.phase = Phase(advance(WORKER_SESSION, self.phase, event))
 
     def may(self, role: str) -> bool:
         """Whether its operator allows it a role."""

@@ -6,7 +6,8 @@ restarts, and the worker runs on while the connection is made again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.fabric.protocol import messages as m
@@ -14,11 +15,41 @@ from planetary.fabric.protocol.events import KillProcess, ProcessExited, Process
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.machine.events import Closed, Dial, Event, Exit, Instruction, Opened, Received, Send, StopRequested, Tick
+from planetary.machine.machine import check_invariants
 from planetary.machine.redial import Redial
+from planetary.machine.state_table import Table, advance
+
+
+class SupervisorPhase(StrEnum):
+    """The life of the worker process. The connection has states of its own: `machine.redial.Link`."""
+
+    WAITING = "waiting"  # for the next start
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"  # the process has been asked to end
+    ENDED = "ended"
+
+
+SUPERVISOR: Table = {
+    (SupervisorPhase.WAITING, "start"): SupervisorPhase.STARTING,
+    (SupervisorPhase.WAITING, "end"): SupervisorPhase.ENDED,
+    (SupervisorPhase.STARTING, "started"): SupervisorPhase.RUNNING,
+    (SupervisorPhase.STARTING, "exited"): SupervisorPhase.WAITING,
+    (SupervisorPhase.STARTING, "end"): SupervisorPhase.ENDED,
+    (SupervisorPhase.RUNNING, "exited"): SupervisorPhase.WAITING,
+    (SupervisorPhase.RUNNING, "stop"): SupervisorPhase.STOPPING,
+    (SupervisorPhase.RUNNING, "end"): SupervisorPhase.ENDED,  # it exited, and a restart cannot help
+    (SupervisorPhase.STOPPING, "end"): SupervisorPhase.ENDED,
+}
 
 
 class SupervisorMachine:
-    """See the module. The first event is a `Tick`."""
+    """See the module. The first event is a `Tick`.
+
+    Attributes:
+        name: of the worker.
+        phase: see `SUPERVISOR`.
+    """
 
     def __init__(
         self,
@@ -36,24 +67,35 @@ class SupervisorMachine:
         self._starts = 0
         self._started_at = 0.0
         self._start_at: float | None = 0.0
-        self._stop_reason: str | None = None
+        self._stop_reason = ""  # why the process was asked to end
         self._error: type[PlanetaryError] | None = None  # that it was refused with
-        self._ended = False
+        self.phase = SupervisorPhase.WAITING
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
         """See `machine.machine.Machine.handle`."""
         self._out = []
-        if not self._ended:
+        if self.phase is not SupervisorPhase.ENDED:
             self._dispatch(event, now)
         return self._out
 
     def next_deadline(self) -> float | None:
         """See `machine.machine.Machine.next_deadline`."""
-        if self._ended:
+        if self.phase in {SupervisorPhase.STOPPING, SupervisorPhase.ENDED}:
             return None
-        dial_at = self._link.next_deadline() if self._stop_reason is None else None
-        return min((t for t in (dial_at, self._start_at) if t is not None), default=None)
+        return min((t for t in (self._link.next_deadline(), self._start_at) if t is not None), default=None)
+
+    def validate(self) -> None:
+        """See `machine.machine.Machine.validate`; includes the connection."""
+        self._link.validate()
+        check_invariants(f"supervisor {self.name}", self._invariants())
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        phase = self.phase
+        has_process = phase in {SupervisorPhase.RUNNING, SupervisorPhase.STOPPING}
+        yield has_process == (self._pid != 0) or phase is SupervisorPhase.ENDED, f"{phase} with process {self._pid}"
+        waits = phase is SupervisorPhase.WAITING
+        yield waits == (self._start_at is not None), f"{phase}, the next start at {self._start_at}"
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
@@ -73,6 +115,7 @@ class SupervisorMachine:
                     self._error = None if event.message.ok else error_class(event.message.kind)
                     self._stop(event.message.reason)
             case ProcessStarted():
+                self._advance("started")
                 self._pid, self._started_at = event.pid, now
                 self._send(m.WorkerStarted(pid=event.pid, attempt=self._starts))
             case ProcessExited():
@@ -82,39 +125,45 @@ class SupervisorMachine:
 
     def _on_time(self, now: float) -> None:
         if self._start_at is not None and now >= self._start_at:
+            self._advance("start")
             self._start_at = None
             self._starts += 1
             self._out.append(StartProcess(self._starts))
-        session = self._link.dial(now) if self._stop_reason is None else None
+        session = self._link.dial(now) if self.phase is not SupervisorPhase.STOPPING else None
         if session is not None:
             self._out.append(Dial(session))
 
     def _process_exited(self, event: ProcessExited, now: float) -> None:
         self._pid = 0
-        if self._stop_reason is not None:
+        if self.phase is SupervisorPhase.STOPPING:
             self._exit(self._stop_reason)
             return
         pause = self._restarts.pause_after(event.code, now - self._started_at)
         if pause is not None:
+            self._advance("exited")
             self._start_at = now + pause
         self._send(m.WorkerExited(pid=event.pid, code=event.code, restart_in_s=pause, reason=event.reason))
         if pause is None:
             self._exit(event.reason, event.code)
 
     def _stop(self, reason: str) -> None:
-        if self._stop_reason is not None:
+        if self.phase is SupervisorPhase.STOPPING:
             return
         self._stop_reason = reason
-        self._start_at = None
         if self._pid:
+            self._advance("stop")
             self._out.append(KillProcess(reason, gracefully=True))
         else:
             self._exit(reason)
 
     def _exit(self, reason: str, status: int = 0) -> None:
-        self._ended = True
+        self._advance("end")
+        self._start_at = None
         self._send(m.Goodbye(reason=reason))
         self._out.append(Exit(self._error is None and status == 0, reason, self._error, status))
+
+    def _advance(self, event: str) -> None:
+        self.phase = SupervisorPhase(advance(SUPERVISOR, self.phase, event))
 
     def _send(self, message: m.Message) -> None:
         if self._link.connected:

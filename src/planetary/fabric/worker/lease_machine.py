@@ -7,8 +7,9 @@ the last ones before it. Losing the connection stops the task under way: the con
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from enum import StrEnum
 
-from planetary.core.errors import LocalProtocolError
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import EndParametersOf
 from planetary.fabric.worker.worker_events import (
@@ -23,13 +24,35 @@ from planetary.fabric.worker.worker_events import (
     UseParameters,
 )
 from planetary.machine.events import Event, Instruction, Payload, Received, Send
+from planetary.machine.machine import check_invariants
+from planetary.machine.state_table import Table, advance
 
 Task = m.TrainTask | m.EvalTask
 MOST_QUEUED = 8  # messages that a gateway has sent ahead; with more it has forgotten what it had sent
 
 
+class TaskPhase(StrEnum):
+    """What a worker that trains leases does with its device."""
+
+    IDLE = "idle"
+    WORKING = "working"  # trains or evaluates
+    STOPPING = "stopping"  # the task's answer is not wanted any more
+
+
+LEASE_TASKS: Table = {
+    (TaskPhase.IDLE, "started"): TaskPhase.WORKING,
+    (TaskPhase.WORKING, "ended"): TaskPhase.IDLE,
+    (TaskPhase.WORKING, "stop"): TaskPhase.STOPPING,
+    (TaskPhase.STOPPING, "ended"): TaskPhase.IDLE,
+}
+
+
 class LeaseMachine:
-    """In the star: parameters come with the tasks, and results go to the gateway. See `RoleMachine`."""
+    """In the star: parameters come with the tasks, and results go to the gateway. See `RoleMachine`.
+
+    Attributes:
+        phase: see `LEASE_TASKS`.
+    """
 
     def __init__(self, ready: m.Ready, *, progress_every_s: float) -> None:
         """`ready`: what the worker says of itself when it begins."""
@@ -39,7 +62,7 @@ class LeaseMachine:
         self._job: m.Job | None = None
         self._queue: deque[m.Parameters | Task] = deque()
         self._running: Task | None = None
-        self._stopping = False  # the running task's answer is not wanted any more
+        self.phase = TaskPhase.IDLE
         self._progress_at = 0.0
         self._out: list[Instruction] = []
 
@@ -87,21 +110,19 @@ class LeaseMachine:
         return self._out
 
     def validate(self) -> None:
-        """See `machine.machine.Validates`."""
-        if wrong := self._contradiction():
-            raise LocalProtocolError(f"a worker's tasks contradict each other: {wrong}")
+        """See `machine.machine.Machine.validate`."""
+        check_invariants("the worker's role", self._invariants())
 
-    def _contradiction(self) -> str:
-        running, queued = self._running, len(self._queue)
-        if self._stopping and running is None:
-            return "it stops a task and runs none"
-        if self._session is None and queued:
-            return f"it keeps {queued} tasks of a connection that is over"
-        if self._session is None and running is not None and not self._stopping:
-            return f"it runs task {running.task} for a connection that is over"
-        if running is not None and any(getattr(item, "task", 0) == running.task for item in self._queue):
-            return f"task {running.task} runs, and is queued"
-        return f"it keeps {queued} tasks, of at most {MOST_QUEUED}" if queued > MOST_QUEUED else ""
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        phase, queued = self.phase, len(self._queue)
+        running = None if self._running is None else self._running.task
+        yield (running is None) == (phase is TaskPhase.IDLE), f"{phase} with task {running}"
+        yield queued <= MOST_QUEUED, f"it keeps {queued} tasks, of at most {MOST_QUEUED}"
+        twice = running is not None and any(getattr(item, "task", 0) == running for item in self._queue)
+        yield not twice, f"task {running} runs, and is queued"
+        if self._session is None:
+            yield queued == 0, f"it keeps {queued} tasks of a connection that is over"
+            yield phase is not TaskPhase.WORKING, f"it runs task {running} for a connection that is over"
 
     # --- what a topology adds ---------------------------------------------------------------------------------
 
@@ -147,6 +168,7 @@ class LeaseMachine:
             elif self._may_begin(item):
                 assert self._job is not None
                 self._before(item)
+                self._advance("started")
                 self._running = item
                 train = isinstance(item, m.TrainTask)
                 self._out.append(StartTraining(item, self._job.schedule) if train else StartEvaluating(item))
@@ -155,13 +177,13 @@ class LeaseMachine:
             self._queue.popleft()
 
     def _stop_running(self, task: Task) -> None:
-        if not self._stopping:
-            self._stopping = True
+        if self.phase is TaskPhase.WORKING:
+            self._advance("stop")
             self._out.append(StopTask(task.task))
 
     def _step_done(self, event: StepDone, now: float) -> None:
         task = self._running
-        if not isinstance(task, m.TrainTask) or task.task != event.task or self._stopping:
+        if not isinstance(task, m.TrainTask) or task.task != event.task or self.phase is TaskPhase.STOPPING:
             return
         # Steps can be much shorter than anybody's interest in them.
         if event.step == 0 or now - self._progress_at >= self._progress_every_s:
@@ -183,15 +205,19 @@ class LeaseMachine:
         )
 
     def _is_wanted(self, task: int) -> bool:
-        return self._running is not None and self._running.task == task and not self._stopping
+        return self._running is not None and self._running.task == task and self.phase is TaskPhase.WORKING
 
     def _answer(self, task: int, answer: m.Message | None, payload: EndParametersOf | None = None) -> None:
         if self._running is None or self._running.task != task:
             return
-        if answer is not None and not self._stopping:
+        if answer is not None and self.phase is TaskPhase.WORKING:
             self._send(answer, payload)
-        self._running, self._stopping = None, False
+        self._advance("ended")
+        self._running = None
         self._next()
+
+    def _advance(self, event: str) -> None:
+        self.phase = TaskPhase(advance(LEASE_TASKS, self.phase, event))
 
     def _send(self, message: m.Message, payload: Payload | None = None) -> None:
         if self._session is not None:

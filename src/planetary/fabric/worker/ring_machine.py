@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 from msgspec.structs import replace
 
@@ -47,15 +48,16 @@ class RingMachine(LeaseMachine):
         self._reducing = None
         return [LeaveRing(), *super().disconnected()]
 
-    def _contradiction(self) -> str:
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        yield from super()._invariants()
         waiting, kept = len(self._of_ring), len(self._versions)
-        if self._session is None and (waiting or self._reducing is not None):
-            return "it keeps orders of a connection that is over"
-        if self._outer_version >= 0 and self._outer_version not in self._versions:
-            return f"it has the outer state of round {self._outer_version}, and the parameters of {self._versions}"
-        if waiting > MOST_QUEUED or kept > MOST_VERSIONS:
-            return f"it keeps {waiting} orders and {kept} versions, of at most {MOST_QUEUED} and {MOST_VERSIONS}"
-        return super()._contradiction()
+        yield waiting <= MOST_QUEUED, f"it keeps {waiting} orders, of at most {MOST_QUEUED}"
+        yield kept <= MOST_VERSIONS, f"it keeps {kept} versions, of at most {MOST_VERSIONS}"
+        outer = self._outer_version
+        known = outer < 0 or outer in self._versions
+        yield known, f"it has the outer state of round {outer}, and the parameters of {self._versions}"
+        if self._session is None:
+            yield not waiting and self._reducing is None, "it keeps orders of a connection that is over"
 
     def _greeting(self) -> m.Ready:
         return replace(self._ready, outer_version=self._outer_version, outer_digest=self._outer_digest)

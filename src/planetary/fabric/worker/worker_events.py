@@ -25,6 +25,10 @@ class RoleMachine(Protocol):
         """Take an event that is not the connection's or the job's; of `Received`, only those of the session."""
         ...
 
+    def validate(self) -> None:
+        """See `machine.machine.Machine.validate`."""
+        ...
+
 
 class LoadJob(Instruction, frozen=True):
     """Make the role of a job from its blobs.
@@ -57,6 +61,9 @@ class IndependentMachine:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """See `RoleMachine`."""
         return []
+
+    def validate(self) -> None:
+        """See `RoleMachine`; what can contradict itself is the role's own machine."""
 
 
 class JobLoaded(Event, frozen=True):

@@ -5,19 +5,47 @@ What a worker does is its role's, whose machine comes with the loaded job; here 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
 
-from planetary.core.errors import CompileError, LocalProtocolError, PeerError, PlanetaryError, TrustError
+from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.worker.worker_events import BlobMissing, DeviceIsWrong, JobBroke, JobLoaded, LoadJob, RoleMachine
 from planetary.machine.events import Closed, Dial, Event, Exit, Instruction, Opened, Received, Send, StopRequested, Tick
-from planetary.machine.machine import Validates
+from planetary.machine.machine import check_invariants
 from planetary.machine.redial import Redial
+from planetary.machine.state_table import Table, advance
+
+
+class WorkerPhase(StrEnum):
+    """What a worker has of a job. Its connection has states of its own: `machine.redial.Link`."""
+
+    WITHOUT_JOB = "without a job"
+    LOADING = "loading"  # blobs are fetched, the role is made
+    IN_ROLE = "in its role"
+    ENDED = "ended"
+
+
+WORKER: Table = {
+    (WorkerPhase.WITHOUT_JOB, "job"): WorkerPhase.LOADING,
+    (WorkerPhase.WITHOUT_JOB, "end"): WorkerPhase.ENDED,
+    (WorkerPhase.LOADING, "job"): WorkerPhase.LOADING,
+    (WorkerPhase.LOADING, "loaded"): WorkerPhase.IN_ROLE,
+    (WorkerPhase.LOADING, "end"): WorkerPhase.ENDED,
+    (WorkerPhase.IN_ROLE, "job"): WorkerPhase.LOADING,  # of other blobs; one of the same begins the role again
+    (WorkerPhase.IN_ROLE, "loaded"): WorkerPhase.IN_ROLE,  # loaded twice; the newest role counts
+    (WorkerPhase.IN_ROLE, "end"): WorkerPhase.ENDED,
+}
 
 
 class WorkerMachine:
-    """See the module. `start` first, then `handle`."""
+    """See the module. The first event is a `Tick`.
+
+    Attributes:
+        name: of the worker.
+        phase: see `WORKER`.
+    """
 
     def __init__(
         self,
@@ -34,33 +62,34 @@ class WorkerMachine:
         self._job: m.WorkerJob | None = None
         self._role: RoleMachine | None = None
         self._loaded: tuple[str, ...] = ()  # what the role was made of
-        self._ended = False
+        self.phase = WorkerPhase.WITHOUT_JOB
         self._out: list[Instruction] = []
 
     def handle(self, event: Event, now: float) -> Sequence[Instruction]:
         """See `machine.machine.Machine.handle`. The first event is a `Tick`."""
         self._out = []
-        if not self._ended:
+        if self.phase is not WorkerPhase.ENDED:
             self._dispatch(event, now)
         return self._out
 
     def next_deadline(self) -> float | None:
         """See `machine.machine.Machine.next_deadline`."""
-        return None if self._ended else self._link.next_deadline()
+        return None if self.phase is WorkerPhase.ENDED else self._link.next_deadline()
 
     def validate(self) -> None:
-        """See `machine.machine.Validates`; includes the role's machine."""
-        if self._ended:
+        """See `machine.machine.Machine.validate`; includes connection and role."""
+        if self.phase is WorkerPhase.ENDED:
             return
         self._link.validate()
-        wrong = ""
-        if self._role is not None and self._job is not None and self._loaded not in ((), self._job.loads):
-            wrong = f"its role was loaded for {self._loaded}, and its job is {self._job.loads}"
-        if wrong:
-            raise LocalProtocolError(f"worker {self.name} contradicts itself: {wrong}")
-        role: Validates | None = self._role if hasattr(self._role, "validate") else None  # type: ignore[assignment]
-        if role is not None:
-            role.validate()
+        check_invariants(f"worker {self.name}", self._invariants())
+        if self._role is not None:
+            self._role.validate()
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        in_role, loads = self.phase is WorkerPhase.IN_ROLE, None if self._job is None else self._job.loads
+        yield (self._job is None) == (self.phase is WorkerPhase.WITHOUT_JOB), f"{self.phase} with job {loads}"
+        yield (self._role is not None) == in_role, f"{self.phase} with the role {self._role}"
+        yield not in_role or self._loaded == loads, f"its role was loaded for {self._loaded}, and its job is {loads}"
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
@@ -76,9 +105,12 @@ class WorkerMachine:
                 self._received(event, now)
             case Received():
                 pass  # of an older connection
-            case JobLoaded():
+            case JobLoaded() if self._job is not None and event.job.loads == self._job.loads:
                 self._role, self._loaded = event.machine, event.job.loads
+                self._advance("loaded")
                 self._begin_role()
+            case JobLoaded():
+                pass  # of the job before
             case BlobMissing():
                 self._send(m.FetchBlob(digest=event.digest))
             case DeviceIsWrong():
@@ -115,6 +147,7 @@ class WorkerMachine:
                     self._begin_role()
                 else:
                     self._role, self._loaded = None, ()
+                    self._advance("job")
                     self._out.append(LoadJob(message))
             case m.Shutdown():
                 self._exit(None if message.ok else error_class(message.kind), message.reason)
@@ -128,8 +161,11 @@ class WorkerMachine:
 
     def _begin_role(self) -> None:
         job, role = self._job, self._role
-        if self._link.connected and job is not None and role is not None and self._loaded == job.loads:
+        if self._link.connected and job is not None and role is not None:
             self._out += role.connected(self._link.session, job)
+
+    def _advance(self, event: str) -> None:
+        self.phase = WorkerPhase(advance(WORKER, self.phase, event))
 
     # --- small things -----------------------------------------------------------------------------------------
 
@@ -142,5 +178,5 @@ class WorkerMachine:
         self._exit(error, reason)
 
     def _exit(self, error: type[PlanetaryError] | None, reason: str) -> None:
-        self._ended = True
+        self._advance("end")
         self._out.append(Exit(error is None, reason, error))

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from itertools import chain
 
-from planetary.core.errors import LocalProtocolError
 from planetary.machine.events import Event, Instruction
+from planetary.machine.machine import check_invariants
 from planetary.machine.state_table import advance
 from planetary.moe.composer import composer_states as states
 from planetary.moe.composer.composer_events import (
@@ -368,9 +368,7 @@ class ComposerMachine:
 
     def validate(self) -> None:
         """Raise `LocalProtocolError` with every sentence about this composer that should be true and is not."""
-        broken = [sentence for fine, sentence in self._invariants() if not fine]
-        if broken:
-            raise LocalProtocolError(f"the composer of shard {self.shard} is in no possible state: {'; '.join(broken)}")
+        check_invariants(f"the composer of shard {self.shard}", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         plan, done = self.plan, self.done

@@ -9,7 +9,7 @@ in the payload store.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.protocol import events as e
@@ -87,6 +87,15 @@ class MixtureController(RunController[MixtureDesk]):
             self.patience.next_deadline(),
             *(self._stuck_at(one) for one in self.composing.values()),
         )
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        """See `RunController`; and that only live workers compose, each its own shard."""
+        yield from super()._invariants()
+        self.syncing.machine.validate()
+        lost = sorted(self.composing.keys() - self.desk.workers.keys())
+        yield not lost, f"connections {lost} compose, and are over"
+        shards = sorted(one.shard for one in self.composing.values())
+        yield len(set(shards)) == len(shards), f"a shard has two live composers: {shards}"
 
     def owner_of(self, shard: int) -> Composing | None:
         """Return the live composer of a shard."""

@@ -15,12 +15,15 @@ fragment that these alone publish. A shard's surrogates come from the first of t
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
 from planetary.machine.events import Event, Instruction, Tick
+from planetary.machine.machine import check_invariants
+from planetary.machine.state_table import Table, advance
 from planetary.moe.controller.syncer_messages import (
     Announce,
     CaughtUp,
@@ -73,20 +76,72 @@ def merge_decision(
     return MergeDecision(True, f"{len(published)} composers have published and the grace time is over")
 
 
+class FragmentPhase(StrEnum):
+    """What happens to a fragment."""
+
+    COLLECTING = "collecting"  # publications
+    MERGING = "merging"
+
+
+FRAGMENT: Table = {
+    (FragmentPhase.COLLECTING, "enough published"): FragmentPhase.MERGING,
+    (FragmentPhase.MERGING, "merged"): FragmentPhase.COLLECTING,
+    (FragmentPhase.MERGING, "failed"): FragmentPhase.COLLECTING,
+}
+
+
+class Ownership(StrEnum):
+    """Who owns a shard."""
+
+    FREE = "free"
+    OWNED = "owned"
+    KEPT = "kept"  # for an owner that was lost, until a grace time is over
+
+
+OWNERSHIP: Table = {
+    (Ownership.FREE, "granted"): Ownership.OWNED,
+    (Ownership.FREE, "restored"): Ownership.KEPT,  # its owner has to notice that the syncer was restarted
+    (Ownership.OWNED, "granted"): Ownership.OWNED,  # again, under another epoch: it came over another connection
+    (Ownership.OWNED, "owner lost"): Ownership.KEPT,
+    (Ownership.OWNED, "owner returning"): Ownership.OWNED,
+    (Ownership.KEPT, "granted"): Ownership.OWNED,
+    (Ownership.KEPT, "owner lost"): Ownership.KEPT,
+    (Ownership.KEPT, "owner returning"): Ownership.OWNED,  # connected; it gets the shard when it is ready
+    (Ownership.KEPT, "grace over"): Ownership.FREE,
+}
+
+
 class _Fragment:
-    """What is known of one fragment."""
+    """What is known of one fragment.
+
+    Attributes:
+        phase: see `FRAGMENT`.
+        version: the current one.
+        published: publications of it that count, by composer.
+        first_at: when the first of them arrived.
+    """
 
     def __init__(self) -> None:
+        self.phase = FragmentPhase.COLLECTING
         self.version = 0
         self.published: dict[str, Publication] = {}
         self.first_at = 0.0
-        self.merging = False
+
+    @property
+    def merging(self) -> bool:
+        return self.phase is FragmentPhase.MERGING
+
+    def advance(self, event: str) -> None:
+        self.phase = FragmentPhase(advance(FRAGMENT, self.phase, event))
 
 
 class _Shard:
     """What is known of one shard.
 
     Attributes:
+        state: see `OWNERSHIP`.
+        owner: a lost one until its grace time is over.
+        epoch: number of the last grant.
         kept_until: when a lost owner loses it.
         speaker: the shard whose owner speaks for it.
         behind: whether its owner came back and takes steps again that its surrogates have behind them.
@@ -94,13 +149,21 @@ class _Shard:
 
     def __init__(self, number: int) -> None:
         self.speaker, self.behind = number, False
+        self.state = Ownership.FREE
         self.owner: str | None = None
         self.epoch = 0
         self.kept_until: float | None = None
 
+    def advance(self, event: str) -> None:
+        self.state = Ownership(advance(OWNERSHIP, self.state, event))
+
 
 class SyncerMachine:
-    """See the file's docstring. Times are monotonic seconds."""
+    """See the file's docstring. Times are monotonic seconds.
+
+    Attributes:
+        policy: the limits.
+    """
 
     def __init__(self, policy: SyncPolicy) -> None:
         """With no versions yet and nobody connected."""
@@ -118,6 +181,7 @@ class SyncerMachine:
         for shard, (owner, epoch, by) in zip(self._shards, shards, strict=True):
             shard.epoch, shard.speaker = epoch, by
             if owner:
+                shard.advance("restored")
                 shard.owner, shard.kept_until = owner, now + self.policy.return_s
 
     # --- what can be asked ----------------------------------------------------------------------------------
@@ -150,6 +214,24 @@ class SyncerMachine:
             times.append(-math.inf)
         return min(times, default=None)
 
+    def validate(self) -> None:
+        """See `machine.machine.Machine.validate`."""
+        check_invariants("the syncer", self._invariants())
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        for number, shard in enumerate(self._shards):
+            what = f"shard {number} is {shard.state} by {shard.owner}, until {shard.kept_until}"
+            yield (shard.owner is None) == (shard.state is Ownership.FREE), what
+            yield (shard.kept_until is not None) == (shard.state is Ownership.KEPT), what
+            yield shard.owner is None or shard.epoch > 0, f"{what}, and was never granted"
+        for name in self._connected:
+            owned = self._owned(name)
+            yield len(owned) <= self.policy.max_shards, f"{name} owns the shards {owned}"
+        for (tier, number), fragment in self._fragments.items():
+            old = sorted(name for name, one in fragment.published.items() if one.base != fragment.version)
+            yield not old, f"{tier} fragment {number} counts publications of other versions from {old}"
+            yield not fragment.merging or bool(fragment.published), f"{tier} fragment {number} is merged from nothing"
+
     # --- events ---------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -159,6 +241,7 @@ class SyncerMachine:
                 return self._joined(event, now)
             case Returning():
                 for number in self._owned(event.composer):
+                    self._shards[number].advance("owner returning")
                     self._shards[number].kept_until = None
                 return []
             case Lost():
@@ -203,8 +286,9 @@ class SyncerMachine:
         self._connected.pop(event.composer, None)
         said: list[Instruction] = []
         for number in self._owned(event.composer):
-            if self._shards[number].kept_until is not None:
+            if self._shards[number].state is Ownership.KEPT:
                 continue
+            self._shards[number].advance("owner lost")
             self._shards[number].kept_until = now + self.policy.grace_s
             said.append(Note("owner_lost", f"shard {number} is kept {self.policy.grace_s:g} s for {event.composer}"))
         return [*said, *self._merge_what_is_ready(now)]  # it is waited for no longer
@@ -233,7 +317,7 @@ class SyncerMachine:
         fragment = self._fragments.get((event.tier, event.fragment))
         if fragment is None or not fragment.merging or event.version != fragment.version + 1:
             raise LocalProtocolError(f"a merge ended that was not asked for: {event}")
-        fragment.merging = False
+        fragment.advance("failed" if event.failed else "merged")
         fragment.published = {}
         if event.failed:
             # The composers trained on meanwhile and publish again, from the same version.
@@ -256,7 +340,7 @@ class SyncerMachine:
             quorum, concerned = self.policy.quorum_of(tier), self._concerned(tier, number)
             decision = merge_decision(fragment.published, concerned, waited, quorum, self.policy.grace_s)
             if decision.merge:
-                fragment.merging = True
+                fragment.advance("enough published")
                 ordered = tuple(fragment.published[name] for name in sorted(fragment.published))
                 said.append(Merge(tier, number, fragment.version + 1, ordered, fragment.first_at, decision.why))
         return said
@@ -268,6 +352,7 @@ class SyncerMachine:
             shard = self._shards[number]
             if shard.kept_until is not None and now >= shard.kept_until:
                 said.append(Note("shard_free", f"{shard.owner} did not come back for shard {number}"))
+                shard.advance("grace over")
                 shard.owner, shard.kept_until = None, None
             if shard.owner is not None:
                 continue
@@ -282,6 +367,7 @@ class SyncerMachine:
 
     def _grant(self, number: int, name: str, why: str) -> Grant:
         shard = self._shards[number]
+        shard.advance("granted")
         shard.owner, shard.kept_until = name, None
         shard.epoch += 1
         shard.behind = shard.epoch > 1

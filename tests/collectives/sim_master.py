@@ -68,7 +68,7 @@ class SimMaster:
                         if isinstance(message, m.Contributions):
                             self.group.story.decided.add((self.connections[number][0].name, message.call))
                         self.connections[number][1].put(
-                            Inbox(m.FROM_MASTER, m.MEMBER).feed(framed(m.FROM_MASTER, message))[0].message
+                            Inbox(m.COLLECTIVES, m.MEMBER).feed(framed(m.COLLECTIVES, message))[0].message
                         )
                 case k.Close(number, reason):
                     closed = self.connections.pop(number, None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from sim_master import GRACE_S, Channel, framed
+from sim_master import GRACE_S, SILENT_S, Channel, framed
 
 from planetary.collectives.peer import peer_events as pe
 from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
@@ -41,6 +41,7 @@ class SimPeer(ABC):
     def __init__(self, group: SimGroup, name: str) -> None:
         self.group, self.world, self.name = group, group.world, name
         self.dead = self.frozen = False
+        self._freezes = 0
         self._held: list[Callable[[], None]] = []  # what happens to a process that is stopped, in order
         self.finished = ""
         self.machine = PeerMachine(self._hello, grace_s=GRACE_S if group.restarts else 0.0)
@@ -96,7 +97,7 @@ class SimPeer(ABC):
                     master.handle(pe.Closed(number, "connection reset"))
                 else:
                     master.handle(
-                        pe.Received(number, Inbox(m.FROM_PEER, m.MEMBER).feed(item)[0].message, host="10.0.0.1")
+                        pe.Received(number, Inbox(m.COLLECTIVES, m.MEMBER).feed(item)[0].message, host="10.0.0.1")
                     )
 
         self._up = Channel(self.world, up, self.group.slowest)
@@ -117,6 +118,24 @@ class SimPeer(ABC):
                 self.world.after(
                     self.world.random.uniform(0.0005, 0.02), lambda o=other, p=peer: o.link_fault(p, "reset")
                 )
+
+    def freeze(self, for_s: float) -> None:
+        """Stop as a process does; the master's side of the connection notices that it is silent."""
+        self.frozen = True
+        self._freezes += 1
+        which = self._freezes
+        self.world.after(for_s, self.thaw)
+        self.world.after(SILENT_S, lambda: self._silent() if self.frozen and which == self._freezes else None)
+
+    def _silent(self) -> None:
+        master, number = self.group.master, self.connection
+        if master is None or number not in master.connections or self.dead:
+            return
+        _, channel = master.connections.pop(number)
+        if self.machine.peer:  # registered
+            channel.put(m.Removed(reason="it was silent"))
+        channel.put("the master closed the connection")
+        master.handle(pe.Closed(number, f"was silent for {SILENT_S} s"))
 
     def thaw(self) -> None:
         self.frozen = False
@@ -161,9 +180,7 @@ class SimPeer(ABC):
         match instruction:
             case pe.Send():
                 assert self._up is not None
-                self._up.put(framed(m.FROM_PEER, instruction.message))
-            case pe.Close():
-                self.connection = 0
+                self._up.put(framed(m.COLLECTIVES, instruction.message))
             case pe.Dial(session):
                 self._dial(session)
             case pe.BeginTransfer(call, seq):

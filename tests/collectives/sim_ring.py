@@ -85,9 +85,7 @@ class SimGroup:
             case "kill" if alive:
                 self.world.random.choice(alive).kill()
             case "freeze" if alive:
-                victim = self.world.random.choice(alive)
-                victim.frozen = True
-                self.world.after(self.world.random.choice([0.5, 20.0]), victim.thaw)
+                self.world.random.choice(alive).freeze(self.world.random.choice([0.5, 20.0]))
             case "link" if alive and self._data:
                 channel = self.world.random.choice(list(self._data.values()))
                 channel.open = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
+import threading
 import time
 from pathlib import Path
 
@@ -14,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from real_ring import outcome, ring, shell_of, together
 
-from planetary.collectives import Communicator, Master
+from planetary.collectives import Communicator, Master, PeerLostError, RemovedError
 from planetary.collectives.protocol import messages
 from planetary.collectives.protocol.options import Spec
 from planetary.collectives.transport.frames import Introduction, pack_header
 from planetary.collectives.transport.sockets import parse_address
-from planetary.core.errors import RemoteProtocolError, TrustError, UserError
+from planetary.core.errors import PeerError, RemoteProtocolError, TrustError, UserError
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
-from planetary.wire import Inbox, Outbox, Protocol, refuse_tensors
+from planetary.wire import Inbox, Limits, Outbox, Protocol, refuse_tensors
 from planetary.wire.message import stamp
 
 
 def framed(*said: messages.Message) -> bytes:
-    outbox = Outbox(messages.FROM_PEER, messages.MEMBER)
+    outbox = Outbox(messages.COLLECTIVES, messages.MEMBER)
     return b"".join(outbox.frame_of(message) for message in said)
 
 
@@ -58,7 +59,7 @@ def say_and_finish(sock: socket.socket, data: bytes) -> None:
         struct.pack(">I", 2**31),
         struct.pack(">I", 2) + b"{}",
         struct.pack(">I", 4) + b"\xff\xff\xff\xff",
-        framed(messages.Alive()),
+        framed(messages.Heartbeat()),
         framed(messages.Leave()),
     ],
 )
@@ -78,7 +79,7 @@ def test_messages_may_be_cut_anywhere() -> None:
     start = messages.Start(call=1, timeout_s=2.0, tag=3, spec=Spec(kind="all_reduce", dtype="f32", count=4, op="sum"))
     data = framed(start, messages.Leave())
     for cut in range(len(data)):
-        inbox = Inbox(messages.FROM_PEER, messages.STRANGER, refuse_tensors)
+        inbox = Inbox(messages.COLLECTIVES, messages.STRANGER, refuse_tensors)
         found = [received.message for received in (*inbox.feed(data[:cut]), *inbox.feed(data[cut:]))]
         assert found == [stamp(start, 1), messages.Leave(id=2)]
 
@@ -89,7 +90,7 @@ def test_every_flipped_bit_of_a_message_is_refused_or_incomplete() -> None:
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(RemoteProtocolError):
-            assert not Inbox(messages.FROM_PEER, messages.MEMBER, refuse_tensors).feed(damaged)
+            assert not Inbox(messages.COLLECTIVES, messages.MEMBER, refuse_tensors).feed(damaged)
 
 
 def test_a_stranger_may_send_small_messages_without_tensors_only() -> None:
@@ -97,31 +98,31 @@ def test_a_stranger_may_send_small_messages_without_tensors_only() -> None:
         messages.Leave(), messages.Register(protocol=1, group=0, name="x" * 16384, host="", port=1, machine="")
     )
     with pytest.raises(RemoteProtocolError, match="may have 1 to 16384 bytes"):
-        Inbox(messages.FROM_PEER, messages.STRANGER, refuse_tensors).feed(long)
-    assert len(Inbox(messages.FROM_PEER, messages.MEMBER, refuse_tensors).feed(long)) == 2
-    outbox = Outbox(messages.FROM_PEER)
-    outbox.add(messages.Alive(), {"w": np.ones(3)})
+        Inbox(messages.COLLECTIVES, messages.STRANGER, refuse_tensors).feed(long)
+    assert len(Inbox(messages.COLLECTIVES, messages.MEMBER, refuse_tensors).feed(long)) == 2
+    outbox = Outbox(messages.COLLECTIVES, Limits())
+    outbox.add(messages.Heartbeat(), {"w": np.ones(3)})
     declared = outbox.next_frame()
     assert declared is not None
     for limits in (messages.STRANGER, messages.MEMBER):
         with pytest.raises(RemoteProtocolError, match="its header may have 0 to 0 bytes"):
-            Inbox(messages.FROM_PEER, limits, refuse_tensors).feed(declared.head)
+            Inbox(messages.COLLECTIVES, limits, refuse_tensors).feed(declared.head)
 
 
 def test_a_peer_of_another_version_learns_which_side_to_upgrade() -> None:
-    theirs = Protocol(messages.PROTOCOL + 1, *messages.FROM_PEER.messages)
+    theirs = Protocol(messages.PROTOCOL + 1, *messages.COLLECTIVES.messages)
     with Master("127.0.0.1:0") as master:
-        for said in (Outbox(theirs).frame_of(messages.Alive()), struct.pack(">I", 20) + b'{"type":"Register"}'):
+        for said in (Outbox(theirs).frame_of(messages.Heartbeat()), struct.pack(">I", 20) + b'{"type":"Register"}'):
             with socket.create_connection(parse_address(master.address)) as stranger:
                 stranger.sendall(said)
                 stranger.settimeout(5)
                 answer = b""
                 while part := stranger.recv(4096):
                     answer += part
-            with pytest.raises(RemoteProtocolError, match="speaks 5, the peer speaks 4; upgrade planetary on the"):
+            with pytest.raises(RemoteProtocolError, match="speaks 6, the peer speaks 5; upgrade planetary on the"):
                 Inbox(theirs).feed(answer)
-            (told,) = Inbox(messages.FROM_MASTER, messages.MEMBER).feed(answer)
-            assert isinstance(told.message, messages.Rejected)
+            (told,) = Inbox(messages.COLLECTIVES, messages.MEMBER).feed(answer)
+            assert isinstance(told.message, messages.Refused)
             assert "upgrade planetary on" in told.message.reason
 
 
@@ -129,7 +130,7 @@ def test_a_peer_of_another_version_learns_which_side_to_upgrade() -> None:
 @given(st.binary(max_size=80))
 def test_random_bytes_are_refused_or_incomplete(data: bytes) -> None:
     try:
-        found = Inbox(messages.FROM_PEER, messages.STRANGER, refuse_tensors).feed(data)
+        found = Inbox(messages.COLLECTIVES, messages.STRANGER, refuse_tensors).feed(data)
     except RemoteProtocolError:
         return
     assert not found
@@ -175,15 +176,45 @@ def test_a_silent_member_is_lost() -> None:
         silent = Communicator(master.address, name="silent", timeout_s=5)
         silent.connect()
         together(lambda i: (live, silent)[i].update_topology(min_world_size=2), 2)
-        stream = shell_of(silent).stream
-        assert stream is not None
-        stream.send = lambda message: None
+        line = shell_of(silent).line
+        assert line is not None
+        goes_on = threading.Event()
+        line.loop.post(goes_on.wait)  # as a process that was stopped
         deadline = time.monotonic() + 10
         while live.world_size == 2:
             assert time.monotonic() < deadline
             outcome(lambda: live.barrier(timeout_s=0.1))
         live.barrier()
+        goes_on.set()
+        found = outcome(lambda: silent.barrier(timeout_s=5))
+        assert isinstance(found, RemovedError | PeerLostError), found
+        while not isinstance(found, RemovedError):
+            found = outcome(silent.barrier)
+            assert time.monotonic() < deadline
+        assert "it was silent for 0." in str(found)
         silent.close()
+
+
+def test_what_only_a_master_says_is_not_taken_from_a_peer() -> None:
+    with ring(2) as (master, peers):
+        liar = Communicator(master.address, name="liar", timeout_s=5)
+        liar.connect()
+        line = shell_of(liar).line
+        assert line is not None
+        line.send(messages.Removed(reason="leave"))
+        found: object = None
+        while not isinstance(found, RemovedError):
+            found = outcome(lambda: liar.update_topology(timeout_s=1))
+        assert "expected what a peer says, found Removed" in str(found)
+        together(lambda i: peers[i].barrier(), 2)
+        liar.close()
+
+
+def test_a_master_that_is_full_says_so() -> None:
+    with Master("127.0.0.1:0", connections_most=1) as master, Communicator(master.address, timeout_s=5):
+        late = Communicator(master.address, timeout_s=5)
+        with pytest.raises(PeerError, match=r"the master refused this client: .* connections; try again later"):
+            late.connect()
 
 
 def test_tls_and_invites(tmp_path: Path) -> None:

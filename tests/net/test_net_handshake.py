@@ -16,8 +16,8 @@ from planetary.net import (
     answer_hello,
     connect,
     judge_hello,
-    raise_refusal,
     receive_hello,
+    refusal_error,
     say_hello,
 )
 from planetary.net.invite import mint, read
@@ -84,7 +84,7 @@ def test_tokens_are_judged() -> None:
 )
 def test_refusals_are_raised_by_what_they_mean(refused: Refused, error: type[Exception]) -> None:
     with pytest.raises(error, match="the gateway refused this client: why"):
-        raise_refusal(refused)
+        raise refusal_error(refused)
 
 
 def test_a_client_is_taken_and_both_sides_stay_alive(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from planetary.core.errors import (
     TrustError,
     UserError,
 )
-from planetary.fabric.protocol.messages import FABRIC, Refused, Shutdown
+from planetary.fabric.protocol.messages import FABRIC, Goodbye, Refused, Shutdown
 from planetary.net import Connection, ServerLimits, Trust, connect, serve
 from planetary.net.addresses import is_loopback, port_holder
+from planetary.wire import Inbox
 from planetary.wire.frames import Kind, encode_prefix
 
 START = b"PLNT" + bytes([FABRIC.version])
@@ -85,7 +86,22 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
         run(serve("nowhere.invalid", 0, nobody, FABRIC, tls=tls))
 
 
-@pytest.mark.parametrize("data", [b"", START, HEARTBEAT], ids=["nothing", "half a frame", "a heartbeat"])
+def test_a_stranger_who_sends_a_heartbeat_is_dropped_at_once() -> None:
+    async def wait_for_the_drop() -> None:
+        async with listening(limits=ServerLimits(first_message_s=1e3)) as (server, taken):
+            reader, writer = await asyncio.open_connection(server.host, server.port)
+            writer.write(HEARTBEAT)
+            (told,) = Inbox(FABRIC).feed(await reader.read())
+            assert isinstance(told.message, Goodbye)
+            assert told.message.reason == "expected a greeting as the first message, found a heartbeat"
+            assert taken.empty()
+            writer.close()
+            await until(lambda: server.connections == 0)
+
+    run(wait_for_the_drop())
+
+
+@pytest.mark.parametrize("data", [b"", START], ids=["nothing", "half a frame"])
 def test_a_stranger_who_says_nothing_is_dropped(data: bytes) -> None:
     async def wait_for_the_drop() -> None:
         async with listening(limits=ServerLimits(first_message_s=0.05)) as (server, taken):
@@ -156,7 +172,7 @@ def test_closing_a_server_says_goodbye_to_everybody() -> None:
             for client in clients:
                 with pytest.raises(ClosedError, match="said goodbye: maintenance"):
                     await client.receive(5)
-            with pytest.raises(PeerError, match="is the gateway up"):
+            with pytest.raises(PeerError, match="is the server up"):
                 await connect(server.host, server.port, Trust.plain_loopback(), FABRIC)
 
     run(close())
@@ -166,7 +182,7 @@ def test_nobody_there_is_a_peer_error() -> None:
     async def dial() -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             port = listener.getsockname()[1]
-        with pytest.raises(PeerError, match=rf"connecting to 127\.0\.0\.1:{port}: .*is the gateway up"):
+        with pytest.raises(PeerError, match=rf"connecting to 127\.0\.0\.1:{port}: .*is the server up"):
             await connect("127.0.0.1", port, Trust.plain_loopback(), FABRIC)
         with pytest.raises(PeerError, match=r"connecting to nowhere\.invalid:1"):
             await connect("nowhere.invalid", 1, Trust.plain_loopback(), FABRIC)

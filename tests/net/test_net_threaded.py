@@ -123,7 +123,7 @@ def test_a_refusal_is_kept_and_the_connection_closed() -> None:
 
 def test_nobody_there_surfaces_and_leaves_no_thread() -> None:
     before = threading.active_count()
-    with pytest.raises(PeerError, match="is the gateway up"):
+    with pytest.raises(PeerError, match="is the server up"):
         ThreadedConnection("127.0.0.1", 1, Trust.plain_loopback(), FABRIC, HELLO)
     assert threading.active_count() == before
 

@@ -77,7 +77,14 @@ def test_version_skew_is_noticed_from_the_first_five_bytes(theirs: int, who: str
 
 
 @pytest.mark.parametrize(
-    ("data", "hint"), [(b"GET / HTTP/1.1", "HTTP"), (b"\x16\x03\x01\x02", "TLS"), (b"SSH-2.0", "")]
+    ("data", "hint"),
+    [
+        (b"GET / HTTP/1.1", "speaks HTTP"),
+        (b"\x16\x03\x01\x02", "speaks TLS"),
+        (b"SSH-2.0", "speaks SSH"),
+        (b"\0\0\0\x14", "upgrade planetary on the peer"),
+        (b"NICK", "does not speak planetary's protocol"),
+    ],
 )
 def test_other_protocols_are_named(data: bytes, hint: str) -> None:
     with pytest.raises(RemoteProtocolError, match=f"expected it to start with b'PLNT'.*{hint}"):

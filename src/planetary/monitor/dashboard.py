@@ -23,7 +23,7 @@ import msgspec
 
 from planetary.core.errors import PlanetaryError, ResourceError
 from planetary.fabric.protocol.status import RunStatus
-from planetary.net.addresses import port_holder
+from planetary.net.addresses import address_text, port_holder
 
 _TIMEOUT_S = 10.0  # a client that stops reading or writing for this long is dropped
 # The page needs nothing from anywhere else, and the browser is told so.
@@ -80,8 +80,8 @@ class Dashboard:
             holder = port_holder(port) if error.errno == errno.EADDRINUSE else None
             by = f" by {holder}" if holder else ""
             raise ResourceError(
-                f"cannot serve the dashboard on {host}:{port}: {error.strerror or error}{by}; choose another port for "
-                "it, or port 0 for any free one"
+                f"cannot serve the dashboard on {address_text(host, port)}: {error.strerror or error}{by}; choose "
+                "another port for it, or port 0 for any free one"
             ) from error
         self._server.daemon_threads = True
         self._thread = threading.Thread(

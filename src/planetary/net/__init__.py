@@ -7,11 +7,11 @@ from planetary.net.handshake import (
     TokenCheck,
     answer_hello,
     judge_hello,
-    raise_refusal,
     receive_hello,
     say_hello,
 )
 from planetary.net.server import Server, ServerLimits, serve
+from planetary.net.session import refusal_error
 from planetary.net.threaded import ThreadedConnection
 
 __all__ = [
@@ -26,8 +26,8 @@ __all__ = [
     "answer_hello",
     "connect",
     "judge_hello",
-    "raise_refusal",
     "receive_hello",
+    "refusal_error",
     "say_hello",
     "serve",
 ]

@@ -21,6 +21,11 @@ def is_loopback(address: str) -> bool:
     return (mapped or parsed).is_loopback
 
 
+def address_text(host: str, port: int) -> str:
+    """Return `"host:port"`, with an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def resolve_listen_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     """Return family and numeric address to listen on; of several, an IPv4 one. Raises `UserError`.
 

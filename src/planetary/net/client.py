@@ -1,4 +1,4 @@
-"""Dials a gateway, and makes sure that it is the right one before it is told anything."""
+"""Dials a server, and makes sure that it is the right one before it is told anything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import ssl
 
 from planetary.core.errors import PeerError, TrustError, UserError
 from planetary.net import invite
-from planetary.net.addresses import is_loopback
+from planetary.net.addresses import address_text, is_loopback
 from planetary.net.authority import SERVER_NAME, authority_in
 from planetary.net.certificates import client_context, looking_context
 from planetary.net.connection import Connection, ConnectionProtocol, Tuning
@@ -65,28 +65,31 @@ async def connect(
     allocate: Allocate = allocate_any,
     tuning: Tuning | None = None,
     network: Network = TCP,
+    allow_unencrypted: bool = False,
 ) -> Connection:
-    """Connect to a gateway within `timeout_s` seconds in all.
+    """Connect to a server within `timeout_s` seconds in all.
 
     With a token: the first time, an unverified TLS connection is opened only to look at the certificate and
     closed again; its authority must have the fingerprint in the token. Then, and for every later connection,
     TLS with full verification. The token is never sent here; it goes into the `Hello`.
 
-    Raises `PeerError` when nobody answers, `TrustError` when the gateway is not the one the token names
+    `allow_unencrypted`: connect without TLS to other machines, too; whoever passes it has warned its user.
+
+    Raises `PeerError` when nobody answers, `TrustError` when the server is not the one the token names
     (saying what was expected and found), `UserError` for a plain connection to anything but loopback.
     """
-    where = f"{host}:{port}"
+    where = address_text(host, port)
     connection = Connection(protocol, limits=limits, allocate=allocate, tuning=tuning)
     try:
         async with asyncio.timeout(timeout_s):
             if trust.invite is None:
-                return await _open(network, connection, host, port, None)
+                return await _open(network, connection, host, port, None, allow_unencrypted=allow_unencrypted)
             if trust.authority is None:
                 trust.recognise(await _shown_certificate(network, host, port), where)
             return await _open(network, connection, host, port, trust.context())
     except TimeoutError:
         raise PeerError(
-            f"connecting to {where}: no answer within {timeout_s:g} s; is the gateway up? Is a firewall between?"
+            f"connecting to {where}: no answer within {timeout_s:g} s; is the server up? Is a firewall between?"
         ) from None
     except ssl.SSLCertVerificationError as error:
         raise TrustError(
@@ -97,7 +100,7 @@ async def connect(
         raise no_handshake(where, error) from None
     except OSError as error:
         raise PeerError(
-            f"connecting to {where}: {error.strerror or error}; is the gateway up, and is this its address?"
+            f"connecting to {where}: {error.strerror or error}; is the server up, and is this its address?"
         ) from None
 
 
@@ -110,15 +113,21 @@ def no_handshake(where: str, error: OSError) -> TrustError:
 
 
 async def _open(
-    network: Network, connection: Connection, host: str, port: int, context: ssl.SSLContext | None
+    network: Network,
+    connection: Connection,
+    host: str,
+    port: int,
+    context: ssl.SSLContext | None,
+    *,
+    allow_unencrypted: bool = False,
 ) -> Connection:
     transport = await network.dial(lambda: ConnectionProtocol(connection), host, port, context)
     address = transport.get_extra_info("peername")[0]
-    if context is None and not is_loopback(address):
+    if context is None and not allow_unencrypted and not is_loopback(address):
         connection.abort()
         raise UserError(
-            f"refusing to talk to {host}:{port} ({address}) without TLS: it is not this machine. "
-            "Give the invite token of the gateway"
+            f"refusing to talk to {address_text(host, port)} ({address}) without TLS: it is not this machine. "
+            "Give the invite token of the server"
         )
     return connection
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
-from planetary.core.errors import ClosedError, PeerError, ProtocolError, ResourceError
+from planetary.core.errors import ClosedError, PeerError, ProtocolError, RemoteProtocolError, ResourceError
+from planetary.net.addresses import address_text
 from planetary.net.sender import Sender
 from planetary.net.session import Goodbye, Heartbeat
 from planetary.net.sockets import prepare
@@ -18,6 +21,13 @@ from planetary.wire.inbox import Allocate, Inbox, Received, allocate_any
 from planetary.wire.limits import KIB, MIB, Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
+
+log = logging.getLogger(__name__)
+
+_REASON_MOST = 2000
+
+Dismissal = Callable[[str], Message]
+"""Makes what a peer is told that broke the protocol or fell silent, of the reason: the last message to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +38,22 @@ class Tuning:
     linger_s: float = 1.0  # for the peer to close its side after a goodbye
     unread_messages: int = 256  # beyond these, and
     unread_bytes: int = 256 * MIB  # these, nothing more is taken from the socket
+    posted_bytes: int = 64 * MIB  # of messages that nobody waits for: beyond these the peer is lost
 
 
 class Connection:
     """Sends and receives messages. Made by `connect` or `serve`; its methods belong to the event loop's
-    thread.
+    thread, but `post_from_any_thread`.
 
     Once the connection is over, every call raises the same error: `RemoteProtocolError` when the peer broke
     the protocol, `PeerError` when it vanished, fell silent or stopped reading, `ClosedError` when either side
     said goodbye. Messages that arrived before that are still handed out.
 
     Attributes:
-        peer: address of the peer, for people.
+        peer: address and port of the peer, for people.
+        peer_host: the address alone; empty where it has none.
+        local_host: this side's address; empty where it has none.
+        dismissal: see `Dismissal`; a goodbye unless the owner says otherwise.
         bytes_received: bytes of frames taken from the socket, after TLS.
         heartbeats_received: how many heartbeats came in; `receive` never returns one.
     """
@@ -53,9 +67,12 @@ class Connection:
         tuning: Tuning | None = None,
     ) -> None:
         self.peer = "a peer that never connected"
+        self.peer_host = self.local_host = ""
+        self.dismissal: Dismissal = _goodbye
         self.bytes_received = 0
         self.heartbeats_received = 0
         self._loop = asyncio.get_running_loop()
+        self._protocol = protocol
         self._inbox = Inbox(protocol, limits, allocate)
         self._tuning = tuning or Tuning()
         self._sender = Sender(protocol, self._tuning.write_stall_s, self._on_stall)
@@ -65,12 +82,14 @@ class Connection:
         self._error: Exception | None = None  # set once; the connection is over
         self._lost = self._loop.create_future()  # done when the socket is gone
         self._linger_timer: asyncio.TimerHandle | None = None
-        self._scratch = memoryview(bytearray(64 * KIB))  # takes what a peer sends after the end
+        self._scratch = memoryview(bytearray(16 * KIB))  # takes what begins a frame, and all that comes after the end
+        self._in_scratch = False
 
         self._unread: deque[Received] = deque()
         self._unread_bytes = 0
         self._reading_paused = False
         self._news = asyncio.Event()
+        self._handler: Callable[[Message], None] | None = None
         self._any_message = False
         self._first_message_timer: asyncio.TimerHandle | None = None
 
@@ -121,10 +140,24 @@ class Connection:
     def post(self, message: Message) -> None:
         """Send a message without tensors and without waiting for it: it goes before all bytes of tensors that wait.
 
-        Raises as `send` does.
+        Raises as `send` does. The connection ends with `PeerError` when the peer reads so slowly that more than
+        `Tuning.posted_bytes` wait for it.
         """
         self._raise_if_over()
         self._sender.post(message)
+        if self._sender.posted_bytes > self._tuning.posted_bytes:
+            self._give_up_posting()
+
+    def open_to_threads(self) -> None:
+        """Let `post_from_any_thread` write to the socket of a plain connection in the thread that calls it."""
+        self._sender.open_to_threads()
+
+    def post_from_any_thread(self, message: Message) -> None:
+        """Do as `post` does, in any thread."""
+        self._raise_if_over()
+        self._sender.post_from_any_thread(message)
+        if self._sender.posted_bytes > self._tuning.posted_bytes:
+            self._loop.call_soon_threadsafe(self._give_up_posting)
 
     async def receive(self, timeout_s: float | None = None) -> Received:
         """Return the next message. Raises `TimeoutError` after `timeout_s` seconds, else see the class.
@@ -136,12 +169,31 @@ class Connection:
             await self._wait_for_news()
         received = self._unread.popleft()
         self._unread_bytes -= received.nbytes
+        self._read_on()
+        return received
+
+    def _read_on(self) -> None:
         if self._reading_paused and not self._is_full():
             self._reading_paused = False
             self._last_received = self._loop.time()  # the silence was ours
             if self._transport is not None and self._error is None:
                 self._transport.resume_reading()
-        return received
+
+    async def hand_over(self, handler: Callable[[Message], None]) -> NoReturn:
+        """Call `handler` for each message in the very moment that it arrives, until the connection is over.
+
+        For messages without tensors, where a task's turn on the event loop would cost more than the message. Instead
+        of `receive`, and with the same errors at the end. A `RemoteProtocolError` of `handler` is the peer's fault, and
+        it is told; any other exception ends the connection, too.
+        """
+        while self._unread:
+            received = self._unread.popleft()
+            self._unread_bytes -= received.nbytes
+            handler(received.message)
+        self._handler = handler
+        self._read_on()
+        while True:
+            await self._wait_for_news()
 
     async def wait_for_message(self) -> None:
         """Wait until `receive` would return at once, or raise as it would."""
@@ -158,7 +210,7 @@ class Connection:
 
     def accept_peer(self, limits: Limits | None = None, allocate: Allocate | None = None) -> None:
         """Lift the limits for strangers once the peer has shown who it is."""
-        self._inbox.limits = limits or Limits()
+        self._inbox.limits = limits or self._protocol.limits
         if allocate is not None:
             self._inbox.allocate = allocate
 
@@ -176,7 +228,7 @@ class Connection:
 
     async def close(self, reason: str) -> None:
         """Say goodbye and close, within about `linger_s` seconds. Sends under way raise `ClosedError`."""
-        self._end(ClosedError(f"the connection to {self.peer} was closed here: {reason}"), farewell=reason)
+        self._end(ClosedError(f"the connection to {self.peer} was closed here: {reason}"), last=_goodbye(reason))
         if self._transport is None:
             return
         try:
@@ -194,7 +246,13 @@ class Connection:
         """Start on a connected socket."""
         self._transport = transport
         name = transport.get_extra_info("peername")
-        self.peer = f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name or "an unnamed socket")
+        if isinstance(name, tuple):
+            self.peer_host, self.peer = str(name[0]), address_text(name[0], name[1])
+        else:
+            self.peer = str(name or "an unnamed socket")
+        here = transport.get_extra_info("sockname")
+        if isinstance(here, tuple):
+            self.local_host = str(here[0])
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             prepare(raw)
@@ -203,8 +261,9 @@ class Connection:
         self._last_received = self._loop.time()
 
     def get_buffer(self, _size_hint: int) -> memoryview:
-        """Return where the next bytes go: tensor bytes straight into their array."""
-        return self._scratch if self._error is not None else self._inbox.next_buffer()
+        """Return where the next bytes go: tensor bytes straight into their array, whole small messages in one piece."""
+        self._in_scratch = self._error is not None or self._inbox.between_frames
+        return self._scratch if self._in_scratch else self._inbox.next_buffer()
 
     def buffer_updated(self, count: int) -> None:
         """Take `count` bytes that were received into the buffer."""
@@ -212,22 +271,47 @@ class Connection:
         self.bytes_received += count
         if self._error is not None:
             return
+        received: list[Received] = []
+        broken: Exception | None = None
         try:
-            received = self._inbox.filled(count)
+            if self._in_scratch:
+                self._inbox.feed(self._scratch[:count], received)
+            else:
+                received = self._inbox.filled(count)
         except Exception as error:  # noqa: BLE001 - a hook may raise anything; receive() raises it again
-            self._end(_with_peer(error, self.peer), farewell=str(error))
-            return
+            broken = error
+        self._take(received)
+        if broken is not None:
+            self._dismiss(broken)
+
+    def _dismiss(self, error: Exception) -> None:
+        self._end(_with_peer(error, self.peer), last=self.dismissal(str(error)[:_REASON_MOST]))
+
+    def _take(self, received: list[Received]) -> None:
         for item in received:
+            if self._error is not None:
+                return  # a handler ended the connection
             if isinstance(item.message, Heartbeat):
                 self.heartbeats_received += 1
+                if self._first_message_timer is not None and not self._any_message:
+                    self._dismiss(RemoteProtocolError("expected a greeting as the first message, found a heartbeat"))
             elif isinstance(item.message, Goodbye):
                 self._end(ClosedError(f"{self.peer} said goodbye: {item.message.reason}"))
                 return
+            elif self._handler is not None:
+                self._any_message = True
+                try:
+                    self._handler(item.message)
+                except RemoteProtocolError as error:
+                    self._dismiss(error)
+                except Exception as error:
+                    log.exception("handling %s of %s failed", type(item.message).__name__, self.peer)
+                    self._end(error, last=_goodbye("internal error of this side"))
             else:
                 self._any_message = True
                 self._unread.append(item)
                 self._unread_bytes += item.nbytes
-        if received:
+        if received and self._handler is None:
             self._news.set()
             if self._is_full() and not self._reading_paused and self._transport is not None:
                 self._reading_paused = True
@@ -269,6 +353,10 @@ class Connection:
         """Go on writing: the socket took everything."""
         self._sender.resume()
 
+    def _give_up_posting(self) -> None:
+        text = f"{self.peer} does not read what it is told: {self._sender.posted_bytes} bytes wait for it"
+        self._end(PeerError(text), abort=True)
+
     def _on_stall(self) -> None:
         stall_s = self._tuning.write_stall_s
         text = f"{self.peer} took no bytes for {stall_s:g} s although a message was waiting for it"
@@ -286,7 +374,8 @@ class Connection:
         silent_s = now - self._last_received
         if silent_s >= self._silent_after_s and not self._reading_paused:
             text = f"{self.peer} was silent for {silent_s:.1f} s; a peer that lives sends something every "
-            self._end(PeerError(f"{text}{self._heartbeat_s:g} s"), abort=True)
+            last = self.dismissal(f"it was silent for {silent_s:.1f} s")
+            self._end(PeerError(f"{text}{self._heartbeat_s:g} s"), last=last)
             return
         beat_at = sender.last_sent + self._heartbeat_s if sender.idle else now + self._heartbeat_s
         next_at = beat_at if self._reading_paused else min(beat_at, self._last_received + self._silent_after_s)
@@ -298,8 +387,10 @@ class Connection:
         if self._error is not None:
             raise self._error.with_traceback(None)
 
-    def _end(self, error: Exception, *, farewell: str | None = None, abort: bool = False) -> None:
-        """End the connection for `error` unless it has ended; `abort` also cuts a lingering end short."""
+    def _end(self, error: Exception, *, last: Message | None = None, abort: bool = False) -> None:
+        """End the connection for `error` unless it has ended, and tell the peer `last`; `abort` also cuts a lingering
+        end short.
+        """
         first = self._error is None
         can_part = False
         if first:
@@ -308,7 +399,7 @@ class Connection:
             for timer in (self._beat_timer, self._first_message_timer):
                 if timer is not None:
                     timer.cancel()
-            can_part = self._sender.stop(error, Goodbye(reason=farewell[:2000]) if farewell is not None else None)
+            can_part = self._sender.stop(error, last)
         transport = self._transport
         if transport is None:
             return
@@ -316,7 +407,7 @@ class Connection:
             transport.abort()
         elif first:
             self._linger_timer = self._loop.call_later(self._tuning.linger_s, transport.abort)
-            if farewell is None:
+            if last is None:
                 transport.close()
                 return
             # A socket closed with unread bytes resets the farewell away, so what still comes is read and
@@ -328,6 +419,10 @@ class Connection:
                     transport.write_eof()
                 except OSError:  # the peer reset the connection, and the event loop has not noticed yet
                     transport.abort()
+
+
+def _goodbye(reason: str) -> Message:
+    return Goodbye(reason=reason[:_REASON_MOST])
 
 
 def _with_peer(error: Exception, peer: str) -> Exception:

@@ -7,13 +7,14 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from planetary.core.errors import ClosedError, PeerError, RemoteProtocolError, TrustError
+from planetary.core.errors import PeerError, RemoteProtocolError, TrustError
 from planetary.net import invite
 from planetary.net.connection import Connection
 from planetary.net.session import Greeting, Refused, Welcome
 from planetary.wire.inbox import Allocate
 
 G = TypeVar("G", bound=Greeting)
+W = TypeVar("W", bound=Welcome | None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,19 +27,26 @@ class TokenCheck:
 
 
 def judge_hello(
-    hello: Greeting, version: int, *, welcome: Welcome, software: str, tokens: TokenCheck | None, now: float
-) -> Welcome | Refused:
+    hello: Greeting,
+    version: int,
+    *,
+    welcome: W,
+    software: str,
+    tokens: TokenCheck | None,
+    now: float,
+    server: str = "gateway",
+) -> W | Refused:
     """Decide whether to take a client: `welcome`, or a refusal that says what to do about it.
 
-    `version` is that of the gateway's protocol, `software` that of its package. `tokens` is None for a gateway
-    without TLS on loopback, which takes clients without a token. `now` is Unix time in seconds. Whether the client's
-    IREE version and target fit is judged elsewhere, after this.
+    `version` is that of the server's protocol, `software` that of its package, `server` its name for people. `tokens`
+    is None for a server without TLS, which takes clients without a token. `now` is Unix time in seconds. What else the
+    server expects of the client, e.g. its version of IREE, is judged elsewhere, after this.
     """
     if hello.protocol != version:
         client_is_old = hello.protocol < version
-        side = hello.sender() if client_is_old else "gateway"
+        side = hello.sender() if client_is_old else server
         reason = (
-            f"protocol versions differ: the gateway speaks {version} (planetary {software}), "
+            f"protocol versions differ: the {server} speaks {version} (planetary {software}), "
             f"{hello.sender()} speaks {hello.protocol} (planetary {hello.software}); "
             f"upgrade planetary on the side of the {side}"
         )
@@ -118,16 +126,3 @@ async def say_hello(connection: Connection, hello: Greeting, timeout_s: float) -
     if isinstance(answer, Welcome):
         connection.keep_alive(answer.heartbeat_s, answer.silent_after_s)
     return answer
-
-
-def raise_refusal(refused: Refused) -> None:
-    """Raise what a refusal means to the client.
-
-    `ClosedError` when the run is finished, `PeerError` when trying again later can help, else `TrustError`.
-    """
-    text = f"the gateway refused this client: {refused.reason}"
-    if refused.code == "finished":
-        raise ClosedError(text)
-    if refused.retry:
-        raise PeerError(text)
-    raise TrustError(text)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -22,7 +25,7 @@ _TRANSPORT_KEEPS_VIEWS = sys.version_info >= (3, 12)
 
 
 class Sender:
-    """The sending half of a connection. All methods belong to the event loop's thread.
+    """The sending half of a connection. All methods belong to the event loop's thread, but `post_from_any_thread`.
 
     Attributes:
         bytes_sent: bytes given to the transport.
@@ -43,28 +46,38 @@ class Sender:
         self._pump_due = False
         self._paused = False
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._over = False
+        self._lock = threading.RLock()  # guards all of this
+        self._direct: socket.socket | None = None  # the transport's, for other threads
 
     @property
     def idle(self) -> bool:
         """Whether nothing is waiting to be written."""
         return not (self._outbox or self._pieces or self._paused)
 
+    @property
+    def posted_bytes(self) -> int:
+        """Bytes of messages, without their tensors, that are not with the transport yet."""
+        return self._outbox.control_bytes
+
     def start(self, transport: asyncio.WriteTransport) -> None:
         """Begin to write to a connected transport."""
-        self._transport = transport
-        # Arrays may change once `send` returns, so it must be told when the transport holds nothing of them.
-        # A TLS transport holds ciphertext only, and takes a high-water mark of 0 for "always paused".
-        over_tls = transport.get_extra_info("ssl_object") is not None
-        transport.set_write_buffer_limits(high=1 if over_tls else 0, low=0)
-        self.last_sent = self._loop.time()
-        self._pump()
+        with self._lock:
+            self._transport = transport
+            # Arrays may change once `send` returns, so it must be told when the transport holds nothing of them.
+            # A TLS transport holds ciphertext only, and takes a high-water mark of 0 for "always paused".
+            over_tls = transport.get_extra_info("ssl_object") is not None
+            transport.set_write_buffer_limits(high=1 if over_tls else 0, low=0)
+            self.last_sent = self._loop.time()
+            self._pump()
 
     async def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None) -> int:
         """Write a message; return the bytes of its frames when the operating system has all of them."""
-        outgoing = self._outbox.add(message, tensors)
-        done = self._loop.create_future()
-        self._waiting[outgoing] = done
-        self._pump()
+        with self._lock:
+            outgoing = self._outbox.add(message, tensors)
+            done = self._loop.create_future()
+            self._waiting[outgoing] = done
+            self._pump()
         try:
             await done
         except asyncio.CancelledError:
@@ -74,8 +87,35 @@ class Sender:
 
     def post(self, message: Message) -> None:
         """Queue a small message without waiting for it."""
-        self._outbox.add(message)
-        self._pump()
+        with self._lock:
+            if self._transport is not None and self.idle:
+                self._write(self._transport, self._outbox.frame_of(message))
+            else:
+                self._outbox.post(message)
+
+    def open_to_threads(self) -> None:
+        """Prepare for `post_from_any_thread`."""
+        with self._lock:
+            transport = self._transport
+            if transport is not None and transport.get_extra_info("ssl_object") is None and self._direct is None:
+                raw = transport.get_extra_info("socket")
+                self._direct = raw.dup() if raw is not None else None
+
+    def post_from_any_thread(self, message: Message) -> None:
+        """Queue a small message, and write it in this very call where the socket may be written to as it is.
+
+        It may not while earlier bytes wait, nor over TLS, whose state belongs to the event loop: there, the event loop
+        is woken and writes.
+        """
+        with self._lock:
+            if self._over:
+                return
+            if self._direct is not None and self.idle:
+                self._write_directly(self._direct, self._outbox.frame_of(message))
+            else:
+                self._outbox.post(message)
+            if not self.idle:
+                self._loop.call_soon_threadsafe(self._pump)
 
     def stop(self, error: Exception, farewell: Message | None = None) -> bool:
         """Write nothing more; sends under way raise `error`. Return whether the peer could still be told
@@ -83,34 +123,38 @@ class Sender:
 
         It cannot in the middle of a frame or when the transport is full.
         """
-        transport, self._transport = self._transport, None
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-        for done in self._waiting.values():
-            if not done.done():
-                done.set_exception(error)
-        self._waiting.clear()
-        self._outbox.clear()
-        if transport is None or transport.is_closing() or self._pieces or self._paused:
-            return False
-        if farewell is not None:
-            self._outbox.add(farewell)
-            frame = self._outbox.next_frame()
-            if frame is not None:
-                self._write(transport, frame.head)
-        return True
+        with self._lock:
+            self._over = True
+            transport, self._transport = self._transport, None
+            if self._direct is not None:
+                self._direct.close()  # before the transport's: the connection ends with the last of them
+                self._direct = None
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
+            for done in self._waiting.values():
+                if not done.done():
+                    done.set_exception(error)
+            self._waiting.clear()
+            self._outbox.clear()
+            if transport is None or transport.is_closing() or self._pieces or self._paused:
+                return False
+            if farewell is not None:
+                self._write(transport, self._outbox.frame_of(farewell))
+            return True
 
     def pause(self) -> None:
         """The socket takes no more for now."""
-        self._paused = True
-        self._watch_stall()
+        with self._lock:
+            self._paused = True
+            self._watch_stall()
 
     def resume(self) -> None:
         """The socket took everything."""
-        self._paused = False
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-        self._pump()
+        with self._lock:
+            self._paused = False
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
+            self._pump()
 
     def _watch_stall(self) -> None:
         if self._transport is not None:
@@ -127,22 +171,28 @@ class Sender:
 
     def _pump(self) -> None:
         """Write until the transport is full, a chunk was written, or nothing is left."""
-        while not self._paused and self._transport is not None:
-            if not self._pieces:
-                self._finish_frame()
-                self._frame = self._outbox.next_frame()
-                if self._frame is None:
+        with self._lock:
+            while not self._paused and self._transport is not None:
+                if not self._pieces and not self._next_frame():
                     return
-                self._pieces.append(self._frame.head)
-                if (payload := self._frame.payload) is not None:
-                    starts = range(0, len(payload), _PIECE_BYTES)
-                    self._pieces.extend(payload[start : start + _PIECE_BYTES] for start in starts)
-            self._write(self._transport, self._pieces.popleft())
-            if not self._pieces and self._frame is not None and self._frame.payload is not None:
-                if not self._pump_due:  # others get the event loop between two chunks
-                    self._pump_due = True
-                    self._loop.call_soon(self._pump_when_due)
-                return
+                self._write(self._transport, self._pieces.popleft())
+                if not self._pieces and self._frame is not None and self._frame.payload is not None:
+                    if not self._pump_due:  # others get the event loop between two chunks
+                        self._pump_due = True
+                        self._loop.call_soon(self._pump_when_due)
+                    return
+
+    def _next_frame(self) -> bool:
+        """Make pieces of the frame that is sent next; false when there is none."""
+        self._finish_frame()
+        self._frame = self._outbox.next_frame()
+        if self._frame is None:
+            return False
+        self._pieces.append(self._frame.head)
+        if (payload := self._frame.payload) is not None:
+            starts = range(0, len(payload), _PIECE_BYTES)
+            self._pieces.extend(payload[start : start + _PIECE_BYTES] for start in starts)
+        return True
 
     def _pump_when_due(self) -> None:
         self._pump_due = False
@@ -153,6 +203,16 @@ class Sender:
         self.last_sent = self._loop.time()
         transport.write(bytes(piece) if _TRANSPORT_KEEPS_VIEWS else piece)
 
+    def _write_directly(self, sock: socket.socket, frame: bytes) -> None:
+        """Write to the socket itself; what it does not take is left to the event loop."""
+        count = 0
+        with contextlib.suppress(OSError):  # full; or broken, which the event loop finds, too
+            count = sock.send(frame)
+        self.bytes_sent += count
+        self.last_sent = self._loop.time()
+        if count < len(frame):
+            self._pieces.append(frame[count:])
+
     def _finish_frame(self) -> None:
         frame, self._frame = self._frame, None
         if frame is not None and frame.last and frame.outgoing is not None:
@@ -161,9 +221,10 @@ class Sender:
                 done.set_result(None)
 
     def _withdraw(self, outgoing: Outgoing) -> None:
-        self._waiting.pop(outgoing, None)
-        if self._frame is not None and self._frame.outgoing is outgoing:
-            # The frame that was begun must be ended, but its array is the caller's again.
-            self._pieces = deque(bytes(piece) for piece in self._pieces)
-        self._outbox.withdraw(outgoing)
-        self._pump()
+        with self._lock:
+            self._waiting.pop(outgoing, None)
+            if self._frame is not None and self._frame.outgoing is outgoing:
+                # The frame that was begun must be ended, but its array is the caller's again.
+                self._pieces = deque(bytes(piece) for piece in self._pieces)
+            self._outbox.withdraw(outgoing)
+            self._pump()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from planetary.core.errors import PlanetaryError, UserError
 from planetary.net.addresses import is_loopback, resolve_listen_address
-from planetary.net.connection import Connection, ConnectionProtocol, Tuning
+from planetary.net.connection import Connection, ConnectionProtocol, Dismissal, Tuning
 from planetary.net.network import TCP, Listener, Network
 from planetary.net.session import Refused
 from planetary.wire.inbox import Allocate, allocate_any
@@ -47,6 +47,7 @@ class Server:
         tuning: Tuning | None,
         *,
         network: Network,
+        dismissal: Dismissal | None,
     ) -> None:
         self.host = ""
         self.port = 0
@@ -55,6 +56,7 @@ class Server:
         self._limits = limits
         self._allocate = allocate
         self._tuning = tuning
+        self._dismissal = dismissal
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         self._network = network
         self._listener: Listener | None = None
@@ -64,12 +66,12 @@ class Server:
         """Number of connections that are up."""
         return len(self._tasks)
 
-    async def start(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None, *, allow_unencrypted: bool) -> None:
         """Begin to listen; see `serve`."""
-        if tls is None and not is_loopback(resolve_listen_address(host, port)[1][0]):
+        if tls is None and not allow_unencrypted and not is_loopback(resolve_listen_address(host, port)[1][0]):
             raise UserError(
-                f"refusing to listen on {host!r} without TLS: anybody on the network could send training "
-                "results. Listen on 127.0.0.1, or let the gateway use its certificate"
+                f"refusing to listen on {host!r} without TLS: anybody on the network could take part, read and change "
+                "what is sent. Listen on 127.0.0.1, or show the certificate of an authority (`Authority`)"
             )
         self._listener = await self._network.listen(self._accept, host, port, tls, self._limits.first_message_s)
         self.host, self.port = self._listener.address
@@ -96,6 +98,8 @@ class Server:
         connection = Connection(
             self._protocol, limits=self._limits.stranger, allocate=self._allocate, tuning=self._tuning
         )
+        if self._dismissal is not None:
+            connection.dismissal = self._dismissal
         return ConnectionProtocol(connection, self._welcome)
 
     def _welcome(self, connection: Connection) -> None:
@@ -129,7 +133,7 @@ class Server:
             connection.abort()
 
     async def _turn_away(self, connection: Connection) -> None:
-        text = f"the gateway has its {self._limits.connections} connections; try again later"
+        text = f"the server has its {self._limits.connections} connections; try again later"
         try:
             async with asyncio.timeout(self._limits.first_message_s):
                 await connection.send(Refused(code="busy", reason=text, retry=True))
@@ -149,6 +153,8 @@ async def serve(
     allocate: Allocate = allocate_any,
     tuning: Tuning | None = None,
     network: Network = TCP,
+    allow_unencrypted: bool = False,
+    dismissal: Dismissal | None = None,
 ) -> Server:
     """Listen on `host` (loopback: "127.0.0.1") and `port` (0: any free one); return the running server.
 
@@ -156,9 +162,15 @@ async def serve(
     to be received. When it returns or raises, its connection is closed. Until it calls `accept_peer` the peer
     may send small messages without tensors only.
 
+    `allow_unencrypted`: listen without TLS on other addresses than loopback, too; whoever passes it has warned its
+    user. `dismissal`: what strangers are told that break the protocol; a goodbye by default.
+
     Raises `ResourceError` when the port is in use (it names the holder where the system tells) or may not be
-    used, `UserError` when the address is not this machine's, or is not loopback while `tls` is None.
+    used, `UserError` when the address is not this machine's, or is not loopback while `tls` is None, unless that is
+    allowed.
     """
-    server = Server(on_connection, protocol, limits or ServerLimits(), allocate, tuning, network=network)
-    await server.start(host, port, tls)
+    server = Server(
+        on_connection, protocol, limits or ServerLimits(), allocate, tuning, network=network, dismissal=dismissal
+    )
+    await server.start(host, port, tls, allow_unencrypted=allow_unencrypted)
     return server

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+from planetary.core.errors import ClosedError, PeerError, PlanetaryError, TrustError
 from planetary.wire.message import Message
 
 
@@ -31,7 +30,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 class Refused(Message, frozen=True, kw_only=True):
     """The server refuses the connection and closes it."""
 
-    code: Literal["protocol", "token", "iree", "target", "busy", "banned", "finished", "role"]
+    code: str  # "protocol", "token", "busy" or "finished"; a package that refuses for more reasons has its own
     reason: str  # one sentence for people: what was expected, what was found, which side to upgrade
     retry: bool = False  # whether trying again later can help
     kind: str = ""  # of what failed, for which the client is banned
@@ -49,3 +48,14 @@ class Goodbye(Message, frozen=True, kw_only=True):
 
 SESSION = (Welcome, Refused, Heartbeat, Goodbye)
 """What a protocol needs beside its greeting and its own messages."""
+
+
+def refusal_error(refused: Refused, server: str = "gateway") -> PlanetaryError:
+    """Return the error that a refusal by `server` (its name for people) is to the client.
+
+    `ClosedError` when the run is finished, `PeerError` when trying again later can help, else `TrustError`.
+    """
+    text = f"the {server} refused this client: {refused.reason}"
+    if refused.code == "finished":
+        return ClosedError(text)
+    return PeerError(text) if refused.retry else TrustError(text)

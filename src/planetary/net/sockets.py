@@ -8,7 +8,7 @@ import socket
 from asyncio.trsock import TransportSocket
 
 from planetary.core.errors import PlanetaryError, ResourceError, UserError
-from planetary.net.addresses import port_holder, resolve_listen_address
+from planetary.net.addresses import address_text, port_holder, resolve_listen_address
 
 _BACKLOG = 256
 
@@ -37,14 +37,15 @@ def prepare(sock: socket.socket | TransportSocket) -> None:
 
 
 def _listen_error(host: str, port: int, error: OSError) -> PlanetaryError:
+    where = address_text(host, port)
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(port) or "another process (its name is hidden from this user)"
         return ResourceError(
-            f"cannot listen on {host}:{port}: the port is in use by {holder}. Stop it, choose another port "
+            f"cannot listen on {where}: the port is in use by {holder}. Stop it, choose another port "
             f"(e.g. {port + 1 if port < 65535 else 18010}), or port 0 for any free one"
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return ResourceError(f"cannot listen on {host}:{port}: this user may not use the port. Choose one above 1023")
+        return ResourceError(f"cannot listen on {where}: this user may not use the port. Choose one above 1023")
     if error.errno == errno.EADDRNOTAVAIL:
-        return UserError(f"cannot listen on {host}:{port}: the address is not one of this machine's")
-    return ResourceError(f"cannot listen on {host}:{port}: {error}")
+        return UserError(f"cannot listen on {where}: the address is not one of this machine's")
+    return ResourceError(f"cannot listen on {where}: {error}")

@@ -6,19 +6,18 @@ thread computes, as long as that lets other threads run (numpy and IREE do).
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
-import threading
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
 
 import numpy as np
 
 from planetary.core.errors import ClosedError
+from planetary.net.addresses import address_text
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
+from planetary.net.loop_thread import LoopThread
 from planetary.net.session import Greeting, Refused, Welcome
 from planetary.wire.inbox import Allocate, Received, allocate_any
 from planetary.wire.limits import Limits
@@ -27,8 +26,6 @@ from planetary.wire.protocol import Protocol
 
 _CONNECT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
-
-T = TypeVar("T")
 
 
 class ThreadedConnection:
@@ -57,12 +54,7 @@ class ThreadedConnection:
 
         `allocate` is called in the background thread.
         """
-        self._loop = asyncio.new_event_loop()
-        self._stopped = False
-        self._lock = threading.Lock()
-        name = f"planetary connection to {host}:{port}"
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._loop = LoopThread(f"planetary connection to {address_text(host, port)}")
 
         async def open_connection() -> tuple[Connection, Welcome | Refused]:
             connection = await connect(
@@ -78,16 +70,16 @@ class ThreadedConnection:
             return connection, answer
 
         try:
-            self._connection, self.answer = self._call(open_connection())
+            self._connection, self.answer = self._loop.call(open_connection())
         except BaseException:
-            self._stop()
+            self._loop.stop(_CLOSE_TIMEOUT_S)
             raise
         if isinstance(self.answer, Refused):
-            self._stop()
+            self._loop.stop(_CLOSE_TIMEOUT_S)
 
     def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> int:
         """Send a message; return how many bytes it took when all were handed over. See `Connection.send`."""
-        return self._call(self._connection.send(message, tensors))
+        return self._loop.call(self._connection.send(message, tensors))
 
     def receive(self, timeout_s: float | None) -> Received | None:
         """Return the next message, or None when none came within `timeout_s` seconds (0: look only).
@@ -100,7 +92,7 @@ class ThreadedConnection:
                 raise self._connection.error.with_traceback(None)
             return None
         try:
-            return self._call(self._connection.receive(timeout_s))
+            return self._loop.call(self._connection.receive(timeout_s))
         except TimeoutError:
             return None
 
@@ -126,48 +118,14 @@ class ThreadedConnection:
 
     def close(self, reason: str) -> None:
         """Say goodbye, close and end the background thread. Does nothing the second time."""
-        if self._stopped:
+        if self._loop.stopped:
             return
         with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
-            self._call(self._connection.close(reason), _CLOSE_TIMEOUT_S)
-        self._stop()
+            self._loop.call(self._connection.close(reason), _CLOSE_TIMEOUT_S)
+        self._loop.stop(_CLOSE_TIMEOUT_S)
 
     def __enter__(self) -> ThreadedConnection:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close("done" if kind is None else f"failed with {kind.__name__}")
-
-    def _call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run a coroutine on the background loop and wait for it. All of them bound their own time."""
-        with self._lock:
-            if self._stopped:
-                coroutine.close()
-                raise ClosedError("the connection to the gateway was closed here")
-            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(timeout_s)
-        except BaseException:
-            future.cancel()  # an interrupt from the keyboard, or the timeout: nobody waits for it any more
-            raise
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._finish())
-        self._loop.close()
-
-    async def _finish(self) -> None:
-        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in rest:
-            task.cancel()
-        await asyncio.gather(*rest, return_exceptions=True)
-
-    def _stop(self) -> None:
-        with self._lock:
-            if self._stopped:
-                return
-            self._stopped = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        if threading.current_thread() is not self._thread:
-            self._thread.join(_CLOSE_TIMEOUT_S)

@@ -130,10 +130,13 @@ def _length_error(kind: Kind, what: str, length: int, least: int, most: int) -> 
 
 
 def _guess(magic: bytes) -> str:
+    """Name what speaks to this port, as the end of a sentence."""
     if magic[:2] in (b"\x15\x03", b"\x16\x03"):
         return "; the peer speaks TLS and this side does not"
     if magic in (b"GET ", b"HTTP", b"POST", b"HEAD", b"PUT "):
         return "; the peer speaks HTTP: is this the right port?"
+    if magic == b"SSH-":
+        return "; the peer speaks SSH: is this the right port?"
     if magic[:2] == b"\0\0":
-        return "; a peer of planetary.collectives before protocol 4 speaks like this: upgrade planetary on the peer"
+        return "; an older planetary begins its messages with their length: upgrade planetary on the peer"
     return "; the peer does not speak planetary's protocol"

@@ -96,7 +96,7 @@ class Inbox:
 
     def __init__(self, protocol: Protocol, limits: Limits | None = None, allocate: Allocate = allocate_any) -> None:
         self._protocol = protocol
-        self.limits = limits or Limits()  # may be replaced between messages, e.g. once the peer is trusted
+        self.limits = limits or protocol.limits  # may be replaced between messages, e.g. once the peer is trusted
         self.allocate = allocate  # may be replaced between messages, too
         self.duplicates = 0  # messages dropped because their id had been seen
         self.bytes_received = 0
@@ -142,10 +142,18 @@ class Inbox:
             self._break(error)
             raise
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Received]:
-        """Copy `data` in, as one would receive it, and return the messages it completed."""
+    @property
+    def between_frames(self) -> bool:
+        """Whether the next byte is a frame's first."""
+        return self._prefix is None and not self._filled
+
+    def feed(self, data: bytes | bytearray | memoryview, received: list[Received] | None = None) -> list[Received]:
+        """Copy `data` in, as one would receive it, and return the messages it completed.
+
+        With `received`, they are added to that list, which has those before an error, too.
+        """
         rest = memoryview(data)
-        received: list[Received] = []
+        received = received if received is not None else []
         while rest:
             if count := self._take_control(rest, received):
                 rest = rest[count:]

@@ -68,11 +68,12 @@ class Outbox:
         self, protocol: Protocol, limits: Limits | None = None, chunk_bytes: int = DEFAULT_CHUNK_BYTES
     ) -> None:
         self._protocol = protocol
-        self._limits = limits or Limits()
+        self._limits = limits or protocol.limits
         check_chunk_bytes(chunk_bytes, self._limits)
         self._chunk_bytes = chunk_bytes
         self._last_id = 0
         self._control: deque[Frame] = deque()
+        self.control_bytes = 0  # of the control frames that were not taken yet
         self._turns: deque[Outgoing] = deque()
 
     def __bool__(self) -> bool:
@@ -88,35 +89,39 @@ class Outbox:
         tensors = tensors or {}
         stamped = stamp(message, self._last_id + 1)
         payload = self._protocol.encode(stamped, self._limits)
-        header = encode_declaration(declare(tensors), self._limits)
+        header = encode_declaration(declare(tensors), self._limits) if tensors else b""
         self._last_id += 1
         outgoing = Outgoing(stamped, tensors, self._chunk_bytes)
         head = encode_prefix(self._protocol.version, Kind.CONTROL, header, payload) + header + payload
-        self._control.append(Frame(head, None, outgoing, last=not outgoing.has_more))
+        self._queue_control(Frame(head, None, outgoing, last=not outgoing.has_more))
         return outgoing
+
+    def post(self, message: Message) -> None:
+        """Queue a message without tensors whose way nobody follows. Raises as `add` does."""
+        self._queue_control(Frame(self._frame_of(message), None, None, last=True))
 
     def withdraw(self, outgoing: Outgoing) -> None:
         """Send nothing more of a message; tell the peer if it knows of it. Harmless when all was sent."""
         if not outgoing.declared:
             self._control = deque(frame for frame in self._control if frame.outgoing is not outgoing)
+            self.control_bytes = sum(len(frame.head) for frame in self._control)
         elif outgoing in self._turns:
             self._turns.remove(outgoing)
             header = encode_tensor_header(TensorHeader(outgoing.message.id, 0, 0))
-            self._control.append(
-                Frame(
-                    encode_prefix(self._protocol.version, Kind.WITHDRAW, header, b"") + header, None, None, last=False
-                )
-            )
+            prefix = encode_prefix(self._protocol.version, Kind.WITHDRAW, header, b"")
+            self._queue_control(Frame(prefix + header, None, None, last=False))
 
     def clear(self) -> None:
         """Forget everything that was not taken yet. The peer is not told: the connection is about to end."""
         self._control.clear()
         self._turns.clear()
+        self.control_bytes = 0
 
     def next_frame(self) -> Frame | None:
         """Take the frame to send next, or None when there is none."""
         if self._control:
             frame = self._control.popleft()
+            self.control_bytes -= len(frame.head)
             if frame.outgoing is not None:
                 frame.outgoing.declared = True
                 frame.outgoing.nbytes += len(frame.head)
@@ -137,13 +142,20 @@ class Outbox:
         outgoing.nbytes += len(head) + len(data)
         return Frame(head, data, outgoing, last=not outgoing.has_more)
 
+    def _queue_control(self, frame: Frame) -> None:
+        self._control.append(frame)
+        self.control_bytes += len(frame.head)
+
     def frame_of(self, message: Message) -> bytes:
-        """Return the frame of a message without tensors, to be sent now: for a connection that queues nothing here.
+        """Return the frame of a message without tensors, to be sent now: where no other one waits.
 
         Raises as `add` does.
         """
         if self._control:
             raise LocalProtocolError(f"sending {type(message).__name__}: others were queued before it and wait")
+        return self._frame_of(message)
+
+    def _frame_of(self, message: Message) -> bytes:
         payload = self._protocol.encode(stamp(message, self._last_id + 1), self._limits)
         self._last_id += 1
         return encode_prefix(self._protocol.version, Kind.CONTROL, b"", payload) + payload

@@ -27,9 +27,10 @@ class Protocol:
         version: the fifth byte of every frame. Raised whenever a message changes in a way that an older peer would
             misread; a peer of another version is refused.
         messages: the classes, in the order of declaration.
+        limits: what those who know each other may send.
     """
 
-    def __init__(self, version: int, *messages: type[Message]) -> None:
+    def __init__(self, version: int, *messages: type[Message], limits: Limits | None = None) -> None:
         """Raise `LocalProtocolError` where two classes have the same name on the wire."""
         if not 0 < version < 256:
             raise LocalProtocolError(f"a protocol's version is 1 to 255, not {version}")
@@ -38,6 +39,7 @@ class Protocol:
             raise LocalProtocolError(f"a protocol has two messages named {', '.join(doubled)}")
         self.version = version
         self.messages = messages
+        self.limits = limits or Limits()
         self._floats = {kind: _float_fields(kind) for kind in messages}
         union: Any = reduce(or_, messages)
         self._decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(union)
@@ -48,7 +50,7 @@ class Protocol:
 
     def extended(self, *messages: type[Message]) -> Protocol:
         """Return the protocol of the same version that has these messages, too."""
-        return Protocol(self.version, *self.messages, *messages)
+        return Protocol(self.version, *self.messages, *messages, limits=self.limits)
 
     def encode(self, message: Message, limits: Limits) -> bytes:
         """Return a message's JSON.

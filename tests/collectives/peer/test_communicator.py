@@ -24,6 +24,7 @@ from planetary.collectives import (
 from planetary.collectives.peer.peer_machine import PeerMachine
 from planetary.collectives.transport.shared_memory import FOLDER, remove_stale
 from planetary.core.errors import UserError
+from planetary.machine.events import Tick
 
 pytestmark = pytest.mark.usefixtures("compiled_loops")
 
@@ -259,18 +260,27 @@ def test_torch_and_jax_arrays() -> None:
         together(work, 2)
 
 
-def test_deadlines_are_read_while_no_call_begins_or_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control thread reads the deadlines of calls that other threads begin: a call was changed under its eyes."""
+def test_the_machine_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line to the master looks after calls that other threads begin: a call was changed under its eyes."""
     with ring(2) as (_, peers):
         locks: dict[int, Any] = {id(shell_of(peer).machine): shell_of(peer).lock for peer in peers}
         read: list[bool] = []
-        next_deadline = PeerMachine.next_deadline
+        ticks = threading.Event()
 
-        def observed(machine: PeerMachine) -> float | None:
-            read.append(locks[id(machine)]._is_owned())
-            return next_deadline(machine)
+        def observe(name: str) -> None:
+            method = getattr(PeerMachine, name)
 
-        monkeypatch.setattr(PeerMachine, "next_deadline", observed)
+            def observed(machine: PeerMachine, *arguments: Any) -> Any:
+                read.append(locks[id(machine)]._is_owned())
+                if arguments and isinstance(arguments[0], Tick):
+                    ticks.set()
+                return method(machine, *arguments)
+
+            monkeypatch.setattr(PeerMachine, name, observed)
+
+        for name in ("handle", "next_deadline"):
+            observe(name)
         together(lambda i: peers[i].barrier(), 2)
+        assert ticks.wait(10)
         assert read
         assert all(read)

@@ -169,6 +169,8 @@ class GroupOperations:
 def disagreement(calls: Sequence[tuple[str, Spec]]) -> str:
     """Say on what the calls of peers (by name; names may be equal) differ; empty when they do not."""
     parts = []
+    if all(spec == calls[0][1] for _, spec in calls):
+        return ""
     for field_name in Spec.__struct_fields__:
         values: dict[str, list[str]] = {}
         for name, spec in calls:

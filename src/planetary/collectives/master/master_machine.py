@@ -36,6 +36,7 @@ class MasterMachine:
     ) -> None:
         """`draw` returns a new secret string each time; it is the machine's only randomness.
 
+        `alive_s` and `silent_s` are what connections are told: how often a side sends something, and when it is lost.
         `remeasure_s`: seconds between two measurements of links in the background, in each group; 0 for none.
         """
         self._draw = draw
@@ -44,8 +45,6 @@ class MasterMachine:
         self.groups: dict[int, GroupMachine] = {}
         self._emptied: dict[int, GroupRecord] = {}  # groups without peers: the state that they agreed on last
         self._where: dict[int, tuple[int, str]] = {}  # connection -> group, peer
-        self._heard: dict[int, float] = {}
-        self._spoke_at = 0.0
 
     def restore(self, records: Iterable[Record], now: float, grace_s: float) -> None:
         """Take up where a journal ends. Its members have `grace_s` seconds to return.
@@ -84,20 +83,16 @@ class MasterMachine:
     def _decide(self, event: Event, now: float) -> list[Instruction]:
         match event:
             case Received(session=connection, message=message):
-                self._heard[connection] = now
                 if isinstance(message, m.Register):
                     return self._register(connection, message, event.host, now)
                 if connection not in self._where:
-                    return self._reject(connection, f"expected Register first, found {type(message).__name__}")
+                    return self._refuse(connection, f"expected Register first, found {type(message).__name__}")
                 number, peer = self._where[connection]
-                if isinstance(message, m.Alive):
-                    return []
                 if isinstance(message, m.Leave):
                     del self._where[connection]
                     return [*self.groups[number].request(peer, message, now), Close(connection, "it left")]
                 return self.groups[number].request(peer, message, now)
             case Closed(session=connection, reason=reason):
-                self._heard.pop(connection, None)
                 number, peer = self._where.pop(connection, (0, ""))
                 return self.groups[number].lose(peer, reason, now) if peer else []
             case Solved():
@@ -110,9 +105,6 @@ class MasterMachine:
     def next_deadline(self) -> float | None:
         """See `machine.machine.Machine.next_deadline`."""
         times = [group.next_deadline() for group in self.groups.values()]
-        times += [heard + self._silent_s for heard in self._heard.values()]
-        if self._where:
-            times.append(self._spoke_at + self._alive_s)
         first = min(times, default=math.inf)
         return None if math.isinf(first) else first
 
@@ -129,8 +121,6 @@ class MasterMachine:
         }
         where = {key: connection for connection, key in self._where.items()}
         yield there == where, f"connections are {there} in the groups, and {where} at the master"
-        unheard = sorted(self._where.keys() - self._heard.keys())
-        yield not unheard, f"connections {unheard} may be silent for ever"
         yield not self.groups.keys() & self._emptied.keys(), "a group has peers, and is remembered as empty"
         for group in self.groups.values():
             yield bool(group.desk.peers), f"group {group.desk.number} has no peers"
@@ -148,55 +138,38 @@ class MasterMachine:
 
     def _tick(self, now: float) -> list[Instruction]:
         out: list[Instruction] = []
-        for connection, heard in list(self._heard.items()):
-            if now >= heard + self._silent_s:
-                del self._heard[connection]
-                reason = f"was silent for {now - heard:.1f} s"
-                number, peer = self._where.pop(connection, (0, ""))
-                out.append(Send(connection, m.Removed(reason=f"it {reason}")))
-                out.append(Close(connection, reason))
-                if peer:
-                    out += self.groups[number].lose(peer, reason, now)
         for group in self.groups.values():
             out += group.tick(now)
-        if now >= self._spoke_at + self._alive_s:
-            self._spoke_at = now
-            out += [Send(connection, m.Alive()) for connection in self._where]
         return out
 
     def _register(self, connection: int, hello: m.Register, seen_host: str, now: float) -> list[Instruction]:
         if connection in self._where:
-            return self._reject(connection, "it registered twice")
-        if hello.protocol != m.PROTOCOL:
-            text = f"protocol versions differ: the master speaks {m.PROTOCOL}, the peer {hello.protocol}; "
-            return self._reject(connection, text + "upgrade planetary on the older side")
+            return self._refuse(connection, "it registered twice")
         if not 0 <= hello.group < 2**32 or not 0 < len(hello.name) <= _NAME_MOST or not 0 < hello.port < 65536:
-            return self._reject(connection, "a registration needs a group of 32 bits, a name and a port")
+            return self._refuse(connection, "a registration needs a group of 32 bits, a name and a port")
         if sum(len(group.desk.peers) for group in self.groups.values()) >= self._peers_most and not hello.peer:
-            return self._reject(connection, f"the master has its {self._peers_most} peers")
+            return self._refuse(connection, f"the master has its {self._peers_most} peers", "busy")
         if len(self._emptied) >= _EMPTIED_MOST and hello.group not in (*self.groups, *self._emptied):
-            return self._reject(connection, f"the master remembers the states of {len(self._emptied)} groups already")
+            return self._refuse(connection, f"the master remembers the states of {len(self._emptied)} groups already")
         group = self._group(hello.group)
         peers, host = group.desk.peers, hello.host or seen_host
         if hello.peer:
             known = peers.get(hello.peer)
             if known is None or known.secret != hello.secret:
-                return self._reject(connection, "the master does not know this peer any more; register as a new one")
+                text = "the master does not know this peer any more; register as a new one"
+                return self._refuse(connection, text, "unknown")
             old = known.connection
             known.connection = connection
             self._where[connection] = (hello.group, hello.peer)
-            answer = m.Registered(
-                peer=hello.peer, secret=known.secret, alive_s=self._alive_s, silent_s=self._silent_s, member=True
-            )
+            answer = self._welcome(hello, hello.peer, known.secret, member=True)
             out: list[Instruction] = [Send(connection, answer), *group.returned(hello.peer, hello.undecided)]
             if old is not None:
                 self._where.pop(old, None)
-                self._heard.pop(old, None)
                 out.append(Close(old, "it came back over another connection"))
             return out
         other = next((known.info for known in peers.values() if is_loopback(known.info.host)), None)
         if is_loopback(host) != (other is not None) and peers:
-            return self._reject(
+            return self._refuse(
                 connection,
                 f"bulk data for this peer would go to {host}, which is not reachable from all members (one is at "
                 f"{next(iter(peers.values())).info.host}): loopback and network addresses do not mix. Connect "
@@ -206,15 +179,21 @@ class MasterMachine:
         info = m.PeerInfo(peer, hello.name, host, hello.port, hello.machine, hello.certificate)
         peers[peer] = Peer(info, secret, hello.digests, connection, doing="registered, not admitted", since=now)
         self._where[connection] = (hello.group, peer)
-        return [
-            Send(
-                connection,
-                m.Registered(peer=peer, secret=secret, alive_s=self._alive_s, silent_s=self._silent_s),
-            )
-        ]
+        return [Send(connection, self._welcome(hello, peer, secret, member=False))]
 
-    def _reject(self, connection: int, reason: str) -> list[Instruction]:
-        return [Send(connection, m.Rejected(reason=reason)), Close(connection, reason)]
+    def _welcome(self, hello: m.Register, peer: str, secret: str, *, member: bool) -> m.Registered:
+        return m.Registered(
+            run=f"group {hello.group}",
+            heartbeat_s=self._alive_s,
+            silent_after_s=self._silent_s,
+            peer=peer,
+            secret=secret,
+            member=member,
+        )
+
+    def _refuse(self, connection: int, reason: str, code: str = "registration") -> list[Instruction]:
+        refused = m.Refused(code=code, reason=reason, retry=code == "busy")
+        return [Send(connection, refused), Close(connection, reason)]
 
     def _group(self, number: int) -> GroupMachine:
         group = self.groups.get(number)
@@ -237,7 +216,6 @@ class MasterMachine:
         for instruction in out:
             if isinstance(instruction, Close):
                 self._where.pop(instruction.session, None)
-                self._heard.pop(instruction.session, None)
         for number in [number for number, group in self.groups.items() if not group.desk.peers]:
             desk = self.groups.pop(number).desk
             rest = GroupRecord(

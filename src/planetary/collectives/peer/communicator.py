@@ -27,6 +27,7 @@ from planetary.collectives.transport.neighbours import Reach
 from planetary.collectives.transport.shared_state import SharedState, SyncInfo
 from planetary.collectives.transport.sockets import SocketOptions, parse_address, parse_advertised
 from planetary.core.errors import PlanetaryError, UserError
+from planetary.net.addresses import is_loopback
 from planetary.net.client import Trust
 
 
@@ -150,7 +151,8 @@ class Communicator:
     @property
     def on_loopback(self) -> bool:
         """Whether the master is on this machine; False before `connect`."""
-        return self._shell.stream is not None and self._shell.stream.on_loopback
+        line = self._shell.line
+        return line is not None and is_loopback(line.connection.peer_host)
 
     # --- membership
 

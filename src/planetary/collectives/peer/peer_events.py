@@ -6,7 +6,6 @@ from planetary.collectives.protocol.messages import Fetch, PeerInfo, Probe, Topo
 from planetary.collectives.protocol.options import Spec, SyncStrategy
 from planetary.core.errors import PlanetaryError
 from planetary.machine.events import (  # noqa: F401  # this module is all that a peer's machine speaks
-    Close,
     Closed,
     Dial,
     Event,

@@ -10,10 +10,11 @@ from planetary.collectives.peer import peer_events as e
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.errors import PeerLostError, RemovedError, StragglerError, error_of
 from planetary.collectives.protocol.states import PEER_MEMBERSHIP, PEER_OPERATION
-from planetary.core.errors import PlanetaryError, TrustError
+from planetary.core.errors import PlanetaryError
 from planetary.machine.machine import check_invariants
 from planetary.machine.redial import Redial
 from planetary.machine.state_table import advance
+from planetary.net.session import refusal_error
 
 _REDIAL_FIRST_S, _REDIAL_LIMIT_S = 0.1, 1.0
 _ANSWER_SLACK_S = 5.0  # the master's deadline comes first; this one is for a master that forgot
@@ -60,8 +61,6 @@ class PeerMachine:
         self.topology: m.Topology | None = None
         self.counts = m.Counts()
         self._calls: dict[int, Call] = {}
-        self._alive_s, self._silent_s = 1.0, 10.0
-        self._spoke_at = self._heard_at = -math.inf
         self._link = Redial("peer", first_s=_REDIAL_FIRST_S, limit_s=_REDIAL_LIMIT_S)
         self._link.dial(0.0)  # `FIRST_SESSION`
         self._away_since = 0.0
@@ -75,12 +74,11 @@ class PeerMachine:
         match event:
             case e.Received():
                 if event.session == self._link.session:
-                    self._heard_at = now
-                    self._from_master(event.message, now)
+                    self._from_master(event.message)
             case e.PiecesComplete():
-                self._pieces_complete(event, now)
+                self._pieces_complete(event)
             case e.LocalFault(call, reason, blame):
-                self._fault(call, reason, blame, now)
+                self._fault(call, reason, blame)
             case e.CallCollective(call, timeout_s, tag, spec, data):
                 title = f"{spec.kind} with tag {tag}"
                 # Who would return to a restarted master could not learn there what became of it.
@@ -107,15 +105,15 @@ class PeerMachine:
                 )
                 self._call(call, "sync_shared_state", timeout_s, sync, now)
             case e.LinkMeasured(seq, to, bytes_per_s, latency_s):
-                self._send(m.Measured(seq=seq, to=to, bytes_per_s=bytes_per_s, latency_s=latency_s), now)
+                self._send(m.Measured(seq=seq, to=to, bytes_per_s=bytes_per_s, latency_s=latency_s))
             case e.Opened():
                 if self._link.opened(event.session):
-                    self._say_hello(now)
+                    self._say_hello()
             case e.Closed():
                 if self._link.closed(event.session, now):
                     self._disconnected(event.reason, now)
             case e.CallLeave():
-                self._send(m.Leave(), now)
+                self._send(m.Leave())
             case e.Tick():
                 self._tick(now)
         out, self._out = self._out, []
@@ -124,8 +122,6 @@ class PeerMachine:
     def next_deadline(self) -> float | None:
         """See `machine.machine.Machine.next_deadline`."""
         times = [call.deadline for call in self._calls.values()]
-        if self._link.connected:
-            times += [self._spoke_at + self._alive_s, self._heard_at + self._silent_s]
         dial_at = self._link.next_deadline()
         if dial_at is not None and self.error is None:
             times.append(dial_at)
@@ -171,7 +167,7 @@ class PeerMachine:
         elif self.state == "away" or not self._link.connected:
             self._end(call, self._master_lost("the master is not connected"))
         else:
-            self._send(message, now)
+            self._send(message)
 
     def _master_lost(self, reason: str) -> PeerLostError:
         return PeerLostError(f"the connection to the master ended: {reason}", ("master",))
@@ -180,7 +176,7 @@ class PeerMachine:
         if self._calls.pop(call, None) is not None:
             self._out.append(e.Finish(call, error, value))
 
-    def _pieces_complete(self, event: e.PiecesComplete, now: float) -> None:
+    def _pieces_complete(self, event: e.PiecesComplete) -> None:
         call = self._calls.get(event.call)
         if call is None:
             return
@@ -192,9 +188,9 @@ class PeerMachine:
                 if sync
                 else m.Done(seq=call.seq, ok=True, digest=event.digest, bytes_per_s=event.bytes_per_s)
             )
-            self._send(done, now)
+            self._send(done)
 
-    def _fault(self, number: int, reason: str, blame: str, now: float) -> None:
+    def _fault(self, number: int, reason: str, blame: str) -> None:
         call = self._calls.get(number)
         if call is None or call.state == "wanted":
             return
@@ -207,22 +203,24 @@ class PeerMachine:
                 if sync
                 else m.Done(seq=call.seq, ok=False, reason=reason, blame=blame)
             )
-            self._send(done, now)
+            self._send(done)
 
     # --- the master's messages
 
-    def _from_master(self, message: m.Message, now: float) -> None:
+    def _from_master(self, message: m.Message) -> None:
         if self.error is not None:
             return  # it is out already; this was under way
         match message:
             case m.Registered():
-                self._alive_s, self._silent_s = message.alive_s, message.silent_s
                 self.peer, self._secret = message.peer, message.secret
                 self.state = advance(PEER_MEMBERSHIP, self.state, "returned" if message.member else "registered")
                 if not message.member:
                     self._out.append(e.Finish(0))
-            case m.Rejected():
-                self._hang_up(TrustError(f"the master refused the registration: {message.reason}"))
+            case m.Refused(retry=True) if self.state == "away":
+                pass  # the session ends, and the next is dialled within the grace time
+            case m.Refused():
+                error = refusal_error(message, "master")
+                self._hang_up(RemovedError(str(error)) if message.code == "unknown" else error)
             case m.Removed():
                 self._hang_up(RemovedError(f"the master removed this peer: {message.reason}"))
             case m.Topology():
@@ -241,7 +239,7 @@ class PeerMachine:
             case m.CallFailed(call=call):
                 self._end(call, error_of(message.code, message.reason, message.peers))
             case m.Commence(seq=seq, epoch=epoch) if self.topology is None or epoch != self.topology.epoch:
-                self._send(m.Done(seq=seq, ok=False, reason=f"it does not know ring {epoch}"), now)
+                self._send(m.Done(seq=seq, ok=False, reason=f"it does not know ring {epoch}"))
             case m.Commence(call=call, seq=seq, epoch=epoch) if call in self._calls:
                 self._commence(call, seq)
                 self._out.append(e.BeginTransfer(call, seq, epoch))
@@ -249,9 +247,9 @@ class PeerMachine:
                 self._commence(call, seq)
                 self._out.append(e.BeginFetch(call, seq, message.revision, message.fetch))
             case m.Commence(seq=seq):
-                self._send(m.Done(seq=seq, ok=False, reason="it gave the call up before it began"), now)
+                self._send(m.Done(seq=seq, ok=False, reason="it gave the call up before it began"))
             case m.SyncPlan(seq=seq):
-                self._send(m.SyncDone(seq=seq, ok=False, reason="it gave the call up before it began"), now)
+                self._send(m.SyncDone(seq=seq, ok=False, reason="it gave the call up before it began"))
             case m.Contributions(call=call) if call in self._calls:
                 self._calls[call].state = advance(PEER_OPERATION, self._calls[call].state, "committed")
                 self._end(call, value=message)
@@ -260,7 +258,7 @@ class PeerMachine:
             case m.Probe():
                 self._out.append(e.RunProbe(message, message.to))
             case _:
-                pass  # a heartbeat, or the answer to a call that is over
+                pass  # the answer to a call that is over
 
     def _commence(self, number: int, seq: int) -> None:
         call = self._calls[number]
@@ -275,14 +273,13 @@ class PeerMachine:
 
     # --- the connection
 
-    def _say_hello(self, now: float) -> None:
-        self._heard_at = now
+    def _say_hello(self) -> None:
         hello = self._hello()
         if self.state == "away":
             undecided = tuple(call.seq for call in self._calls.values() if call.state == "in doubt")
             fields = {name: getattr(hello, name) for name in hello.__struct_fields__}
             hello = m.Register(**{**fields, "peer": self.peer, "secret": self._secret, "undecided": undecided})
-        self._send(hello, now)
+        self._send(hello)
 
     def _disconnected(self, reason: str, now: float) -> None:
         if self.error is not None:
@@ -315,13 +312,6 @@ class PeerMachine:
         self._out.append(e.Hangup(error))
 
     def _tick(self, now: float) -> None:
-        if self._link.connected and now >= self._heard_at + self._silent_s:
-            reason = f"it was silent for {now - self._heard_at:.1f} s"
-            self._out.append(e.Close(self._link.session, reason))
-            self._link.closed(self._link.session, now)
-            self._disconnected(reason, now)
-        if self._link.connected and now >= self._spoke_at + self._alive_s:
-            self._send(m.Alive(), now)
         if self.state == "away" and now >= self._away_since + self.grace_s:
             self._give_up(self._master_lost(f"it did not come back within {self.grace_s:g} s"))
         session = self._link.dial(now) if self.error is None else None
@@ -335,7 +325,6 @@ class PeerMachine:
                     return
                 self._end(number, StragglerError(text, ("master",)))
 
-    def _send(self, message: m.Message, now: float) -> None:
+    def _send(self, message: m.Message) -> None:
         if self._link.connected:
-            self._spoke_at = now
             self._out.append(e.Send(self._link.session, message))

@@ -8,17 +8,16 @@ from collections.abc import Callable
 
 from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.call_table import CallTable
-from planetary.collectives.peer.control_thread import ControlThread
+from planetary.collectives.peer.master_line import MasterLine
 from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
 from planetary.collectives.peer.ring_connections import RingConnections
 from planetary.collectives.peer.settings import PeerSettings
 from planetary.collectives.peer.work import OpenWork
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.reduction.operation import Operation
-from planetary.collectives.transport.control_stream import ControlStream
 from planetary.collectives.transport.neighbours import machine_identity
 from planetary.collectives.transport.shared_state import digest, digest_algorithms
-from planetary.core.errors import ClosedError, PeerError, PlanetaryError, UserError
+from planetary.core.errors import ClosedError, PlanetaryError, UserError
 
 
 class PeerShell:
@@ -40,8 +39,7 @@ class PeerShell:
             settings, self.lock, complete=self.complete, fault=self._link_fault, spoil=self._spoil
         )
         self._machine: PeerMachine | None = None
-        self._stream: ControlStream | None = None
-        self._dialling = 0  # the session that the machine wants to be dialled; the control thread takes it
+        self._line: MasterLine | None = None
         self._closing = False
 
     # --- life
@@ -53,17 +51,16 @@ class PeerShell:
                 raise UserError("the communicator is connected already")
             self._disconnect()
             self._closing = False
-            stream = self.dial(timeout_s)
+            line = MasterLine(self, self.settings, timeout_s)
             try:
-                self.ring.open(stream.local_host)
+                self.ring.open(line.connection.local_host)
             except BaseException:
-                stream.close()
+                line.close()
                 raise
-            self._stream = stream
+            self._line = line
             self._machine = PeerMachine(self._hello, grace_s=self.settings.grace_s)
-            self._dialling = 0
             registration = self.calls.works[0] = OpenWork("connect")
-            ControlThread(self, self._machine, stream).start()
+            line.serve(self._machine)
         self.handle(e.Opened(FIRST_SESSION))
         try:
             registration.wait()
@@ -82,8 +79,10 @@ class PeerShell:
     def abandon(self) -> None:
         """Close all sockets and say nothing, as a process does that is killed. For tests of what the others do then."""
         self._closing = True
-        link, plane, stream = self.ring.link, self.ring.plane, self._stream
-        for closing in (stream, plane, link):
+        link, plane, line = self.ring.link, self.ring.plane, self._line
+        if line is not None:
+            line.abandon()
+        for closing in (plane, link):
             if closing is not None:
                 closing.close()
 
@@ -105,9 +104,9 @@ class PeerShell:
         return self.registered and not self._closing
 
     @property
-    def stream(self) -> ControlStream | None:
-        """The connection to the master."""
-        return self._stream
+    def line(self) -> MasterLine | None:
+        """To the master."""
+        return self._line
 
     @property
     def machine(self) -> PeerMachine | None:
@@ -137,11 +136,8 @@ class PeerShell:
     def _carry_out(self, instruction: e.Instruction, later: list[Callable[[], None]]) -> None:
         match instruction:
             case e.Send():
-                if self._stream is not None:
-                    try:
-                        self._stream.send(instruction.message)
-                    except PeerError:
-                        self._stream.close()  # the thread that receives says what is to be said
+                if self._line is not None:
+                    self._line.send(instruction.message)
             case e.UseTopology(topology, rank):
                 self.ring.use(topology, rank, self._machine.peer if self._machine is not None else "")
             case e.BeginTransfer(call) | e.BeginFetch(call):
@@ -163,10 +159,8 @@ class PeerShell:
                 # Before arrays are restored: nobody must take what they hold then for a piece.
                 later.insert(0, self._hang_up)
             case e.Dial(session):
-                self._dialling = session
-            case e.Close():
-                if self._stream is not None:
-                    self._stream.close()
+                if self._line is not None:
+                    self._line.dial(session)
 
     def _hello(self) -> m.Register:
         settings, (host, port) = self.settings, self.settings.advertise
@@ -218,34 +212,11 @@ class PeerShell:
         if found is not None:
             self.handle(e.LinkMeasured(probe.seq, to.peer, *found))
 
-    # --- for the control thread
-
-    def dial(self, timeout_s: float) -> ControlStream:
-        """Return a new connection to the master; see `ControlStream` for what is raised."""
-        (host, port), settings = self.settings.master, self.settings
-        return ControlStream(host, port, settings.trust, timeout_s, allow_unencrypted=settings.allow_unencrypted)
-
-    def take_dial(self, machine: PeerMachine) -> int:
-        """Return the session to dial, once; 0 while the machine wants none or is not the present one."""
-        with self.lock:
-            if self._machine is not machine:
-                return 0
-            session, self._dialling = self._dialling, 0
-            return session
-
-    def speak_over(self, stream: ControlStream) -> None:
-        """Send what is for the master over this connection from now on."""
-        with self.lock:
-            self._stream = stream
+    # --- for the line to the master
 
     def runs(self, machine: PeerMachine) -> bool:
         """Whether this is the machine of the present connection, and still has a master."""
         return self._machine is machine and self.usable
-
-    def next_deadline(self) -> float | None:
-        """When the machine has something to do."""
-        with self.lock:  # other threads begin and end calls
-            return self._machine.next_deadline() if self._machine is not None else None
 
     def watch(self) -> None:
         """Fail operations that make no progress."""
@@ -261,11 +232,13 @@ class PeerShell:
 
     def _hang_up(self) -> None:
         self.ring.leave()
-        if self._stream is not None:
-            self._stream.close()
+        if self._line is not None:
+            self._line.hang_up()
 
     def _disconnect(self) -> None:
-        self._hang_up()
+        self.ring.leave()
         self.ring.close()
         with self.lock:
-            self._stream = None
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()

@@ -17,7 +17,9 @@ class Work:
     def __init__(self, title: str) -> None:
         """Made by `Communicator`."""
         self.title = title
-        self._event = threading.Event()
+        self._done = False
+        self._until_done = threading.Lock()  # held until then; costs less than a `threading.Event`
+        self._until_done.acquire()
         self._error: PlanetaryError | None = None
         self._value: Any = None
         self.sent_bytes = self.received_bytes = 0  # payload, once the call is over
@@ -26,14 +28,15 @@ class Work:
     @property
     def done(self) -> bool:
         """Whether the call is over."""
-        return self._event.is_set()
+        return self._done
 
     def wait(self) -> Any:
         """Wait until the call is over, on all peers alike; return its result or raise its error.
 
         Its own deadlines bound the wait. May be called again, from any thread.
         """
-        self._event.wait()
+        with self._until_done:
+            pass
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value
@@ -56,5 +59,5 @@ class OpenWork(Work):
                 error = error or failure
             self.sent_bytes, self.received_bytes = self.active.sent, self.active.received
             self.world_size = self.active.world_size if error is None else 0
-        self._error, self._value = error, value
-        self._event.set()
+        self._error, self._value, self._done = error, value, True
+        self._until_done.release()

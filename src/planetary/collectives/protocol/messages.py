@@ -1,4 +1,7 @@
-"""Control messages between a peer and the master, in the frames of `planetary.wire`.
+"""Control messages between a peer and the master, over connections of `planetary.net`.
+
+A connection's own messages are those of every protocol: a registration is its greeting, the master answers with
+`Registered`, which is a welcome, or `Refused`; both sides send heartbeats and say goodbye.
 
 A peer numbers its requests with `call`; an answer names the call it is for. `seq` numbers the operations that began,
 over the life of a group: it stands in every frame of bulk data, so a frame of an operation that is over is known as
@@ -12,11 +15,13 @@ from typing import Literal, get_args
 import msgspec
 
 from planetary.collectives.protocol.options import Spec, SyncStrategy
+from planetary.net.session import Goodbye, Greeting, Heartbeat, Refused, Welcome
+from planetary.version import __version__
 from planetary.wire.limits import KIB, MIB, Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised whenever a message or frame changes in a way that an older peer would misread."""
 
 Code = Literal["lost", "straggler", "disagreement", "too_few", "removed", "aborted", "master"]
@@ -36,25 +41,22 @@ class PeerInfo(msgspec.Struct, frozen=True):
 # --- peer to master
 
 
-class Register(Message, frozen=True, kw_only=True):
+class Register(Greeting, frozen=True, kw_only=True):
     """First message. With `peer` and `secret`: a member returns to a restarted master."""
 
-    protocol: int
+    role: str = "worker"
+    software: str = __version__
+    token: str = ""
     group: int
     name: str
     host: str  # to be reached at; empty: where the master sees it
     port: int
     machine: str
     certificate: str = ""
-    token: str = ""  # invite token; empty on plain loopback only
     digests: tuple[str, ...] = ()  # algorithms for shared state, best first
     peer: str = ""
     secret: str = ""
     undecided: tuple[int, ...] = ()  # operations that this peer completed without having learned the outcome
-
-
-class Alive(Message, frozen=True, kw_only=True):
-    """Sent when nothing else was for a while, by both sides."""
 
 
 class Leave(Message, frozen=True, kw_only=True):
@@ -151,20 +153,12 @@ class Measured(Message, frozen=True, kw_only=True):
 # --- master to peer
 
 
-class Registered(Message, frozen=True, kw_only=True):
+class Registered(Welcome, frozen=True, kw_only=True):
     """The peer may stay; it is no member yet (unless it returned to a restarted master)."""
 
     peer: str
     secret: str
-    alive_s: float  # each side sends something at least this often
-    silent_s: float  # who was silent for longer is lost
     member: bool = False
-
-
-class Rejected(Message, frozen=True, kw_only=True):
-    """The peer may not join; the connection is closed."""
-
-    reason: str
 
 
 class Topology(Message, frozen=True, kw_only=True):
@@ -275,10 +269,10 @@ class Removed(Message, frozen=True, kw_only=True):
     reason: str
 
 
-FromPeer = Register | Alive | Leave | Vote | AskPending | Start | Done | Sync | SyncDone | Optimize | Measured
+FromPeer = Register | Leave | Vote | AskPending | Start | Done | Sync | SyncDone | Optimize | Measured
 FromMaster = (
     Registered
-    | Rejected
+    | Refused
     | Topology
     | Voted
     | Pending
@@ -290,14 +284,12 @@ FromMaster = (
     | Probe
     | Optimized
     | Removed
-    | Alive
 )
-
-FROM_PEER = Protocol(PROTOCOL, *get_args(FromPeer))
-FROM_MASTER = Protocol(PROTOCOL, *get_args(FromMaster))
 
 STRANGER = Limits(
     message_bytes=16 * KIB, declaration_bytes=0, header_bytes=0, tensor_bytes=0, tensors=0, messages_under_way=0
 )
 MEMBER = msgspec.structs.replace(STRANGER, message_bytes=16 * MIB)
 """What may be sent before and after registration: a message names every array of the shared state; none has tensors."""
+
+COLLECTIVES = Protocol(PROTOCOL, *get_args(FromPeer), *get_args(FromMaster), Heartbeat, Goodbye, limits=MEMBER)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from planetary.core.errors import PeerError, RemoteProtocolError, ResourceError, UserError
 from planetary.net import sockets
+from planetary.net.addresses import address_text
 
 _LENGTH = struct.Struct(">I")
 _TIMEVAL = struct.Struct("@ll")
@@ -64,7 +65,7 @@ def dial(host: str, port: int, timeout_s: float, source: str = "") -> socket.soc
         sock = socket.create_connection((host, port), timeout_s, (source, 0) if source else None)
     except OSError as error:
         leaving = f" from {source}" if source else ""
-        raise PeerError(f"connecting to {host}:{port}{leaving}: {error.strerror or error}") from None
+        raise PeerError(f"connecting to {address_text(host, port)}{leaving}: {error.strerror or error}") from None
     prepare(sock)
     sock.settimeout(None)
     return sock

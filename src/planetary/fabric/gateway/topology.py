@@ -15,6 +15,7 @@ from planetary.diloco.ring import state_digest, state_specs
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, RingPolicy
+from planetary.net.addresses import address_text
 from planetary.net.authority import Authority
 
 
@@ -105,8 +106,7 @@ class RingGateway:
     ) -> None:
         """`host`: the address that workers connect to; `authority` None: plain connections, on loopback only."""
         self._config = config
-        bracketed = f"[{host}]" if ":" in host else host
-        self._master = make_master(f"{bracketed}:{config.sync.port}", authority=authority)
+        self._master = make_master(address_text(host, config.sync.port), authority=authority)
 
     def start(self) -> None:
         """See `GatewayTopology`."""

@@ -19,6 +19,7 @@ from planetary.fabric.protocol.messages import Job, Reduce
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
 from planetary.machine.events import Event
+from planetary.net.addresses import address_text
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class RingPeer:
         """`host` is the gateway's; `report` is called from the thread that reduces."""
         assert job.ring is not None
         self._name, self._token, self._job = name, token, job.ring
-        self._master = f"[{host}]:{job.ring.port}" if ":" in host else f"{host}:{job.ring.port}"
+        self._master = address_text(host, job.ring.port)
         self._specs = tuple(job.spec.params)
         self._report = report
         self._system, self._make_communicator = system, make_communicator

@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.errors import UserError
     from planetary.fabric.shell.child import end_with_parent, planetary_command
     from planetary.fabric.supervisor.node_manager import NodeManager, NodeOptions
+    from planetary.net.addresses import address_text
     from planetary.net.client import Trust
     from planetary.runtime.backends import CPU_BACKENDS, check_device, require_backend
     from planetary.runtime.host import usable_cores
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         args.threads = max(1, usable_cores() // args.scale)
     timings = Timings(args.latency_budget)
     with node_flags.token_for_children(args) as token_file:
-        connect = f"[{args.host}]:{args.port}" if ":" in args.host else f"{args.host}:{args.port}"
+        connect = address_text(args.host, args.port)
         if args.backend == "auto":
             _choose_backend(args, node, connect, token_file)
         flags = node_flags.pass_on(args, token_file)

@@ -221,7 +221,7 @@ def test_a_wait_without_a_deadline_is_found() -> None:
     cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS), WORKERS)
 
     def forget() -> None:
-        cluster.controller.training.stuck_at = lambda worker: None
+        cluster.controller.training.wait = lambda worker: None
 
     cluster.world.at(5.0, forget)
     with pytest.raises(LocalProtocolError, match="worker node-0/0 has a task and no deadline"):

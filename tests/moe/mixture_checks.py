@@ -54,7 +54,7 @@ def check_streams(cluster: MixtureCluster, *, all_moved: bool = True) -> None:
     `all_moved`: and every expert has learned something.
     """
     records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
-    replay(records, MixtureState(cluster.plan.steps_per_round))  # of fragments
+    replay(records, MixtureState(steps_per_round=cluster.plan.steps_per_round))  # of fragments
     streams = expert_streams(records, cluster.plan.owners, cluster.plan.training.replicas)
     assert streams
     assert all(streams.values()) or not all_moved

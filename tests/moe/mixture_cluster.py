@@ -245,7 +245,7 @@ class MixtureCluster:
         self._sessions = 0
         started = RunStarted(run="test", rounds=self.policy.rounds, config_hash="", model="", params=0)
         records: list[Record] = [started, store_start(self.prepared, self.store)]
-        self._begin(replay(records, MixtureState(plan.steps_per_round)), records)
+        self._begin(replay(records, MixtureState(steps_per_round=plan.steps_per_round)), records)
 
     def _begin(self, state: MixtureState, records: list[Record], late: Sequence[RoundMetrics] = ()) -> None:
         self.journal += [msgspec.json.encode(record) for record in records]
@@ -315,7 +315,7 @@ class MixtureCluster:
             self.cut(worker)
         self.events.clear()
         records = [msgspec.json.decode(line, type=MixtureRecord) for line in self.journal]
-        state = replay(records, MixtureState(self.plan.steps_per_round))
+        state = replay(records, MixtureState(steps_per_round=self.plan.steps_per_round))
         late = unreported(records, {line.round for line in self.metrics}, state.round, self.plan.steps_per_round)
         self._begin(state, [], late)
         for worker in self.workers.values():

@@ -21,7 +21,8 @@ from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import FabricPolicy
-from planetary.fabric.protocol.records import EndKind, RunFinished, RunStarted, WorkerLost
+from planetary.fabric.protocol.records import EndKind, RunStarted
+from planetary.fabric.protocol.run_fold import RunFold
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.worker.role import Roles
@@ -50,22 +51,14 @@ class Answered(Record, frozen=True, kw_only=True, tag="answered"):
     name: str
 
 
-class ToyState(msgspec.Struct):
+class ToyState(RunFold):
     """Everything that the journal determines."""
 
-    round: int = 0
-    losses: dict[str, int] = {}
-    ended: RunFinished | None = None
-    names: list[str] = []
+    names: list[str] = msgspec.field(default_factory=list)
 
-    def apply(self, record: Record) -> None:
-        match record:
-            case Answered():
-                self.names.append(record.name)
-            case WorkerLost():
-                self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
-            case RunFinished():
-                self.ended = record
+    def _apply_own(self, record: Record) -> None:
+        if isinstance(record, Answered):
+            self.names.append(record.name)
 
 
 class ToyPolicy(FabricPolicy, frozen=True, kw_only=True):
@@ -89,8 +82,10 @@ class ToyController(RunController[Desk[ToyPolicy, ToyState]]):
         self._strike(worker, failure.reason, self._record_failure(worker, failure, 0), now)
 
     def _go_on(self, now: float) -> None:
-        self.stalls.observe("" if self.desk.workers else self.membership.whom_we_wait_for(), now)
-        self._check_end(now)
+        """Answers alone carry the run on."""
+
+    def _why_nothing_goes_on(self) -> str:
+        return "" if self.desk.workers else self.membership.whom_we_wait_for()
 
     def _is_done(self) -> tuple[EndKind, str] | None:
         return ("done", "all have answered") if len(self.desk.state.names) >= self.desk.policy.answers else None

@@ -366,7 +366,7 @@ def test_in_lock_step_work_that_nobody_can_do_ends_the_run_and_otherwise_its_com
 
 
 def test_a_journal_in_which_refused_updates_made_versions_is_read_as_it_was() -> None:
-    state = MixtureState(4)
+    state = MixtureState(steps_per_round=4)
     state.experts[0, 0] = Experts("before", 4, 3)
     refused = {"shard": 0, "layer": 0, "step": 5, "worker": "w", "accepted": 0, "refused": {"no gain": 2}, "change": ""}
     state.apply(ExpertsAdvanced(version=5, payload="after", **refused))

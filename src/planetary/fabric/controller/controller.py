@@ -16,6 +16,7 @@ from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.ring import Ring
 from planetary.fabric.controller.run_controller import RunController, RunPhase
+from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.star import Star
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.controller.training import Training
@@ -61,7 +62,6 @@ class Controller(RunController[RoundsDesk]):
             self.training.checkpoint_again_at,
             self._startup_deadline(),
             self.topology.next_deadline(),
-            *(self.training.stuck_at(worker) for worker in self.desk.workers.values()),
         )
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
@@ -82,7 +82,7 @@ class Controller(RunController[RoundsDesk]):
         for worker in workers:
             busy = worker.train is not None or worker.evaluate is not None
             sends = bool(worker.arriving) or any(t.awaits for t in (worker.train, worker.evaluate) if t is not None)
-            waits = busy and not sends and self.training.stuck_at(worker) is None
+            waits = busy and not sends and self.training.wait(worker) is None
             yield not waits, f"worker {worker.worker} has a task and no deadline"
 
     # --- events -----------------------------------------------------------------------------------------------
@@ -99,8 +99,6 @@ class Controller(RunController[RoundsDesk]):
             case e.CheckpointLost():
                 self.desk.append(CheckpointFailed(round=event.round, reason=event.reason))
                 self._round_finished(self.training.checkpoint_lost(event.reason, now))
-            case e.Tick():
-                self._restart_stuck_workers(now)
 
     def _payload_sent(self, session: int, now: float) -> None:
         worker = self.desk.workers.get(session)
@@ -166,8 +164,12 @@ class Controller(RunController[RoundsDesk]):
             return
         self.evaluation.hand_out(now)
         self._write_metrics()
-        self.stalls.observe(self._why_nothing_goes_on(), now)
-        self._check_end(now)
+
+    def _waits(self) -> Iterator[Wait]:
+        for worker in self.desk.workers.values():
+            wait = self.training.wait(worker)
+            if wait is not None:
+                yield wait
 
     def _why_nothing_goes_on(self) -> str:
         stall = self.training.stall or self.topology.stall
@@ -255,12 +257,6 @@ class Controller(RunController[RoundsDesk]):
         if worker.evaluate is not None:
             self.evaluation.give_back(worker.evaluate)
         self.training.withdraw_lost(now)
-
-    def _restart_stuck_workers(self, now: float) -> None:
-        for worker in list(self.desk.workers.values()):
-            stuck_at = self.training.stuck_at(worker)
-            if stuck_at is not None and now >= stuck_at:
-                self._restart(worker, "it made no progress on its task in time", now)
 
     def _round_finished(self, metrics: RoundMetrics | None) -> None:
         if metrics is not None:

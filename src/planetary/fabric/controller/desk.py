@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from planetary.core.errors import LocalProtocolError
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, FabricPolicy
-from planetary.fabric.protocol.records import RunFinished
+from planetary.fabric.protocol.run_fold import RunFold
 from planetary.fabric.protocol.sessions import SupervisorSession, WorkerSession
 from planetary.fabric.protocol.state import ControllerState, OpenRound
 from planetary.fabric.shell.under_way import UnderWay
 from planetary.machine.events import Append, Instruction, Payload, Send
-from planetary.machine.journal import Fold, Record
-
-
-class RunState(Fold[Any], Protocol):
-    """What the state of every kind of run has."""
-
-    round: int  # the last finished one
-    losses: dict[str, int]  # worker -> how many times it was lost
-    ended: RunFinished | None
-
+from planetary.machine.journal import Record
 
 Policy_co = TypeVar("Policy_co", bound=FabricPolicy, covariant=True)
-State_co = TypeVar("State_co", bound=RunState, covariant=True)
+State_co = TypeVar("State_co", bound=RunFold, covariant=True)
 
 
 class Desk(Generic[Policy_co, State_co]):
@@ -78,7 +69,7 @@ class Desk(Generic[Policy_co, State_co]):
         return sorted((w for w in self.workers.values() if w.ready), key=lambda w: w.worker)
 
 
-AnyDesk = Desk[FabricPolicy, RunState]
+AnyDesk = Desk[FabricPolicy, RunFold]
 """A desk of whatever kind of run."""
 
 

@@ -6,6 +6,7 @@ import math
 
 from planetary.diloco.rounds import RoundView, admits_latecomer
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import DropAttachment, TokensOf
@@ -243,8 +244,8 @@ class Leases:
         ]
         return max(estimates, default=None)
 
-    def stuck_at(self, worker: WorkerSession) -> float | None:
-        """When a worker counts as stuck if it makes no progress until then.
+    def wait(self, worker: WorkerSession) -> Wait | None:
+        """Return until when a worker has to make progress with its tasks.
 
         None while it has no task, and while what it needs, or anything that it sends, is on its way: a line may be
         slow, and a result waits behind what was sent before it. A line on which no byte moves ends by itself.
@@ -257,8 +258,10 @@ class Leases:
         times += [worker.evaluate.assigned_at] if worker.evaluate else []
         policy, expected = self._desk.policy, self.expected_s()
         if expected is None:
-            return max(times) + policy.first_step_s
-        return max(times) + max(policy.stall_floor_s, policy.stall_steps * expected / policy.inner_steps)
+            most_s = policy.first_step_s
+        else:
+            most_s = max(policy.stall_floor_s, policy.stall_steps * expected / policy.inner_steps)
+        return Wait(worker.session, max(times), max(times) + most_s, "made no progress on its task")
 
     # --- inside -----------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from collections import Counter
 import msgspec
 
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Outcome, Topology
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import DropAttachment, KeepOuterState, OuterStateOf
@@ -187,7 +188,7 @@ class Ring(Topology):
         self.again_at = None
         return self._marks[self._desk.state.version]
 
-    def stuck_at(self, session: int) -> float | None:
+    def wait(self, session: int) -> Wait | None:
         """See `Topology`.
 
         Among several the collectives' own deadlines tell at least one that it failed; the others answer soon after.
@@ -195,9 +196,12 @@ class Ring(Topology):
         attempt, policy = self._attempt, self._desk.policy
         if attempt is None or session not in attempt.waiting:
             return None
-        if attempt.failed_at is not None:
-            return attempt.failed_at + policy.stall_floor_s
-        return attempt.began_at + policy.first_step_s if len(attempt.sessions) == 1 else None
+        began, failed = attempt.began_at, attempt.failed_at
+        if failed is not None:
+            return Wait(session, failed, failed + policy.stall_floor_s, "did not answer after a reduction that failed")
+        if len(attempt.sessions) > 1:
+            return None
+        return Wait(session, began, began + policy.first_step_s, "did not end its reduction")
 
     def _settle_attempt(self, attempt: _Attempt, now: float) -> None:
         workers = self._desk.workers

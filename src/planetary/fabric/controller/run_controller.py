@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.controller.membership import Membership
-from planetary.fabric.controller.stalls import Stalls
+from planetary.fabric.controller.stalls import Stalls, Wait
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind, RunFinished, TaskAborted
@@ -64,7 +64,7 @@ class RunController(ABC, Generic[DeskT]):
         if not self._has_ended:
             self._dispatch(event, now)
         if not self._has_ended:
-            self._go_on(now)
+            self._follow_up(event, now)
         return self.desk.out
 
     def next_deadline(self) -> float | None:
@@ -72,6 +72,7 @@ class RunController(ABC, Generic[DeskT]):
         if self._has_ended:
             return None
         times = [self.stalls.next_deadline(), self.membership.desertion_deadline, *self._deadlines()]
+        times += [wait.until for wait in self._waits()]
         return min((t for t in times if t is not None), default=None)
 
     def validate(self) -> None:
@@ -90,7 +91,11 @@ class RunController(ABC, Generic[DeskT]):
 
     @abstractmethod
     def _go_on(self, now: float) -> None:
-        """Do everything that has become possible. Ends with `_check_end`."""
+        """Do everything that has become possible."""
+
+    @abstractmethod
+    def _why_nothing_goes_on(self) -> str:
+        """Return whom or what the run waits for without whom it cannot go on; "" while it can."""
 
     @abstractmethod
     def _is_done(self) -> tuple[EndKind, str] | None:
@@ -111,6 +116,10 @@ class RunController(ABC, Generic[DeskT]):
         yield len(set(names)) == len(names), f"a worker has two connections: {sorted(names)}"
         deserted = self.desk.policy.abandon_after_s > 0 and self.membership.desertion_deadline is None
         yield bool(workers) or not deserted, "no worker is connected, and nothing ends the wait for one"
+
+    def _waits(self) -> Iterable[Wait]:
+        """Return the waits for workers that have to show progress."""
+        return ()
 
     def _take_event(self, event: e.Event, now: float) -> None:
         """Take an event that connections and membership do not know."""
@@ -216,6 +225,24 @@ class RunController(ABC, Generic[DeskT]):
         if event.attachment:
             self.desk.out.append(e.DropAttachment(event.attachment))
 
+    # --- what follows -----------------------------------------------------------------------------------------
+
+    def _follow_up(self, event: e.Event, now: float) -> None:
+        self._go_on(now)
+        if isinstance(event, e.Tick) and not self._has_ended and self._restart_stuck(now):
+            self._go_on(now)  # others take over what the restarted workers had
+        if not self._has_ended:
+            self.stalls.observe(self._why_nothing_goes_on(), now)
+            self._check_end(now)
+
+    def _restart_stuck(self, now: float) -> bool:
+        """Restart workers that have shown no progress in time; return whether there were any."""
+        stuck = {wait.session: wait.why(now) for wait in self._waits() if now >= wait.until}
+        for session, why in stuck.items():
+            if session in self.desk.workers:  # restarting one may end the run, or cost others their tasks
+                self._restart(self.desk.workers[session], why, now)
+        return bool(stuck)
+
     # --- workers ----------------------------------------------------------------------------------------------
 
     def _lose(self, worker: WorkerSession, reason: str, now: float) -> None:
@@ -253,8 +280,6 @@ class RunController(ABC, Generic[DeskT]):
     # --- the end ----------------------------------------------------------------------------------------------
 
     def _check_end(self, now: float) -> None:
-        if self._has_ended:
-            return
         done, deserted = self._is_done(), self.membership.desertion_deadline
         if done is not None:
             self._end(*done)

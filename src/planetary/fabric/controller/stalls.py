@@ -1,9 +1,31 @@
-"""Reports of a run that cannot go on."""
+"""Whom a run waits for: workers that show no progress, and the report of a run that cannot go on."""
 
 from __future__ import annotations
 
+import msgspec
+
 from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.protocol.records import Stalled
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A worker that has to show progress; it is stuck, and restarted, when it has not in time. Monotonic seconds.
+
+    Attributes:
+        session: of the worker.
+        since: its last sign of progress.
+        until: when it counts as stuck.
+        lacks: which progress it has not made since, as "took no step".
+    """
+
+    session: int
+    since: float
+    until: float
+    lacks: str
+
+    def why(self, now: float) -> str:
+        """Return the sentence with which the worker is restarted at `now`."""
+        return f"it {self.lacks} for {now - self.since:.0f} s"
 
 
 class Stalls:

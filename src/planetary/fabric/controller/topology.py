@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.sessions import WorkerSession
@@ -121,8 +122,8 @@ class Topology(ABC):
 
     # --- time -------------------------------------------------------------------------------------------------
 
-    def stuck_at(self, session: int) -> float | None:
-        """When a worker that takes part in a reduction counts as stuck; None while it does not."""
+    def wait(self, session: int) -> Wait | None:
+        """Return until when a worker that takes part in a reduction has to end it; None while it does not."""
         return None
 
     def next_deadline(self) -> float | None:

@@ -12,6 +12,7 @@ from planetary.diloco.rounds import Action, decide_round
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.leases import Leases
 from planetary.fabric.controller.round_end import finished_record, metrics_of
+from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Outcome, Topology
 from planetary.fabric.protocol.events import WriteCheckpoint
 from planetary.fabric.protocol.records import Mark, RoundStarted
@@ -194,7 +195,7 @@ class Training:
         self.leases.void(reason, now)
         self._topology.went_back(mark.round)
 
-    def stuck_at(self, worker: WorkerSession) -> float | None:
-        """When a worker counts as stuck if nothing is heard of it until then; None while it has nothing to do."""
-        times = (self.leases.stuck_at(worker), self._topology.stuck_at(worker.session))
-        return min((t for t in times if t is not None), default=None)
+    def wait(self, worker: WorkerSession) -> Wait | None:
+        """Return until when a worker has to show progress; None while it has nothing to do."""
+        waits = (self.leases.wait(worker), self._topology.wait(worker.session))
+        return min((wait for wait in waits if wait is not None), key=lambda wait: wait.until, default=None)

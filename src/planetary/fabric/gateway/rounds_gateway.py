@@ -152,8 +152,8 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
     async def _pass_on(self, session: int, received: Received) -> None:
         assert self._shell is not None
         message, defect, attachment = received.message, "", 0
-        if self._topology.brings_tensors(message):
-            defect = await asyncio.to_thread(self._topology.check, message, received.tensors, self.parameters)
+        if isinstance(message, self._topology.brings):
+            defect = await asyncio.to_thread(self.parameters.check, message, received.tensors)
             attachment = self.parameters.attach(received.tensors)
         self._shell.post(e.Received(session, message, defect, attachment))
 

@@ -9,10 +9,9 @@ import msgspec
 
 from planetary.collectives import Master
 from planetary.core.config import Config
-from planetary.core.tensors import Tensors, TensorSpec
+from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer import OuterState
 from planetary.diloco.ring import state_digest, state_specs
-from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, RingPolicy
 from planetary.net.addresses import address_text
@@ -47,6 +46,11 @@ class MakeMaster(Protocol):
 class GatewayTopology(Protocol):
     """One per gateway of a run in rounds."""
 
+    @property
+    def brings(self) -> type[m.Message]:
+        """The message of a worker that comes with tensors which the gateway keeps."""
+        ...
+
     def start(self) -> None:
         """Begin to listen, where something beside the gateway's server listens. Raises `UserError`."""
         ...
@@ -63,17 +67,11 @@ class GatewayTopology(Protocol):
         """Return the tensors that a worker may send."""
         ...
 
-    def brings_tensors(self, message: m.Message) -> bool:
-        """Whether a worker's message comes with tensors that the gateway keeps."""
-        ...
-
-    def check(self, message: m.Message, tensors: Tensors, parameters: Parameters) -> str:
-        """Return what makes such tensors unusable, or "". In a thread."""
-        ...
-
 
 class StarGateway:
     """Workers send their end parameters."""
+
+    brings = m.TrainResult
 
     def start(self) -> None:
         """See `GatewayTopology`."""
@@ -89,17 +87,11 @@ class StarGateway:
         """See `GatewayTopology`."""
         return params
 
-    def brings_tensors(self, message: m.Message) -> bool:
-        """See `GatewayTopology`."""
-        return isinstance(message, m.TrainResult)
-
-    def check(self, message: m.Message, tensors: Tensors, parameters: Parameters) -> str:
-        """See `GatewayTopology`."""
-        return parameters.check(tensors)
-
 
 class RingGateway:
     """Workers reduce among themselves, led by a master in this process, and send the outer state when asked."""
+
+    brings = m.OuterState
 
     def __init__(
         self, config: Config, host: str, authority: Authority | None, make_master: MakeMaster = Master
@@ -124,15 +116,6 @@ class RingGateway:
     def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
         """See `GatewayTopology`."""
         return state_specs(params)
-
-    def brings_tensors(self, message: m.Message) -> bool:
-        """See `GatewayTopology`."""
-        return isinstance(message, m.OuterState)
-
-    def check(self, message: m.Message, tensors: Tensors, parameters: Parameters) -> str:
-        """See `GatewayTopology`."""
-        assert isinstance(message, m.OuterState)
-        return parameters.check_state(message, tensors)
 
 
 def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState, port: int) -> RingPolicy:

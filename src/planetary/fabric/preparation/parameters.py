@@ -11,11 +11,12 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.mean import Contribution, check_contribution
 from planetary.diloco.outer import OuterState, outer_step, published_params
 from planetary.diloco.ring import check_state, state_of, state_tensors
+from planetary.fabric.protocol.messages import Message
 from planetary.fabric.protocol.messages import OuterState as OuterStateMessage
 
 
 class Parameters:
-    """Used from one thread at a time, except `of_version`, which only reads."""
+    """Used from one thread at a time, except `check` and `of_version`, which only read."""
 
     def __init__(self, specs: Sequence[TensorSpec], state: OuterState, version: int) -> None:
         """Start from `state`, the state after `version` outer steps."""
@@ -59,12 +60,10 @@ class Parameters:
             raise LocalProtocolError(f"the outer state of round {version} is not here, that of {self._version} is")
         return state_tensors(self.state)
 
-    def check_state(self, message: OuterStateMessage, tensors: Tensors) -> str:
-        """Ring: return why `tensors` are not the outer state that the message says, or ""."""
-        return check_state(self._specs, tensors, message.digest)
-
-    def check(self, tensors: Tensors) -> str:
-        """Return what makes a worker's end parameters unusable, or ""."""
+    def check(self, message: Message, tensors: Tensors) -> str:
+        """Return what makes the tensors of a worker's message unusable, or ""."""
+        if isinstance(message, OuterStateMessage):  # ring
+            return check_state(self._specs, tensors, message.digest)
         return check_contribution(self._specs, tensors)
 
     def take_outer_step(

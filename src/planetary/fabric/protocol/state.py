@@ -11,43 +11,20 @@ import msgspec
 from planetary.core.errors import LocalProtocolError
 from planetary.data.slices import LeaseLedger, check_ledger
 from planetary.fabric.protocol.records import (
-    ArtifactPublished,
-    CheckpointFailed,
-    CheckpointWritten,
     DeltaAccepted,
-    DeltaRejected,
     DeltaWithdrawn,
-    DigestsDiffered,
-    EvalFinished,
     LeaseAssigned,
     LeaseReturned,
     LeaseStarted,
     Mark,
-    ReduceRetried,
     RolledBack,
     RoundClosed,
     RoundFinished,
     RoundStarted,
-    RunFinished,
     RunResumed,
-    RunStarted,
-    Stalled,
-    TaskAborted,
-    WorkerJoined,
-    WorkerLost,
-    WorkerRefused,
 )
+from planetary.fabric.protocol.run_fold import RunFold
 from planetary.machine.journal import Record
-
-
-class Member(msgspec.Struct):
-    """A worker that joined and is not lost."""
-
-    worker: str
-    pid: int
-    node: str
-    backend: str
-    target: str
 
 
 class Holding(msgspec.Struct):
@@ -91,24 +68,24 @@ class OpenRound(msgspec.Struct):
         return sum(c.loss * c.tokens for c in self.contributions) / tokens if tokens else float("nan")
 
 
-class ControllerState(msgspec.Struct):
-    """Everything that the journal determines."""
+class ControllerState(RunFold):
+    """Everything that the journal of a run in rounds determines.
 
-    run: str = ""
-    rounds: int = 0
-    round: int = 0  # the last finished round
-    version: int = 0  # the newest global parameters
-    tokens_total: int = 0
+    Attributes:
+        version: the newest global parameters.
+        next_task: number of the next task.
+        ledger: which leases are trained, held or free.
+        open: the round that is trained now; in lock-step also while its parameters are being made.
+        closing: under overlap, the round before it, whose parameters are being made meanwhile.
+        durable_round: the newest round with a checkpoint.
+    """
+
+    version: int = 0
     next_task: int = 1
     ledger: LeaseLedger = msgspec.field(default_factory=LeaseLedger)
-    open: OpenRound | None = None  # that is trained now; in lock-step also while its parameters are being made
-    closing: OpenRound | None = None  # overlap: the one before it, whose parameters are being made meanwhile
-    members: dict[str, Member] = {}
-    losses: dict[str, int] = {}  # worker -> how many times it was lost
-    evals: dict[int, float] = {}  # version -> held-out loss
-    train_losses: dict[int, float] = {}  # round -> mean training loss
-    durable_round: int = 0  # the newest round with a checkpoint
-    ended: RunFinished | None = None
+    open: OpenRound | None = None
+    closing: OpenRound | None = None
+    durable_round: int = 0
 
     def mark(self) -> Mark:
         """Return what a checkpoint of the round that has just been closed must remember.
@@ -143,29 +120,14 @@ class ControllerState(msgspec.Struct):
                 return found
         raise LocalProtocolError(f"round {round_} is not under way after round {self.round}")
 
-    def apply(self, record: Record) -> None:
-        """Change the state as `record` says.
-
-        Raises:
-            LocalProtocolError: the record cannot follow the ones before it.
-        """
+    def _apply_own(self, record: Record) -> None:
         match record:
-            case RunStarted():
-                self.run = record.run
-                self.rounds = record.rounds
             case RunResumed():
                 _resume(self, record)
             case RolledBack():
                 _go_back(self, record.mark)
             case DeltaWithdrawn():
                 _withdraw(self, record)
-            case WorkerJoined():
-                self.members[record.worker] = Member(
-                    record.worker, record.pid, record.node, record.backend, record.target
-                )
-            case WorkerLost():
-                self.members.pop(record.worker, None)
-                self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
             case RoundStarted():
                 _start(self, record)
             case LeaseAssigned():
@@ -185,32 +147,9 @@ class ControllerState(msgspec.Struct):
             case RoundClosed():
                 self.under_way(record.round).closed = True
             case RoundFinished():
-                ended = self.under_way(record.round)
-                self.round = self.version = record.round
-                self.tokens_total += ended.tokens
-                self.train_losses[record.round] = ended.mean_loss
-                if self.closing is not None:
-                    self.closing = None
-                else:
-                    self.open = None
-                if record.durable:
-                    self.durable_round = record.round
-            case EvalFinished():
-                self.evals[record.version] = record.loss
-            case RunFinished():
-                self.ended = record
-            case (
-                ArtifactPublished()
-                | WorkerRefused()
-                | DeltaRejected()
-                | ReduceRetried()
-                | DigestsDiffered()
-                | TaskAborted()
-                | CheckpointWritten()
-                | CheckpointFailed()
-                | Stalled()
-            ):
-                pass  # facts for people; no decision depends on them
+                _finish(self, record)
+            case _:
+                pass
 
 
 _LOST_TASKS = 1000
@@ -299,12 +238,24 @@ def _withdraw(state: ControllerState, record: DeltaWithdrawn) -> None:
     opened.orphans = sorted([*opened.orphans, record.lease])
 
 
+def _finish(state: ControllerState, record: RoundFinished) -> None:
+    ended = state.under_way(record.round)
+    if record.tokens_total != state.tokens_total + ended.tokens:
+        raise LocalProtocolError(
+            f"round {record.round} ended with {record.tokens_total} tokens of the run; its contributions have "
+            f"{ended.tokens}, the rounds before it {state.tokens_total}"
+        )
+    state.version = record.round
+    if state.closing is not None:
+        state.closing = None
+    else:
+        state.open = None
+    if record.durable:
+        state.durable_round = record.round
+
+
 def _resume(state: ControllerState, record: RunResumed) -> None:
-    state.run = record.run
-    state.rounds = record.rounds
     state.durable_round = record.mark.round
-    state.members = {}
-    state.ended = None
     _go_back(state, record.mark)
     state.next_task += _LOST_TASKS
 

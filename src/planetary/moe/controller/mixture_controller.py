@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from planetary.fabric.controller.run_controller import RunController
+from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind
@@ -32,7 +33,7 @@ from planetary.moe.controller.mixture_events import (
 from planetary.moe.controller.mixture_rounds import Composing, Rounds
 from planetary.moe.controller.mixture_syncing import Syncing
 from planetary.moe.controller.offload import Offload
-from planetary.moe.controller.patience import Patience
+from planetary.moe.controller.patience import STUCK_FACTOR, Patience
 from planetary.moe.controller.payload_checks import impossible_steps
 from planetary.moe.controller.records import MixtureState, ShardKept
 from planetary.moe.controller.syncer_messages import (
@@ -84,9 +85,18 @@ class MixtureController(RunController[MixtureDesk]):
         return (
             self.syncing.machine.next_deadline(),
             self._collect_at,
-            self.patience.next_deadline(),
-            *(self._stuck_at(one) for one in self.composing.values()),
         )
+
+    def _waits(self) -> Iterator[Wait]:
+        for one in self.composing.values():
+            # When all steps are taken, what is left is to view, save and evaluate.
+            steps_are_due = not (self._all_steps_are_taken or self.rounds.evaluates(one.session))
+            # A connection on which no byte moves ends by itself.
+            if steps_are_due and one.awaits <= 0 and self.policy.plan.pace.detects_stuck_composers:
+                since = max(one.progress_at, one.complete_at)
+                until = since + max(self.policy.stuck_after_s, STUCK_FACTOR * one.step_s)
+                yield Wait(one.session, since, until, "took no step")
+        yield from self.patience.waits()
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         """See `RunController`; and that only live workers compose, each its own shard."""
@@ -307,20 +317,12 @@ class MixtureController(RunController[MixtureDesk]):
         self.rounds.hand_out(self._standby)
         standby = [self.desk.workers[session] for session in self._standby]
         self.offload.hand_out([worker for worker in standby if worker.may(EXPERT)])
-        for one in list(self.composing.values()):
-            if now >= self._stuck_at(one):
-                self._restart(self.desk.workers[one.session], f"it took no step for {now - one.progress_at:.0f} s", now)
         unanswered = self.offload.unanswered() | self.rounds.unanswered()
         self.patience.look(unanswered, self.desk.workers, now, self.desk.under_way.count)
-        for session, why in self.patience.stuck(now):
-            if session in self.desk.workers:
-                self._restart(self.desk.workers[session], why, now)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY_S
             keep = self.state.needed() | self.rounds.payloads() | self.desk.payloads_under_way()
             self.desk.out.append(CollectPayloads(frozenset(keep)))
-        self.stalls.observe(self._why_nothing_goes_on(), now)
-        self._check_end(now)
 
     def _staff(self, now: float) -> None:
         """Let those who wait compose: the ones that come back first, then others while there are shards for them."""
@@ -352,14 +354,6 @@ class MixtureController(RunController[MixtureDesk]):
             whose = ", ".join(f"{n} ({by_shard[n].worker})" for n in unsaved)
             return f"all steps are taken; waiting for the last state of shard {whose}"
         return ""
-
-    def _stuck_at(self, one: Composing) -> float:
-        # When all steps are taken, what is left is to view, save and evaluate.
-        steps_are_due = not (self._all_steps_are_taken or self.rounds.evaluates(one.session))
-        # A connection on which no byte moves ends by itself.
-        if not steps_are_due or one.awaits > 0 or not self.policy.plan.pace.detects_stuck_composers:
-            return float("inf")
-        return max(one.progress_at, one.complete_at) + max(self.policy.stuck_after_s, 20 * one.step_s)
 
     @property
     def _all_steps_are_taken(self) -> bool:

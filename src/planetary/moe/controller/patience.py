@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Literal
 
+from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol.sessions import InFlight
 
 Task = tuple[int, Literal["work", "evaluation"], int]
@@ -56,25 +57,17 @@ class Patience:
             self._arriving[session].discard(message)
             self._lives(session, now)
 
-    def stuck(self, now: float) -> list[tuple[int, str]]:
-        """Return the sessions that have taken too long, and why."""
-        return [
-            (task[0], f"it had no answer to its {task[1]} for {now - self._waited[task].complete_at:.0f} s")
-            for task in sorted(self._waited)
-            if now >= self._until(task)
-        ]
-
-    def next_deadline(self) -> float | None:
-        """See `machine.machine.Machine.next_deadline`."""
-        return min((self._until(task) for task in self._waited), default=None)
-
-    def _until(self, task: Task) -> float:
-        one = self._waited[task]
-        if one.awaits or self._arriving.get(task[0]):  # a connection on which no byte moves ends by itself
-            return float("inf")
-        kinds = {other[1] for other in self._waited if other[0] == task[0]}
-        longest = max(self._longest.get(kind, self._least_s) for kind in kinds)
-        return one.complete_at + max(self._least_s, STUCK_FACTOR * longest)
+    def waits(self) -> Iterator[Wait]:
+        """Return until when each task has to be answered."""
+        for task in sorted(self._waited):
+            session, what, _ = task
+            one = self._waited[task]
+            if one.awaits or self._arriving.get(session):  # a connection on which no byte moves ends by itself
+                continue
+            kinds = {other[1] for other in self._waited if other[0] == session}
+            longest = max(self._longest.get(kind, self._least_s) for kind in kinds)
+            until = one.complete_at + max(self._least_s, STUCK_FACTOR * longest)
+            yield Wait(session, one.complete_at, until, f"had no answer to its {what}")
 
     def _lives(self, session: int, now: float) -> None:
         for task, one in self._waited.items():

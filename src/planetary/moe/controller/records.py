@@ -5,15 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
-from planetary.fabric.protocol.records import (
-    AnyRecord,
-    EvalFinished,
-    RoundFinished,
-    RunFinished,
-    RunResumed,
-    RunStarted,
-    WorkerLost,
-)
+from planetary.fabric.protocol.records import AnyRecord, RoundFinished
+from planetary.fabric.protocol.run_fold import RunFold
 from planetary.machine.journal import Record
 from planetary.moe.methods.tiers import Tier
 
@@ -178,21 +171,22 @@ class Experts(msgspec.Struct):
     change: str = ""  # from the version before; "": only the whole is there
 
 
-class MixtureState(msgspec.Struct):
-    """Everything that the journal determines."""
+class MixtureState(RunFold, kw_only=True):
+    """Everything that the journal of a mixture determines.
+
+    Attributes:
+        steps_per_round: of each shard, on average.
+        owners: which composer owns which expert, [layers][experts].
+        shards: by number.
+        fragments: by tier and number.
+        experts: by shard and layer; empty under direct ownership.
+    """
 
     steps_per_round: int
-    rounds: int = 0
-    round: int = 0  # the last finished one
-    tokens_total: int = 0
     owners: tuple[tuple[int, ...], ...] = ()
-    shards: list[Shard] = []
-    fragments: dict[tuple[Tier, int], Fragment] = {}
-    experts: dict[tuple[int, int], Experts] = {}  # by shard and layer; empty under direct ownership
-    evals: dict[int, float] = {}
-    train_losses: dict[int, float] = {}
-    losses: dict[str, int] = {}  # worker -> how many times it was lost
-    ended: RunFinished | None = None
+    shards: list[Shard] = msgspec.field(default_factory=list)
+    fragments: dict[tuple[Tier, int], Fragment] = msgspec.field(default_factory=dict)
+    experts: dict[tuple[int, int], Experts] = msgspec.field(default_factory=dict)
 
     def experts_of(self, shard: int) -> tuple[str, ...]:
         """Return the payloads of a shard's experts, by layer; none under direct ownership."""
@@ -208,12 +202,8 @@ class MixtureState(msgspec.Struct):
         names |= {held.payload for held in self.experts.values()} | {held.change for held in self.experts.values()}
         return names - {""}
 
-    def apply(self, record: Record) -> None:
-        """Change the state as `record` says. Raises `LocalProtocolError` where it cannot follow the ones before it."""
+    def _apply_own(self, record: Record) -> None:
         match record:
-            case RunStarted() | RunResumed():
-                self.rounds = record.rounds
-                self.ended = None
             case MixtureStarted():
                 self.owners = record.owners
                 surrogates = record.surrogates or ("",) * len(record.shards)
@@ -269,20 +259,12 @@ class MixtureState(msgspec.Struct):
                 shard.surrogate_progress, shard.surrogate_error = record.progress, record.error
                 shard.surrogate_change, shard.surrogate_base = record.change, record.base
             case RoundFinished():
-                self.round, self.tokens_total = record.round, record.tokens_total
-                self.train_losses[record.round] = record.loss
                 for shard in self.shards:
                     if record.round in shard.marks:
                         shard.round_step = shard.marks[record.round].step
                     shard.marks = {r: kept for r, kept in shard.marks.items() if r > record.round}
-            case EvalFinished():
-                self.evals[record.version] = record.loss
-            case WorkerLost():
-                self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
-            case RunFinished():
-                self.ended = record
             case _:
-                pass  # facts for people; no decision depends on them
+                pass
 
 
 def mixture_news(record: Record) -> str:

@@ -80,8 +80,8 @@ def begin_mixture(
             params=prepared.param_count,
         )
         records: list[Record] = [started, store_start(prepared, store)]
-        return MixtureStart(policy, replay(records, MixtureState(steps)), records, [], [])
-    state = replay(earlier, MixtureState(steps), folder / EVENTS)
+        return MixtureStart(policy, replay(records, MixtureState(steps_per_round=steps)), records, [], [])
+    state = replay(earlier, MixtureState(steps_per_round=steps), folder / EVENTS)
     if not state.shards:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} does not say what it started from")
     _check_same(earlier, policy, prepared, folder)

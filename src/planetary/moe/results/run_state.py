@@ -77,7 +77,7 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
 
 def _journal_of(folder: Path, config: Config) -> MixtureState:
     records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
-    state = replay(records, MixtureState(config.train.inner_steps), folder / EVENTS)
+    state = replay(records, MixtureState(steps_per_round=config.train.inner_steps), folder / EVENTS)
     if not state.shards:
         raise UserError(f"the run in {folder} has not begun: expected {EVENTS} to say what its composers start from")
     return state

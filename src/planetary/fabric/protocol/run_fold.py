@@ -1,0 +1,83 @@
+"""What the journals of all kinds of run have in common, as a fold over their records."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.fabric.protocol.records import (
+    EvalFinished,
+    RoundFinished,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+)
+from planetary.machine.journal import Record
+
+
+class Member(msgspec.Struct):
+    """A worker that joined and is not lost."""
+
+    worker: str
+    pid: int
+    node: str
+    backend: str
+    target: str
+
+
+class RunFold(msgspec.Struct):
+    """Base of the state of a kind of run. `apply` is the only code that changes it.
+
+    Attributes:
+        run: its name.
+        rounds: that it is to have.
+        round: the last finished one.
+        tokens_total: target tokens of the finished rounds.
+        members: workers that joined and are not lost, by name.
+        losses: how many times each worker was lost.
+        evals: held-out loss, by version.
+        train_losses: mean training loss, by round.
+        ended: how and why it ended; None while it goes on.
+    """
+
+    run: str = ""
+    rounds: int = 0
+    round: int = 0
+    tokens_total: int = 0
+    members: dict[str, Member] = {}
+    losses: dict[str, int] = {}
+    evals: dict[int, float] = {}
+    train_losses: dict[int, float] = {}
+    ended: RunFinished | None = None
+
+    def apply(self, record: Record) -> None:
+        """Change the state as `record` says.
+
+        Raises:
+            LocalProtocolError: the record cannot follow the ones before it.
+        """
+        self._apply_own(record)
+        match record:
+            case RunStarted() | RunResumed():
+                self.run, self.rounds = record.run, record.rounds
+                self.members, self.ended = {}, None
+            case WorkerJoined():
+                self.members[record.worker] = Member(
+                    record.worker, record.pid, record.node, record.backend, record.target
+                )
+            case WorkerLost():
+                self.members.pop(record.worker, None)
+                self.losses[record.worker] = self.losses.get(record.worker, 0) + 1
+            case RoundFinished():
+                self.round, self.tokens_total = record.round, record.tokens_total
+                self.train_losses[record.round] = record.loss
+            case EvalFinished():
+                self.evals[record.version] = record.loss
+            case RunFinished():
+                self.ended = record
+            case _:
+                pass  # of a kind of run, or a fact for people on which no decision depends
+
+    def _apply_own(self, record: Record) -> None:
+        """Take a record before it is folded here; a kind of run folds its own. Raises as `apply`."""

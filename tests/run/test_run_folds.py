@@ -1,0 +1,96 @@
+"""What journals of all kinds of run tell is folded in one place; each kind adds its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from planetary.core.errors import LocalProtocolError
+from planetary.fabric.protocol.records import (
+    DeltaAccepted,
+    EvalFinished,
+    LeaseAssigned,
+    LeaseStarted,
+    RoundClosed,
+    RoundFinished,
+    RoundStarted,
+    RunFinished,
+    RunStarted,
+    WorkerJoined,
+    WorkerLost,
+)
+from planetary.fabric.protocol.run_fold import RunFold
+from planetary.fabric.protocol.state import ControllerState
+from planetary.machine.journal import Record, replay
+from planetary.moe.controller.records import MixtureState
+
+STARTED = RunStarted(run="r", rounds=3, config_hash="", model="", params=0)
+KINDS = [ControllerState, lambda: MixtureState(steps_per_round=4)]
+
+
+def joined(worker: str) -> WorkerJoined:
+    return WorkerJoined(worker=worker, pid=1, node="n", backend="iree", target="cpu")
+
+
+def finished(round_: int, tokens_total: int) -> RoundFinished:
+    return RoundFinished(
+        round=round_,
+        workers=1,
+        tokens=40,
+        tokens_total=tokens_total,
+        loss=2.5,
+        seconds=1.0,
+        compute_fraction=1.0,
+        durable=True,
+    )
+
+
+def a_round(tokens_total: int) -> list[Record]:
+    lease: Any = {"round": 1, "lease": 0, "task": 1, "worker": "a", "pid": 1, "node": "n"}
+    return [
+        RoundStarted(round=1, version=0, workers=1),
+        LeaseAssigned(**lease),
+        LeaseStarted(**lease),
+        DeltaAccepted(**lease, tokens=40, loss=2.5, seconds=1.0),
+        RoundClosed(round=1, contributions=1, why=""),
+        finished(1, tokens_total),
+    ]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_every_kind_folds_members_losses_evaluations_and_the_end(make: type[RunFold]) -> None:
+    state = replay(
+        [
+            STARTED,
+            joined("a"),
+            joined("b"),
+            WorkerLost(worker="b", reason="cut", node="n", pid=1),
+            EvalFinished(version=0, loss=4.0, batches=1),
+            RunFinished(round=0, ok=False, reason="stopped by SIGINT", kind="stopped"),
+        ],
+        make(),
+    )
+    assert (state.run, state.rounds) == ("r", 3)
+    assert list(state.members) == ["a"]
+    assert state.losses == {"b": 1}
+    assert state.evals == {0: 4.0}
+    assert state.ended is not None
+    assert state.ended.kind == "stopped"
+
+
+def test_a_finished_round_counts_its_contributions() -> None:
+    state = replay([STARTED, *a_round(40)], ControllerState())
+    assert (state.round, state.version, state.tokens_total, state.durable_round) == (1, 1, 40, 1)
+    assert state.train_losses == {1: 2.5}
+
+
+def test_a_finished_round_with_other_tokens_than_its_contributions_is_refused() -> None:
+    state = ControllerState()
+    *before, last = a_round(50)
+    replay([STARTED, *before], state)
+    kept = msgspec.json.encode(state)
+    with pytest.raises(LocalProtocolError, match="ended with 50 tokens of the run; its contributions have 40"):
+        state.apply(last)
+    assert msgspec.json.encode(state) == kept

@@ -70,7 +70,8 @@ def ring_of_four() -> tuple[GroupDesk, GroupOperations]:
 def break_link(operations: GroupOperations, reporter: str, blamed: str) -> None:
     for _ in range(2):  # faults of one link, within operations that failed on all peers
         seq = operations.begin(Running("all_reduce", ("a", "b", "c", "d")))
-        operations.done(reporter, m.Done(seq=seq, ok=False, reason="reset", blame=blamed))
+        operations.done(reporter, m.Done(seq=seq, ok=False, reason="reset", blame=blamed), 1.0)
+        operations.expire(operations.deadline())
 
 
 def test_a_detour_that_meets_a_link_broken_since_is_sought_again() -> None:

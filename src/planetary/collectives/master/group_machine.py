@@ -93,7 +93,7 @@ class GroupMachine:
             case m.Start():
                 self._gather(peer, ("start", message.tag), f"{message.spec.kind} with tag {message.tag}", message, now)
             case m.Done() | m.SyncDone():
-                self.operations.done(peer, message)
+                self.operations.done(peer, message, now)
             case m.Measured():
                 self._measurement.measured(peer, message)
                 self._watch.measured(peer, message, now)
@@ -119,6 +119,7 @@ class GroupMachine:
         for key, gathering in list(self._gatherings.items()):
             if gathering.deadline <= now:
                 self._expire(key, gathering, now)
+        self.operations.expire(now)
         self._measurement.expire(now)
         self._watch.expire(now)
         self._check(now)
@@ -129,7 +130,7 @@ class GroupMachine:
         times = [gathering.deadline for gathering in self._gatherings.values()]
         times += [deadline for _, deadline in self._waiting.values()]
         times += [known.return_by for known in self.desk.peers.values()]
-        times += [self._measurement.deadline(), self._watch.deadline(quiet=self._quiet())]
+        times += [self.operations.deadline(), self._measurement.deadline(), self._watch.deadline(quiet=self._quiet())]
         return min(times, default=math.inf)
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
@@ -147,7 +148,8 @@ class GroupMachine:
             yield gathering.deadline < math.inf, f"{gathering.title} waits without a deadline"
         for seq, running in self.operations.running.items():
             yield set(running.done) <= set(running.peers), f"operation {seq} was completed by others than its peers"
-            yield running.state == "running", f"operation {seq} is under way and {running.state}"
+            expected = "running" if running.fault is None else "faulty"
+            yield running.state == expected, f"operation {seq} is under way and {running.state}, not {expected}"
 
     def solved(self, event: Solved, now: float) -> list[Instruction]:
         """The ring that was sought was found, or there is none."""

@@ -17,7 +17,19 @@ from planetary.collectives.protocol.states import MASTER_OPERATION
 from planetary.machine.events import Append
 from planetary.machine.state_table import advance
 
+_VERDICT_S = 0.25  # for the master's connection to a peer that others do not reach any more to break, too
 _REMEMBERED = 4096  # outcomes of past operations, for peers that return in doubt
+
+
+@dataclass(frozen=True)
+class LinkFault:
+    """A fault of the link between two peers, of which one may be gone."""
+
+    reporter: str
+    blamed: str
+    name: str  # of the blamed peer
+    reason: str
+    verdict_at: float  # the blamed peer lives if it is not lost until then
 
 
 @dataclass
@@ -31,6 +43,7 @@ class Running:
     content: str = ""  # digest of the state that it elected
     done: dict[str, m.Done | m.SyncDone] = field(default_factory=dict)
     state: str = "running"
+    fault: LinkFault | None = None  # the first that was reported; the state is `faulty` then
 
 
 class GroupOperations:
@@ -54,11 +67,14 @@ class GroupOperations:
         self.running[seq] = operation
         return seq
 
-    def done(self, peer: str, message: m.Done | m.SyncDone) -> None:
-        """A peer has completed an operation, or could not."""
+    def done(self, peer: str, message: m.Done | m.SyncDone, now: float) -> None:
+        """A peer has completed an operation, or could not.
+
+        One that blames another peer may have noticed a death before the master: the operation ends with the verdict.
+        """
         running = self.running.get(message.seq)
-        if running is None or peer not in running.peers:
-            return  # it was aborted while the message travelled
+        if running is None or running.fault is not None or peer not in running.peers:
+            return  # it was aborted while the message travelled, or will be
         ring = self._desk.ring
         if message.ok:
             running.done[peer] = message
@@ -66,11 +82,27 @@ class GroupOperations:
                 self._links.observed((ring[ring.index(peer) - 1], peer), message.bytes_per_s)
             return
         reporter = self._desk.name(peer)
-        blamed = self._desk.peers.get(message.blame) if isinstance(message, m.Done) else None
-        text = f"{running.title}: {reporter} reports: {message.reason}"
-        self._abort(message.seq, "aborted", text, (blamed.info.name if blamed else reporter,))
-        if blamed is not None:
-            self._fault(peer, blamed.info.peer)
+        reason = f"{running.title}: {reporter} reports: {message.reason}"
+        blamed = message.blame if isinstance(message, m.Done) else ""
+        if blamed not in self._desk.peers:
+            self._abort(message.seq, "aborted", reason, (reporter,))
+            return
+        running.state = advance(MASTER_OPERATION, running.state, "link fault")
+        running.fault = LinkFault(peer, blamed, self._desk.name(blamed), reason, now + _VERDICT_S)
+
+    def deadline(self) -> float:
+        """Return the time of the next verdict; infinite for none."""
+        return min((fault.verdict_at for _, fault in self._faults()), default=math.inf)
+
+    def expire(self, now: float) -> None:
+        """Abort operations whose links failed between peers that live; avoid a link that fails often."""
+        for seq, fault in self._faults():
+            if fault.verdict_at <= now and seq in self.running:
+                self._abort(seq, "aborted", fault.reason, (fault.name,))
+                self._broke(fault.reporter, fault.blamed)
+
+    def _faults(self) -> list[tuple[int, LinkFault]]:
+        return [(seq, running.fault) for seq, running in self.running.items() if running.fault is not None]
 
     def check(self) -> bool:
         """End what all peers have completed; true when something has ended."""
@@ -113,9 +145,9 @@ class GroupOperations:
             elif aborts:
                 self._abort(seq, "lost", f"{running.title}: {name} {reason}", (name,))
 
-    def _fault(self, reporter: str, blamed: str) -> None:
+    def _broke(self, reporter: str, blamed: str) -> None:
         ring = self._desk.ring
-        if not self._links.blame((reporter, blamed)) or reporter not in ring or blamed not in ring:
+        if reporter not in ring or blamed not in ring or not self._links.blame((reporter, blamed)):
             return
         self._links.give_up((reporter, blamed))
         self._seek_detour()

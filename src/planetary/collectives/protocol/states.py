@@ -11,9 +11,14 @@ MASTER_OPERATION: Table = {
     ("gathering", "deadline"): "refused",
     ("running", "all completed"): "committed",
     ("running", "a peer failed or is gone"): "aborted",
+    ("running", "link fault"): "faulty",
+    ("faulty", "a peer failed or is gone"): "aborted",
     ("running", "digests differ"): "aborted",
 }
-"""`refused`, `committed` and `aborted` are final, and every member is told the same one."""
+"""`refused`, `committed` and `aborted` are final, and every member is told the same one.
+
+`faulty`: a peer reported a fault of its link to another one, which may have died: the master will know soon.
+"""
 
 PEER_OPERATION: Table = {
     ("wanted", "commence"): "running",

@@ -1,10 +1,10 @@
 """Small all-reduces of two source trees, alternating in one run.
 
-    python bench/small_allreduce_ratio.py BEFORE/src AFTER/src [--rounds 40] [--calls 100]
+    python bench/small_allreduce_ratio.py BEFORE/src AFTER/src [--rounds 40] [--calls 100] [--tls]
 
 Each tree has a master and two peers in processes of their own, which wait while the other tree's are measured. Printed
 as JSON: medians over the rounds of 1 KiB all-reduces (wall clock, processor time of rank 0 and of the master, in
-milliseconds a call), and after / before.
+milliseconds a call), and after / before. `--tls`: with certificates and an invite token.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 
-def rank_main(address: str, pipe: Connection) -> None:
+def rank_main(address: str, token: str, pipe: Connection) -> None:
     import numpy as np
 
     from planetary.collectives import Communicator
 
     array = np.ones(256, np.float32)
-    with Communicator(address, timeout_s=20) as peer:
+    with Communicator(address, token=token, timeout_s=20) as peer:
         peer.update_topology(min_world_size=2)
         pipe.send(None)
         while calls := pipe.recv():
@@ -38,16 +40,22 @@ def rank_main(address: str, pipe: Connection) -> None:
             pipe.send((statistics.median(wall) * 1e3, (time.process_time() - cpu) / calls * 1e3))
 
 
-def serve_tree() -> None:
+def serve_tree(folder: str, *, tls: bool) -> None:
     """Measure as many calls as each line of the standard input says; 0 ends."""
     from planetary.collectives import Master
+    from planetary.net import Authority
+    from planetary.net.invite import mint
 
+    authority, token = None, ""
+    if tls:
+        authority = Authority.open(Path(folder), time.time())
+        token = mint(authority.invite_secret, authority.fingerprint)
     context = multiprocessing.get_context("spawn")
-    with Master("127.0.0.1:0") as master:
+    with Master("127.0.0.1:0", authority=authority) as master:
         pipes = []
         for _ in range(2):
             here, there = context.Pipe()
-            context.Process(target=rank_main, args=(master.address, there), daemon=True).start()
+            context.Process(target=rank_main, args=(master.address, token, there), daemon=True).start()
             pipes.append(here)
         for pipe in pipes:
             pipe.recv()
@@ -67,13 +75,16 @@ def main() -> None:
     parser.add_argument("trees", nargs="*", metavar="SRC")
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--tls", action="store_true")
     options = parser.parse_args()
     if not options.trees:
-        serve_tree()
+        with tempfile.TemporaryDirectory() as folder:
+            serve_tree(folder, tls=options.tls)
         return
     trees = []
     for path in options.trees:
-        command, environment = [sys.executable, __file__], os.environ | {"PYTHONPATH": path}
+        command = [sys.executable, __file__, *(["--tls"] if options.tls else [])]
+        environment = os.environ | {"PYTHONPATH": path}
         trees.append(
             subprocess.Popen(command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         )

@@ -32,7 +32,7 @@ from planetary.core.config import Config, load_config
 from planetary.core.tensors import Tensors
 from planetary.data.bigram import bigram_baseline
 from planetary.data.reader import batches, read_slice
-from planetary.diloco.mean import Contribution
+from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import initial_state, outer_step, published_params
 from planetary.fabric.preparation.preparation import Prepared, prepare_run, schedule_of
 from planetary.runtime.host import host_features

@@ -16,6 +16,7 @@ from planetary.artifacts import safetensors_file
 from planetary.artifacts.checkpoint import (
     Checkpoint,
     CheckpointInfo,
+    go_back,
     list_checkpoints,
     load_checkpoint,
     load_latest,
@@ -276,3 +277,28 @@ def test_a_malformed_tensor_file_is_refused(tmp_path: Path, raw: bytes) -> None:
 def test_a_type_without_a_name_is_refused() -> None:
     with pytest.raises(UserError, match="complex<f32> cannot be kept"):
         list(safetensors_pieces([TensorSpec("z", "complex<f32>", (1,))], {}))
+
+
+def test_protected_checkpoints_stay_besides_the_newest(tmp_path: Path) -> None:
+    for round_ in range(1, 7):
+        write_checkpoint(tmp_path, make(round_), keep=2, protected=(2,) if round_ > 2 else ())
+    assert [entry.round for entry in list_checkpoints(tmp_path)] == [2, 5, 6]
+
+
+def test_going_back_gives_the_newest_intact_checkpoint_and_removes_what_came_after(tmp_path: Path) -> None:
+    for round_ in range(1, 6):
+        write_checkpoint(tmp_path, make(round_), keep=9)
+    [damaged] = [entry for entry in list_checkpoints(tmp_path) if entry.round == 3]
+    state = damaged.path / "params.safetensors"
+    state.write_bytes(b"x" + state.read_bytes()[1:])
+    found = go_back(tmp_path, 3)
+    assert found is not None
+    assert same(found, make(2))
+    assert [entry.round for entry in list_checkpoints(tmp_path)] == [1, 2]
+
+
+def test_going_back_to_before_the_first_checkpoint_leaves_none(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, make(4), keep=2)
+    assert go_back(tmp_path, 3) is None
+    assert list_checkpoints(tmp_path) == []
+    assert go_back(tmp_path / "none", 3) is None

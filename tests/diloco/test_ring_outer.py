@@ -7,7 +7,7 @@ import pytest
 
 from planetary.core.errors import NumericsError
 from planetary.core.tensors import TensorSpec
-from planetary.diloco.mean import Contribution
+from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import OuterState, initial_state, outer_step
 from planetary.diloco.ring import (
     Held,

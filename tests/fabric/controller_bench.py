@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
+from planetary.diloco.deltas import Table
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
@@ -18,14 +20,19 @@ ROUNDS = 3
 class Bench:
     """A controller without a world: its instructions are collected, and time is what the test says."""
 
-    def __init__(self, workers: int = 1, *, local: bool = False) -> None:
-        self.policy = msgspec.structs.replace(small_policy(rounds=ROUNDS, workers=workers), local=local)
-        started = RunStarted(run="sim", rounds=ROUNDS, config_hash="c", model="m", params=8)
+    def __init__(self, workers: int = 1, *, rounds: int = ROUNDS, local: bool = False) -> None:
+        self.policy = msgspec.structs.replace(small_policy(rounds=rounds, workers=workers), local=local)
+        started = RunStarted(run="sim", rounds=rounds, config_hash="c", model="m", params=8)
         self.controller = Controller(self.policy, replay([started], ControllerState()), 0.0)
         self.now = 0.0
         self.journal: list[AnyRecord] = []
         self.sent: list[tuple[int, m.Message]] = []
         self.finish: e.Finish | None = None
+        self.measures: list[e.MeasureContributions] = []
+        self.steps: list[e.TakeOuterStep] = []
+        self.writes: list[e.WriteCheckpoint] = []
+        self.restores: list[e.RestoreParameters] = []
+        self.deltas: dict[int, list[float]] = {}  # task -> its delta, where it is not that of everybody
         self._sessions = 0
 
     def tell(self, event: e.Event) -> None:
@@ -38,8 +45,24 @@ class Bench:
                     self.sent.append((instruction.session, instruction.message))
                 case e.Finish():
                     self.finish = instruction
+                case e.MeasureContributions():
+                    self.measures.append(instruction)
+                    self.tell(e.ContributionsMeasured(instruction.round, self.table_of(instruction)))
+                case e.TakeOuterStep():
+                    self.steps.append(instruction)
+                case e.WriteCheckpoint():
+                    self.writes.append(instruction)
+                case e.RestoreParameters():
+                    self.restores.append(instruction)
                 case e.Compile():
                     self.tell(e.Compiled("cpu", "host", "", "a" * 64, 1, 1.0, "verified"))
+
+    def table_of(self, instruction: e.MeasureContributions) -> Table:
+        """The inner products of the deltas that the test gave the tasks; all others are [1, 0]."""
+        tasks = [task for task, _ in instruction.contributions]
+        deltas = np.array([self.deltas.get(task, [1.0, 0.0]) for task in tasks])
+        products = tuple(tuple(float(value) for value in row) for row in deltas @ deltas.T)
+        return Table(tuple(tasks), products, 1.0, 10**6)
 
     def join(self, name: str) -> int:
         """A worker connects and loads its job; returns its session."""

@@ -175,7 +175,7 @@ def _until_a_checkpoint_is_being_written(bench: Bench) -> None:
         seconds=0.1,
     )
     bench.tell(e.Received(session, result, "", 1))
-    bench.tell(e.OuterStepDone(1))
+    bench.tell(e.OuterStepDone(1, 1.0))
     assert not bench.records(RoundFinished), "the checkpoint is still being written"
 
 

@@ -57,7 +57,8 @@ def test_an_epoch_ends_the_run_however_many_workers_come(nodes: int, mode: dict[
     assert state.durable_round == state.round
     end = cluster.journal[-1]
     assert isinstance(end, RunFinished)
-    assert end.reason == f"data.max_epochs is reached: all 22 leases of data are trained, in {state.round} rounds"
+    reason = end.reason.partition("; the held-out loss ended at")[0]  # with overlap it rises
+    assert reason == f"data.max_epochs is reached: all 22 leases of data are trained, in {state.round} rounds"
     assert isinstance(cluster.journal[0], RunStarted)
     assert cluster.journal[0].rounds == 8
 
@@ -103,7 +104,7 @@ def test_calm_run_has_no_losses() -> None:
 
 
 def test_killed_workers_lease_is_trained_again_after_its_restart() -> None:
-    faults = [Fault(at_s=6.0, kind="kill_worker", worker=1, seconds=0.0)]
+    faults = [Fault(at_s=5.5, kind="kill_worker", worker=1, seconds=0.0)]  # in the first round
     cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS), WORKERS, faults)
     assert cluster.run(LIMIT_S)
     check(cluster)

@@ -114,7 +114,9 @@ def test_a_newcomer_trains_from_the_newest_version() -> None:
 
 
 def test_everybody_lost_between_checkpoints_goes_back_to_what_the_gateway_has() -> None:
-    plan = [Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at in (8.0, 8.001) for w in range(WORKERS)]
+    [closed] = [r.t for r in of(overlapping(checkpoint_every=6), RoundClosed) if r.round == 3]
+    times = (closed + 0.05, closed + 0.051)
+    plan = [Fault(at_s=at, kind="kill_worker", worker=w, seconds=0.0) for at in times for w in range(WORKERS)]
     cluster = overlapping(checkpoint_every=6, plan=plan)
     # In mid-reduce: first the round that nobody can finish is void, then what nobody has any more.
     [void, back] = of(cluster, RolledBack)

@@ -36,8 +36,8 @@ def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
     return [record for record in cluster.journal if isinstance(record, kinds)]
 
 
-def calm(**mode: bool) -> SimCluster:
-    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS, **mode), WORKERS)
+def calm(seed: int = 0, **mode: bool) -> SimCluster:
+    cluster = SimCluster(seed, small_training(rounds=ROUNDS, workers=WORKERS, **mode), WORKERS)
     assert cluster.run(LIMIT_S)
     return cluster
 
@@ -64,19 +64,22 @@ def test_a_checkpoint_does_not_outlive_the_records_of_its_round(mode: dict[str, 
 @MODES
 def test_a_disk_that_lies_costs_lines_of_the_journal_and_no_parameters(mode: dict[str, bool]) -> None:
     """It said that it had synced, and had not: the checkpoint is what the run goes on from, whatever lines are gone."""
-    [written] = [r for r in of(calm(**mode), CheckpointWritten) if r.round == 3]
-    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=WORKERS, **mode), WORKERS)
-    cluster.disk.lies = True
-    cluster.world.at(written.t + 0.001, lambda: cluster.strike(Fault(0.0, "cut_power")))
-    assert cluster.run(LIMIT_S)
-    assert cluster.finished is not None
-    assert cluster.finished.ok
-    [resumed] = of(cluster, RunResumed)
-    before = cluster.journal[: cluster.journal.index(resumed)]
-    assert not [r for r in before if isinstance(r, CheckpointWritten) and r.round == 3]
-    assert resumed.mark.round == 3
-    assert contradiction(cluster.controller.state) == ""
-    assert [r.round for r in of(cluster, RoundFinished)][-3:] == [4, 5, 6]
+    lost = 0
+    for seed in range(4):  # how much is left of what was not synced is up to chance
+        [written] = [r for r in of(calm(seed, **mode), CheckpointWritten) if r.round == 3]
+        cluster = SimCluster(seed, small_training(rounds=ROUNDS, workers=WORKERS, **mode), WORKERS)
+        cluster.disk.lies = True
+        cluster.world.at(written.t + 0.001, lambda it=cluster: it.strike(Fault(0.0, "cut_power")))
+        assert cluster.run(LIMIT_S)
+        assert cluster.finished is not None
+        assert cluster.finished.ok
+        [resumed] = of(cluster, RunResumed)
+        before = cluster.journal[: cluster.journal.index(resumed)]
+        lost += not [r for r in before if isinstance(r, CheckpointWritten) and r.round == 3]
+        assert resumed.mark.round == 3
+        assert contradiction(cluster.controller.state) == ""
+        assert [r.round for r in of(cluster, RoundFinished)][-3:] == [4, 5, 6]
+    assert lost
 
 
 def test_a_torn_line_is_cut_off_and_nothing_before_it_is_lost() -> None:

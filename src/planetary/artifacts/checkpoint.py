@@ -20,7 +20,7 @@ import hashlib
 import platform
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -171,6 +171,25 @@ def load_latest(folder: str | Path) -> Checkpoint:
         raise TrustError(f"{error}. {offer}") from None
 
 
+def go_back(folder: str | Path, newest: int, files: DurableFiles = DISK) -> Checkpoint | None:
+    """Return the newest intact checkpoint of a round up to `newest`, None without one; those after it are removed.
+
+    Removed before they are not needed, since a run that is resumed goes on from the newest.
+
+    Raises:
+        ResourceError: reading or removing failed.
+    """
+    entries = list_checkpoints(folder) if Path(folder).is_dir() else []
+    intact = [entry for entry in entries if entry.round <= newest and not verify_checkpoint(entry.path)]
+    found = load_checkpoint(intact[-1].path) if intact else None
+    kept = found.info.round if found is not None else 0
+    try:
+        _remove([entry.path for entry in entries if entry.round > kept], Path(folder), files)
+    except OSError as error:
+        raise ResourceError(f"removing the checkpoints after round {kept} from {folder} failed: {error}") from error
+    return found
+
+
 def newest_intact(folder: str | Path) -> CheckpointEntry | None:
     """Return the newest checkpoint whose digests are all right; None without one."""
     return next((entry for entry in reversed(list_checkpoints(folder)) if not verify_checkpoint(entry.path)), None)
@@ -224,7 +243,14 @@ def _read_tensors(path: Path, record: TensorFileRecord) -> dict[str, np.ndarray]
 # --- writing ------------------------------------------------------------------------------------------------
 
 
-def write_checkpoint(folder: str | Path, checkpoint: Checkpoint, *, keep: int, files: DurableFiles = DISK) -> Path:
+def write_checkpoint(
+    folder: str | Path,
+    checkpoint: Checkpoint,
+    *,
+    keep: int,
+    protected: Collection[int] = (),
+    files: DurableFiles = DISK,
+) -> Path:
     """Write a checkpoint, then remove the ones that are too old; return its path.
 
     Those of later rounds are removed first: the run was resumed from before them, so they belong to a past
@@ -234,6 +260,7 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint, *, keep: int, f
         folder: of the run's checkpoints; made when missing. Only one process may write to it.
         checkpoint: all its tensors float32, with the names and shapes of `info.param_specs`.
         keep: how many of the newest stay, this one included; at least 1.
+        protected: rounds whose checkpoints stay, too, however old they are.
         files: the file operations; tests pass failing ones.
 
     Raises:
@@ -266,7 +293,8 @@ def write_checkpoint(folder: str | Path, checkpoint: Checkpoint, *, keep: int, f
         raise ResourceError(_failure(folder, checkpoint, error)) from error
     try:
         _remove([replaced] if replaced.exists() else [], folder, files)
-        _remove([entry.path for entry in list_checkpoints(folder)[: -max(1, keep)]], folder, files)
+        older = list_checkpoints(folder)[: -max(1, keep)]
+        _remove([entry.path for entry in older if entry.round not in protected], folder, files)
     except OSError as error:
         raise ResourceError(f"{final} is written, but removing older checkpoints failed: {error}") from error
     return final

@@ -19,8 +19,12 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.bfloat16 import from_master, to_master
-from planetary.diloco.mean import Contribution, blocks, mean_block, normalised
+from planetary.diloco.bfloat16 import from_master, to_float64, to_master
+from planetary.diloco.contributions import Contribution, blocks, flat, normalised
+from planetary.diloco.deltas import table_of
+from planetary.diloco.merge import Mean, MergeRule
+
+MEAN = Mean()
 
 
 class OuterState(msgspec.Struct, frozen=True):
@@ -68,6 +72,8 @@ def outer_step(
     contributions: Sequence[Contribution],
     learning_rate: float,
     momentum: float,
+    *,
+    rule: MergeRule = MEAN,
 ) -> OuterStep:
     """Return the state after one outer step; `state` is left as it was.
 
@@ -87,15 +93,21 @@ def outer_step(
         contributions: checked with `check_contribution`; at least one.
         learning_rate: η.
         momentum: μ.
+        rule: how the end parameters are merged; θ̄ is its result.
 
     Raises:
         LocalProtocolError: no contributions, a task twice, or one without tokens.
         NumericsError: a result is not finite; the tensor is named.
     """
-    weighted = normalised(contributions)
-    return outer_step_to(
-        specs, state, lambda spec, block, before: mean_block(spec, weighted, block), learning_rate, momentum
-    )
+    shares = normalised(contributions)
+    ordered = [contribution for _, contribution in shares]
+    weights = rule.weights(lambda: table_of(specs, state.params, ordered), [share for share, _ in shares])
+
+    def merged(spec: TensorSpec, block: slice, before: np.ndarray) -> np.ndarray:
+        ends = [to_float64(spec.dtype, flat(one.tensors[spec.name])[block]) for one in ordered]
+        return rule.merge(ends, weights)
+
+    return outer_step_to(specs, state, merged, learning_rate, momentum)
 
 
 MeanOf = Callable[[TensorSpec, slice, np.ndarray], np.ndarray]

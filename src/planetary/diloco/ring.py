@@ -24,7 +24,7 @@ import numpy as np
 
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_float64
-from planetary.diloco.mean import Contribution, blocks
+from planetary.diloco.contributions import Contribution, blocks
 from planetary.diloco.outer import OuterState, OuterStep, outer_step_to
 
 Precision = Literal["f32", "f64"]

@@ -36,6 +36,7 @@ from planetary.fabric.shell.system import System
 from planetary.machine.machine import Machine
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.faults import Fault
+from planetary.simulation.lies import DoubtfulExecutor, Gossip
 from planetary.simulation.network import HOST
 from planetary.simulation.node import SimulatedNode
 from planetary.simulation.process import Process
@@ -76,6 +77,7 @@ class SimCluster:
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self.struck: list[str] = []
         self.failures: list[BaseException] = []
+        self.gossip = Gossip()
         self.events = 0
         self.finished: e.Finish | None = None
         self.disk = SimulatedDisk(self.world.random, self.struck.append)
@@ -95,7 +97,7 @@ class SimCluster:
                 folder=self.folder / "nodes",
                 shutdown_s=timings.shutdown_s,
                 restart_s=RESTART_S,
-                open_executor=training.open_executor,
+                open_executor=lambda number=number: DoubtfulExecutor(training.open_executor(), number, self.gossip),
                 master=lambda: self._master,
                 observe=self._observe,
                 struck=self.struck.append,
@@ -290,6 +292,9 @@ class SimCluster:
                     node.health.is_poisoned |= fault.kind == "poison_worker"
                     node.health.flips |= fault.kind == "flip_bit"
                     node.health.step_s *= 5.0 if fault.kind == "slow_worker" else 1.0
+            case "lie":
+                self.gossip.lies[fault.worker] = fault.lie
+                self.world.after(fault.seconds, lambda: self.gossip.lies.pop(fault.worker, None))
             case "kill_gateway" | "cut_power":
                 hit = self.gateway is not None and self.finished is None
                 if hit:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from planetary.simulation.lies import Lie
+
 FaultKind = Literal[
     "kill_worker",  # the process dies at once, as by SIGKILL
     "hang_worker",  # the process lives and answers the network, but its task makes no progress
@@ -24,10 +26,11 @@ FaultKind = Literal[
     "cut_power",  # the same, and what it appended since it last synced is lost
     "full_disk",  # the next checkpoint cannot be written
     "no_space",  # nothing can be written for a while: the gateway fails, and is started again until it can go on
+    "lie",  # it sends something else than it trained, for a while
     "flip_bit",  # ring: the next outer state that it makes is another than everybody's
 ]
 
-# What plans are drawn from. A flipped bit is left out: of two workers nobody can say which one is right.
+# What plans are drawn from. A flipped bit and lies are left out: of two workers nobody can say which one is right.
 KINDS: tuple[FaultKind, ...] = (
     "kill_worker",
     "hang_worker",
@@ -59,15 +62,19 @@ class Fault(msgspec.Struct, frozen=True):
             off in one direction), or "flip_blob" (a bit of a cached file changes). Of the gateway, which is then
             resumed, "kill_gateway", "kill_gateway_writing" (before one of its next operations on the disk),
             "torn_write" (in the midst of one), or "cut_power" (what was not synced is lost). Of its disk, "full_disk"
-            (the next checkpoint is not written) or "no_space" (nothing is written for `seconds`).
+            (the next checkpoint is not written) or "no_space" (nothing is written for `seconds`). "lie": for `seconds`
+            the worker sends something else than it trained.
         worker: which one, where it applies; the first is 0.
         seconds: how long, where it applies.
+        lie: what it sends: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",
+            "free_rider" or "false_loss"; see `planetary.simulation.lies`.
     """
 
     at_s: float
     kind: FaultKind
     worker: int = 0
     seconds: float = 2.0
+    lie: Lie = "huge"
 
 
 def draw_plan(seed: int, *, workers: int, horizon_s: float, most: int) -> list[Fault]:

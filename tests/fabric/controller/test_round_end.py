@@ -33,8 +33,10 @@ def test_the_checkpoint_ends_the_round_that_the_journal_leaves_open() -> None:
     assert late is not None
     [start] = [r for r in journal if isinstance(r, RoundStarted) and r.round == 3]
     assert late.seconds == journal[-1].t - start.t
+    assert finished.delta_norm is not None
+    assert late.delta_norm is None  # only the gateway that took the step knew it
     same = msgspec.structs.replace(late, t=finished.t, seconds=finished.seconds, compute_fraction=0.0)
-    assert same == msgspec.structs.replace(finished, compute_fraction=0.0)
+    assert same == msgspec.structs.replace(finished, compute_fraction=0.0, delta_norm=None)
 
 
 def test_where_rounds_overlap_it_counts_from_the_end_of_the_one_before() -> None:

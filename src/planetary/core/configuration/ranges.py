@@ -20,6 +20,7 @@ Decay = Annotated[float, Meta(ge=0, lt=1)]  # of a moving average: 0 keeps nothi
 Fraction = Annotated[float, Meta(ge=0, le=1)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 ProperFraction = Annotated[float, Meta(gt=0, lt=1)]
+TrimmedFraction = Annotated[float, Meta(ge=0, lt=0.5)]  # at each end
 Text = Annotated[str, Meta(min_length=1)]
 Memory = Annotated[
     str,

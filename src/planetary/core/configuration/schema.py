@@ -23,6 +23,7 @@ from planetary.core.configuration.ranges import (
     ProperFraction,
     Seed,
     Text,
+    TrimmedFraction,
 )
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 
@@ -110,6 +111,14 @@ class OuterConfig(msgspec.Struct, frozen=True):
 
     learning_rate: Positive = 0.7  # of the step along the mean of the workers' deltas
     momentum: Decay = 0.9  # Nesterov's
+    # how the workers' end parameters become one set: "mean" by tokens, or a rule that a few liars cannot move far
+    merge: Literal["mean", "median", "trimmed_mean", "centred_clipping"] = "mean"
+    trimmed: TrimmedFraction = 0.2  # "trimmed_mean": part of the values left out at each end, of every coordinate
+    # which contributions count: "others": those whose delta is about as long as the others' and points their way;
+    # "none": all. The ring merges among the workers, and judges nothing
+    judge: Literal["others", "none"] = "others"
+    # part by which a held-out loss may exceed the best before the run goes back to that; 0: only if it is NaN
+    loss_rise: NotNegative = 0.25
 
 
 class FabricConfig(msgspec.Struct, frozen=True):

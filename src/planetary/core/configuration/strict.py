@@ -140,6 +140,12 @@ def _check_together(config: Config, origin: str) -> None:
             "that precision sums end parameters, and with overlap the next step is not taken from where they began; "
             'leave out sync.precision, or set it to "f32"'
         )
+    if config.outer.merge != "mean" and config.sync.topology != "star":
+        raise UserError(
+            f'{origin}: outer.merge: expected "mean" with sync.topology = "{config.sync.topology}", found '
+            f'"{config.outer.merge}": the workers of a ring add up what they send, and nobody sees one of them alone; '
+            'set sync.topology = "star"'
+        )
     name = config.run.name
     if name in {".", ".."} or "/" in name or "\\" in name:
         raise UserError(

@@ -8,12 +8,13 @@ connection.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
-
-import msgspec
 
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
+from planetary.fabric.controller.guard import Guard
+from planetary.fabric.controller.metrics_lines import MetricsLines
 from planetary.fabric.controller.ring import Ring
 from planetary.fabric.controller.run_controller import RunController, RunPhase
 from planetary.fabric.controller.stalls import Wait
@@ -49,10 +50,11 @@ class Controller(RunController[RoundsDesk]):
         self.policy = policy
         self.state = state
         self.topology: Topology = Star(self.desk) if policy.ring is None else Ring(self.desk, policy.ring)
-        self.training = Training(self.desk, self.topology, now)
-        self.evaluation = Evaluation(self.desk, self.topology, now)
+        self.guard = Guard(self.desk)
+        self.training = Training(self.desk, self.topology, self.guard, now)
+        self.evaluation = Evaluation(self.desk, self.topology, self.guard, now)
         self._stop_reason = ""  # why it is stopping
-        self._unreported = {metrics.round: metrics for metrics in unreported}
+        self.lines = MetricsLines(self.desk, self.evaluation, unreported)
         if state.round not in state.evals:
             self.evaluation.begin(state.round)
 
@@ -89,16 +91,22 @@ class Controller(RunController[RoundsDesk]):
 
     def _take_event(self, event: e.Event, now: float) -> None:
         match event:
+            case e.ContributionsMeasured():
+                self.topology.measured(event.round, event.table)
+            case e.ParametersRestored() if self.guard.retreat is not None:
+                self._restored(event, *self.guard.retreat, now)
+            case e.RestoreFailed():
+                self._end("resource", event.reason)
             case e.OuterStepDone():
-                self.topology.stepped(event.round)
+                self.topology.stepped(event.round, event.delta_norm)
             case e.OuterStepFailed():
                 self._end("numerics", event.reason)
             case e.CheckpointDone():
                 self.desk.append(CheckpointWritten(round=event.round, path=event.path, seconds=event.seconds))
-                self._round_finished(self.training.checkpoint_done(now))
+                self.lines.add(self.training.checkpoint_done(now))
             case e.CheckpointLost():
                 self.desk.append(CheckpointFailed(round=event.round, reason=event.reason))
-                self._round_finished(self.training.checkpoint_lost(event.reason, now))
+                self.lines.add(self.training.checkpoint_lost(event.reason, now))
 
     def _payload_sent(self, session: int, now: float) -> None:
         worker = self.desk.workers.get(session)
@@ -129,6 +137,9 @@ class Controller(RunController[RoundsDesk]):
                     self._strike(worker, f"worker {worker.worker} sent an unusable result: {found}", "peer", now)
                 elif found is not None:
                     self.membership.succeeded(worker)
+            case m.EvalResult() if not math.isfinite(message.loss):
+                reason = f"the held-out loss is {message.loss}"
+                self._take_failure(worker, m.TaskFailed(task=message.task, kind="numerics", reason=reason), now)
             case m.EvalResult():
                 self.evaluation.result(worker, message)
             case _ if self.topology.take(worker, event, now):
@@ -140,13 +151,16 @@ class Controller(RunController[RoundsDesk]):
         train, flight = worker.train, worker.evaluate
         if train is not None and train.task == failure.task:
             worker.train, round_ = None, train.round
+            version = self.state.under_way(train.round).version
             self.training.leases.orphan(train, worker.worker, failure.reason, now)
         elif flight is not None and flight.task == failure.task:
-            worker.evaluate, round_ = None, self.state.round
+            worker.evaluate, round_, version = None, self.state.round, flight.version
             self.evaluation.give_back(flight)
         else:
             return
         kind = self._record_failure(worker, failure, round_)
+        if kind == "numerics" and not self.guard.blames(worker.worker, version):
+            return
         self._strike(worker, f"worker {worker.worker} in round {round_}: {failure.reason}", kind, now)
 
     # --- what follows from them -------------------------------------------------------------------------------
@@ -157,13 +171,18 @@ class Controller(RunController[RoundsDesk]):
             self._end("stopped", self._stop_reason)
         if self.state.ended is not None:
             return
+        if self.guard.retreat is not None:  # nothing begins before the gateway has gone back
+            return
         while self._advance(now):
             pass
+        self._charge(now)
+        if self._retreats():
+            return
         if self.topology.failure is not None:
             self._end(*self.topology.failure)
             return
         self.evaluation.hand_out(now)
-        self._write_metrics()
+        self.lines.write()
 
     def _waits(self) -> Iterator[Wait]:
         for worker in self.desk.workers.values():
@@ -194,8 +213,7 @@ class Controller(RunController[RoundsDesk]):
 
     def _outer_step_done(self, round_: int, now: float) -> None:
         self.evaluation.begin(round_)
-        metrics = self.training.outer_step_done(round_, now, self.evaluation.versions)
-        self._round_finished(metrics)
+        self.lines.add(self.training.outer_step_done(round_, now, self.evaluation.versions))
 
     def _supply(self, now: float) -> None:
         """Give newcomers the parameters, or go back to those that the gateway has."""
@@ -206,10 +224,36 @@ class Controller(RunController[RoundsDesk]):
             self._go_back(back, reason, now)
             self._supply(now)
 
-    def _go_back(self, mark: Mark, reason: str, now: float) -> None:
-        self.desk.append(RolledBack(mark=mark, reason=reason))
+    def _charge(self, now: float) -> None:
+        """Count what was refused, contributions and held-out losses, and NaN, against those who alone had them."""
+        by_name = {worker.worker: worker for worker in self.desk.workers.values()}
+        for name, reason in (*self.topology.take_refused(), *self.evaluation.take_refused()):
+            worker = by_name.get(name)
+            if worker is not None and self.membership.distrusted(worker, self.state.refusals[name], reason):
+                self._lose(worker, self.membership.banned[name], now)
+        for name in self.guard.take_guilty():
+            if name in by_name and by_name[name].session in self.desk.workers:
+                reason = f"worker {name}: it got NaN from parameters that others could begin from"
+                self._strike(by_name[name], reason, "numerics", now)
+
+    def _retreats(self) -> bool:
+        """Go back when parameters are of no use, as soon as nothing is made of them; return whether the run does."""
+        damage = None if self.training.ended is not None else self.guard.damage()
+        if damage is None:
+            return False
+        if end := self.guard.begin(*damage):
+            self._end("numerics", end)
+        return True
+
+    def _restored(self, event: e.ParametersRestored, bad: int, why: str, now: float) -> None:
+        self._go_back(event.mark, why, now, bad=bad)
+        self.topology.restored(event.mark, event.digest)
+        self.guard.went_back()
+
+    def _go_back(self, mark: Mark, reason: str, now: float, *, bad: int = 0) -> None:
+        self.desk.append(RolledBack(mark=mark, reason=reason, bad=bad))
         self.desk.out.append(e.ForgetRounds(mark.round))
-        self._unreported = {r: metrics for r, metrics in self._unreported.items() if r <= mark.round}
+        self.lines.forget_after(mark.round)
         self.training.rolled_back(mark, reason, now)
         self.evaluation.go_back(mark.round)
 
@@ -219,21 +263,16 @@ class Controller(RunController[RoundsDesk]):
         return not self.training.may_open and self.state.open is None
 
     def _is_done(self) -> tuple[EndKind, str] | None:
-        if not self.is_trained or self.evaluation.versions:
+        if not self.is_trained or self.evaluation.versions or self.guard.retreat is not None:
             return None
-        if self.state.durable_round < self.state.round:
-            return (
-                "resource",
-                f"all {self.state.round} rounds are trained, but what the last one gave could not be kept; round "
-                f"{self.state.durable_round} is the newest that is: {self.training.unkept}",
-            )
-        length, done = self.policy.length, self.state.round
+        length, done, kept = self.policy.length, self.state.round, self.state.durable_round
+        if kept < done:
+            what = f"all {done} rounds are trained, but what the last one gave could not be kept"
+            return "resource", f"{what}; round {kept} is the newest that is: {self.training.unkept}"
+        reason = f"all {length.rounds} rounds are done"
         if done < length.rounds:
-            return (
-                "done",
-                f"data.max_epochs is reached: all {length.leases} leases of data are trained, in {done} rounds",
-            )
-        return "done", f"all {length.rounds} rounds are done"
+            reason = f"data.max_epochs is reached: all {length.leases} leases of data are trained, in {done} rounds"
+        return "done", "; ".join(filter(None, (reason, self.guard.rise())))
 
     def _stop(self, reason: str) -> None:
         """End once the checkpoint under way is in the journal (both name the same round); at once if asked again."""
@@ -244,7 +283,7 @@ class Controller(RunController[RoundsDesk]):
             self._end("stopped", self._stop_reason or reason)
 
     def _report_the_rest(self) -> None:
-        self._write_metrics(everything=True)
+        self.lines.write(everything=True)
 
     def _could_not_send(self, worker: WorkerSession, reason: str, now: float) -> None:
         """The gateway's own disk or data is at fault, but trying it again with every worker for ever helps nobody."""
@@ -258,23 +297,10 @@ class Controller(RunController[RoundsDesk]):
             self.evaluation.give_back(worker.evaluate)
         self.training.withdraw_lost(now)
 
-    def _round_finished(self, metrics: RoundMetrics | None) -> None:
-        if metrics is not None:
-            self._unreported[metrics.round] = metrics
-
-    def _write_metrics(self, *, everything: bool = False) -> None:
-        """Write the lines of finished rounds that are not evaluated any more."""
-        for round_ in sorted(self._unreported):
-            if everything or round_ not in self.evaluation.versions:
-                complete = msgspec.structs.replace(self._unreported.pop(round_), eval_loss=self.state.evals.get(round_))
-                self.desk.out.append(e.WriteMetrics(complete))
-
     def _startup_deadline(self) -> float | None:
         """Until when the first round waits for more workers; None when it need not."""
         since = self.membership.first_ready_at
         if since is None or self.training.first_round_open or not self.training.may_open:
             return None
         expected = self.policy.length.workers - len(self.membership.banned)  # those do not come back
-        if not 0 < len(self.desk.ready_workers()) < expected:
-            return None
-        return since + self.policy.startup_grace_s
+        return since + self.policy.startup_grace_s if 0 < len(self.desk.ready_workers()) < expected else None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from planetary.diloco.opinions import Settled, settle
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.guard import Guard
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import TokensOf
@@ -21,6 +25,8 @@ class _Version:
         self.pending = list(range(len(batches)))
         self.batches = batches
         self.losses: dict[int, float] = {}
+        self.said: dict[int, dict[str, float]] = {}  # chunk without a loss yet -> worker -> loss
+        self.wrong: dict[str, str] = {}  # worker that said something else than it turned out to be -> what
 
     @property
     def loss(self) -> float:
@@ -31,10 +37,11 @@ class _Version:
 class Evaluation:
     """All evaluations under way: usually one, of the newest parameters."""
 
-    def __init__(self, desk: RoundsDesk, topology: Topology, now: float) -> None:
+    def __init__(self, desk: RoundsDesk, topology: Topology, guard: Guard, now: float) -> None:
         """Start at monotonic time `now` (seconds) with nothing to evaluate."""
-        self._desk, self._topology = desk, topology
+        self._desk, self._topology, self._guard = desk, topology, guard
         self._versions: dict[int, _Version] = {}
+        self._told: list[tuple[str, str]] = []  # who was wrong, and why, for `take_refused`
         self._next_task = _FIRST_TASK + int(now * 1e6)
 
     @property
@@ -57,6 +64,11 @@ class Evaluation:
     def go_back(self, version: int) -> None:
         """The run went back: versions after this one never were; it is evaluated if it was not."""
         self._versions = {n: evaluated for n, evaluated in self._versions.items() if n <= version}
+        for worker in self._desk.workers.values():
+            flight = worker.evaluate
+            if flight is not None and flight.version > version:  # there will be another version of this number
+                self._desk.send(worker.session, m.CancelTask(task=flight.task, reason="the run went back"))
+                worker.evaluate = None
         if version not in self._desk.state.evals and version not in self._versions:
             self.begin(version)
 
@@ -64,16 +76,20 @@ class Evaluation:
         """Give pending chunks to ready workers, one each."""
         newest = self._topology.newest()
         self._versions = {n: found for n, found in self._versions.items() if n >= newest or not found.pending}
-        for number, version in self._versions.items():
+        for number, version in list(self._versions.items()):
+            self._settle_without_others(number, version)
             for worker in self._desk.ready_workers():
-                if not version.pending:
-                    break
-                if worker.evaluate is not None or not self._topology.can_evaluate(worker, number):
+                if worker.evaluate is not None or self._guard.spares(worker.worker, number):
                     continue
-                self._assign(worker, number, version.pending.pop(0), now)
+                if not self._topology.can_evaluate(worker, number):
+                    continue
+                chunk = next((c for c in version.pending if worker.worker not in version.said.get(c, ())), None)
+                if chunk is not None:
+                    version.pending.remove(chunk)
+                    self._assign(worker, number, chunk, now)
 
     def result(self, worker: WorkerSession, result: m.EvalResult) -> None:
-        """Take a chunk's loss."""
+        """Take what a worker says that a chunk's loss is."""
         flight = worker.evaluate
         if flight is None or flight.task != result.task:
             return
@@ -81,10 +97,44 @@ class Evaluation:
         version = self._versions.get(flight.version)
         if version is None:
             return
-        version.losses[flight.chunk] = result.loss
+        version.said.setdefault(flight.chunk, {})[worker.worker] = result.loss
+        if not self._settles(flight.version, version, flight.chunk):
+            version.pending = sorted([*version.pending, flight.chunk])
+
+    def take_refused(self) -> list[tuple[str, str]]:
+        """Return what was found wrong since the last call, once evaluations were complete: which workers, and why."""
+        told, self._told = self._told, []
+        return told
+
+    def _settles(self, number: int, version: _Version, chunk: int) -> bool:
+        """Whether enough workers have said what a chunk's loss is; it is taken then."""
+        said = version.said[chunk]
+        settled = self._settled(number, said)
+        if settled is None:
+            return False
+        for name in settled.wrong:
+            version.wrong[name] = f"it says that the held-out loss is {said[name]:.4g}, others say {settled.loss:.4g}"
+        del version.said[chunk]
+        version.losses[chunk] = settled.loss
         if len(version.losses) == len(version.batches):
-            del self._versions[flight.version]
-            self._desk.append(EvalFinished(version=flight.version, loss=version.loss, batches=sum(version.batches)))
+            del self._versions[number]
+            self._told += version.wrong.items()
+            batches, wrong = sum(version.batches), tuple(sorted(version.wrong))
+            self._desk.append(EvalFinished(version=number, loss=version.loss, batches=batches, wrong=wrong))
+        return True
+
+    def _settled(self, number: int, said: Mapping[str, float]) -> Settled | None:
+        evals, policy = self._desk.state.evals, self._desk.policy
+        best = min((loss for version, loss in evals.items() if version < number), default=None)
+        others = sum(worker.worker not in said for worker in self._desk.ready_workers())
+        return settle(said, best, policy.loss_rise, others)
+
+    def _settle_without_others(self, number: int, version: _Version) -> None:
+        """Do not wait for a second opinion where everybody who could give it is gone."""
+        ready = {worker.worker for worker in self._desk.ready_workers()}
+        for chunk in [c for c in version.pending if ready and ready <= version.said.get(c, {}).keys()]:
+            if self._settles(number, version, chunk):
+                version.pending.remove(chunk)
 
     def give_back(self, flight: EvalInFlight) -> None:
         """A chunk's worker was lost or failed: offer it again."""

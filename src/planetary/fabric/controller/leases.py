@@ -6,6 +6,7 @@ import math
 
 from planetary.diloco.rounds import RoundView, admits_latecomer
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.guard import Guard
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
@@ -26,9 +27,9 @@ from planetary.machine.events import Received
 class Leases:
     """The leases of the rounds under way. New ones are those of the open round."""
 
-    def __init__(self, desk: RoundsDesk, topology: Topology, now: float) -> None:
+    def __init__(self, desk: RoundsDesk, topology: Topology, guard: Guard, now: float) -> None:
         """Start at monotonic time `now`, with no round open."""
-        self._desk, self._topology = desk, topology
+        self._desk, self._topology, self._guard = desk, topology, guard
         self._began = self._orphaned_at = self._contributed_at = now  # of the open round
         self._seconds: dict[str, float] = {}  # worker -> seconds of its last lease
 
@@ -37,14 +38,14 @@ class Leases:
     def begin(self, now: float) -> None:
         """A round was opened: every worker gets a lease of it, while the run has any left."""
         self._began = self._orphaned_at = self._contributed_at = now
-        for worker in self._topology.able_workers():
+        for worker in self._able_workers():
             if self._desk.has_lease:
                 self._assign(worker, self._desk.state.ledger.peek(), now)
 
     def hand_out(self, opened: OpenRound, now: float) -> None:
         """Give what is free to workers that have not contributed to the round."""
         contributed = {c.worker for c in opened.contributions}
-        for worker in self._topology.able_workers():
+        for worker in self._able_workers():
             if worker.train is not None or worker.worker in contributed:
                 continue
             if opened.orphans:
@@ -54,7 +55,7 @@ class Leases:
 
     def reassign(self, opened: OpenRound, now: float) -> None:
         """Give orphans to anybody who is free."""
-        for worker in self._topology.able_workers():
+        for worker in self._able_workers():
             if worker.train is None and opened.orphans:
                 self._assign(worker, opened.orphans[0], now)
 
@@ -67,9 +68,13 @@ class Leases:
             orphans=len(opened.orphans),
             orphaned_at=self._orphaned_at if opened.orphans else None,
             last_contribution_at=self._contributed_at if opened.contributions else None,
-            ready_workers=len(self._topology.able_workers()),
+            ready_workers=len(self._able_workers()),
             expected_lease_s=self.expected_s(),
         )
+
+    def _able_workers(self) -> list[WorkerSession]:
+        version = self._desk.state.version
+        return [w for w in self._topology.able_workers() if not self._guard.spares(w.worker, version)]
 
     def _assign(self, worker: WorkerSession, lease: int, now: float) -> None:
         desk, opened = self._desk, self._desk.open_round()
@@ -162,6 +167,7 @@ class Leases:
                 tokens=result.tokens,
                 loss=result.loss,
                 seconds=result.seconds,
+                grad_norm=result.grad_norm,
             )
         )
         return ""
@@ -217,7 +223,7 @@ class Leases:
                     lease=contribution.lease,
                     task=contribution.task,
                     worker=contribution.worker,
-                    reason="the worker that held it was lost",
+                    reason=lost[contribution.task],
                 )
             )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import refuse
@@ -9,6 +11,8 @@ from planetary.fabric.protocol.events import BlobOf, Compile, Compiled, CompileF
 from planetary.fabric.protocol.records import ArtifactPublished, EndKind, WorkerJoined, WorkerLost, WorkerRefused
 from planetary.fabric.protocol.sessions import Phase, SupervisorSession, WorkerSession
 from planetary.machine.events import Close
+
+DOUBTED_ROUNDS = 10  # in which refused contributions add up
 
 Target = tuple[str, str, str]  # backend, target, features: what a compiled module runs on
 
@@ -172,6 +176,17 @@ class Membership:
         if strikes < self._desk.policy.max_strikes:
             return False
         self.ban(worker, f"{strikes} failed tasks in a row; the last one: {reason}", kind)
+        return True
+
+    def distrusted(self, worker: WorkerSession, rounds: Sequence[int], reason: str) -> bool:
+        """Take note that what a worker sent was refused; `rounds` has all in which that happened to it.
+
+        After `max_strikes` of them among the last `DOUBTED_ROUNDS` the worker is banned: return True.
+        """
+        recent = [round_ for round_ in rounds if round_ > rounds[-1] - DOUBTED_ROUNDS]
+        if len(recent) < self._desk.policy.max_strikes:
+            return False
+        self.ban(worker, f"what it sent was refused in {len(recent)} rounds; the last time: {reason}", "peer")
         return True
 
     def ban(self, worker: WorkerSession, reason: str, kind: EndKind) -> None:

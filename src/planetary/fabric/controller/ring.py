@@ -77,14 +77,14 @@ class Ring(Topology):
         """See `Topology`; the worker keeps its result until it is reduced."""
         self._held_by[task] = worker.session
 
-    def lost(self, ended: OpenRound) -> list[int]:
+    def lost(self, ended: OpenRound) -> dict[int, str]:
         """See `Topology`: results of workers that are gone, or whose parameters turned out to be others."""
-        tasks = []
+        tasks = {}
         for contribution in ended.contributions:
             holder = self._desk.workers.get(self._held_by[contribution.task])
             if holder is None or holder.version < 0:
                 del self._held_by[contribution.task]
-                tasks.append(contribution.task)
+                tasks[contribution.task] = "the worker that held it was lost"
         return tasks
 
     # --- reducing ---------------------------------------------------------------------------------------------
@@ -329,6 +329,13 @@ class Ring(Topology):
         for worker in self._desk.workers.values():
             if worker.version != version:
                 worker.version = -1
+
+    def restored(self, mark: Mark, digest: str) -> None:
+        """See `Topology`."""
+        self.held = mark.round
+        self._marks, self._digests = {mark.round: mark}, {mark.round: digest}
+        for worker in self._desk.workers.values():
+            worker.version = -1
 
     def next_deadline(self) -> float | None:
         """See `Topology`."""

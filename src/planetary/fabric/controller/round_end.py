@@ -6,13 +6,15 @@ from collections.abc import Collection, Sequence
 
 from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import OpenRound
-from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fabric.protocol.status import ContributionMetrics, RoundMetrics
 from planetary.machine.journal import Record
 
 _NO_TIME = 1e-9  # seconds; a round is never divided by zero
 
 
-def finished_record(opened: OpenRound, tokens_before: int, seconds: float, *, durable: bool) -> RoundFinished:
+def finished_record(
+    opened: OpenRound, tokens_before: int, seconds: float, *, durable: bool, delta_norm: float | None = None
+) -> RoundFinished:
     """Return the record that ends `opened`, which took `seconds`; `tokens_before` were trained before it."""
     seconds = max(seconds, _NO_TIME)
     workers = len({c.worker for c in opened.contributions})
@@ -26,7 +28,34 @@ def finished_record(opened: OpenRound, tokens_before: int, seconds: float, *, du
         seconds=seconds,
         compute_fraction=min(1.0, busy / (workers * seconds)),
         durable=durable,
+        delta_norm=delta_norm,
+        contributions=_contributions(opened),
     )
+
+
+def _contributions(opened: OpenRound) -> tuple[ContributionMetrics, ...]:
+    """Return what is known of each contribution: of those that count, and of those that were refused."""
+    counted = {c.task: c for c in opened.contributions}
+    if opened.judged is None:
+        return tuple(
+            ContributionMetrics(worker=c.worker, loss=c.loss, seconds=c.seconds, grad_norm=c.grad_norm)
+            for c in opened.contributions
+        )
+    lines = []
+    for measure in opened.judged.measures:
+        own = counted.get(measure.task)
+        lines.append(
+            ContributionMetrics(
+                worker=measure.worker,
+                loss=measure.loss,
+                seconds=None if own is None else own.seconds,
+                grad_norm=None if own is None else own.grad_norm,
+                delta_norm=measure.delta_norm,
+                cosine=measure.cosine,
+                refused=measure.refused,
+            )
+        )
+    return tuple(lines)
 
 
 def finished_by_checkpoint(
@@ -88,4 +117,6 @@ def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
         bytes_down=0,
         tokens_per_s=finished.tokens / finished.seconds,
         compute_fraction=finished.compute_fraction,
+        delta_norm=finished.delta_norm,
+        contributions=finished.contributions,
     )

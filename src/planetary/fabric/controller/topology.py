@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from enum import StrEnum
 from typing import Literal
 
+from planetary.diloco.deltas import Table
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol import messages as m
@@ -31,6 +32,7 @@ class Topology(ABC):
         result: how a worker's `TrainResult` says where its parameters are.
         stall: why the reduction cannot go on, "" while it can.
         failure: why the run cannot go on; None while it can.
+        delta_norm: Euclidean norm of the mean delta of the round reduced last; None: the gateway has not seen it.
     """
 
     overlaps = False
@@ -41,6 +43,7 @@ class Topology(ABC):
         self._desk = desk
         self.stall = ""
         self.failure: tuple[EndKind, str] | None = None
+        self.delta_norm: float | None = None
 
     # --- parameters -------------------------------------------------------------------------------------------
 
@@ -63,6 +66,9 @@ class Topology(ABC):
     def went_back(self, version: int) -> None:
         """Take note that the run was rolled back to `version`."""
 
+    def restored(self, mark: Mark, digest: str) -> None:
+        """The gateway has the outer state after `mark` again, which has this digest; nobody else has a use for his."""
+
     def newest(self) -> int:
         """Return the newest version that anybody may be asked to evaluate; older ones are given up."""
         return 0
@@ -73,8 +79,15 @@ class Topology(ABC):
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
         """Keep where the result of an accepted task is."""
 
-    def lost(self, ended: OpenRound) -> list[int]:
-        """Forget the results of a round that no live worker has any more; return their tasks."""
+    def lost(self, ended: OpenRound) -> dict[int, str]:
+        """Forget the results of a round that do not count, or that no live worker has any more.
+
+        Returns their tasks, and why.
+        """
+        return {}
+
+    def take_refused(self) -> list[tuple[str, str]]:
+        """Return whose contributions were refused since the last call, and why."""
         return []
 
     # --- the reduction ----------------------------------------------------------------------------------------
@@ -101,9 +114,15 @@ class Topology(ABC):
     def settle(self, ended: OpenRound, now: float) -> Outcome:
         """Say what became of the reduction; ask again after every event and at `next_deadline`."""
 
-    def give_up(self) -> Mark:
-        """Nothing is left to be reduced: the round is trained again. Return where it began."""
-        raise NotImplementedError
+    def give_up(self) -> Mark | None:
+        """Nothing is left to be reduced: the round is trained again.
+
+        Return where it began, if the run goes back to there while the round after it is trained.
+        """
+        return None
+
+    def measured(self, round_: int, table: Table) -> None:
+        """The gateway has compared the contributions of a round."""
 
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
         """Take note that the parameters of `round_` are the newest; `needed` are older ones that are evaluated."""
@@ -117,8 +136,8 @@ class Topology(ABC):
         """Take a message that belongs to the topology; return whether it did."""
         return False
 
-    def stepped(self, round_: int) -> None:
-        """The gateway has taken the outer step of a round."""
+    def stepped(self, round_: int, delta_norm: float) -> None:
+        """The gateway has taken the outer step of a round, along a mean delta of this length."""
 
     # --- time -------------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import math
 
 from planetary.diloco.rounds import Action, decide_round
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.guard import Guard
 from planetary.fabric.controller.leases import Leases
 from planetary.fabric.controller.round_end import finished_record, metrics_of
 from planetary.fabric.controller.stalls import Wait
@@ -24,10 +25,10 @@ from planetary.fabric.protocol.status import RoundMetrics
 class Training:
     """The round that is trained, and the one that has ended."""
 
-    def __init__(self, desk: RoundsDesk, topology: Topology, now: float) -> None:
+    def __init__(self, desk: RoundsDesk, topology: Topology, guard: Guard, now: float) -> None:
         """Start at monotonic time `now`, with no round open."""
-        self._desk, self._topology = desk, topology
-        self.leases = Leases(desk, topology, now)
+        self._desk, self._topology, self._guard = desk, topology, guard
+        self.leases = Leases(desk, topology, guard, now)
         self._began: dict[int, float] = {}  # round under way -> when it was opened
         self._finished_at = -math.inf  # when the last round was finished
         self._checkpoint_pending = False  # the round is not finished before
@@ -88,7 +89,7 @@ class Training:
             self.stall = f"the last checkpoint is tried again: {self.unkept}"
             if now >= self.checkpoint_again_at:
                 self.checkpoint_again_at = None
-                self._desk.out.append(WriteCheckpoint(self._desk.state.mark()))
+                self._write_checkpoint()
         ended = self.ended
         if ended is not None and self._topology.busy:
             outcome = self._reduce(ended, now)
@@ -131,7 +132,7 @@ class Training:
             case Outcome.RETRY:
                 self.leases.withdraw_lost(ended, now)
                 if ended.contributions:
-                    self.leases.orphans_to_pool(ended, "its worker was lost in the reduction")
+                    self.leases.orphans_to_pool(ended, "what was trained of it does not count")
                     self._topology.begin_again(ended, now)
                 else:
                     began = self._topology.give_up()
@@ -148,9 +149,12 @@ class Training:
             self._topology.send_parameters(worker, round_)
         if self._desk.checkpoint_due(round_):
             self._checkpoint_pending = True
-            self._desk.out.append(WriteCheckpoint(self._desk.state.mark()))
+            self._write_checkpoint()
             return None
         return self._finish(durable=False, now=now)
+
+    def _write_checkpoint(self) -> None:
+        self._desk.out.append(WriteCheckpoint(self._desk.state.mark(), self._guard.protected()))
 
     def checkpoint_done(self, now: float) -> RoundMetrics:
         """The checkpoint is written."""
@@ -178,7 +182,9 @@ class Training:
         # Where rounds overlap, the time until the end of the one before it is that one's.
         began = max(self._began.pop(ended.round), self._finished_at)
         self._finished_at = now
-        finished = finished_record(ended, state.tokens_total, now - began, durable=durable)
+        finished = finished_record(
+            ended, state.tokens_total, now - began, durable=durable, delta_norm=self._topology.delta_norm
+        )
         self._desk.append(finished)
         return metrics_of(finished, self._desk.policy.inner_steps)
 

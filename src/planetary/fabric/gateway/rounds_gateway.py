@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.jsonl import JsonLinesWriter
-from planetary.core.config import Config, config_hash
-from planetary.core.errors import NumericsError, RemoteProtocolError, ResourceError
+from planetary.core.config import Config
+from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.data.fitting import fit_to_data, length_of
 from planetary.data.reader import read_slice
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.round_work import RoundWork
 from planetary.fabric.gateway.rounds_start import Start, begin, trim_metrics
-from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import status_of
 from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.gateway.topology import GatewayTopology, topology_of
@@ -165,10 +163,23 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         assert self._start is not None
         return self._start.parameters
 
+    @cached_property
+    def _round_work(self) -> RoundWork:
+        """What instructions do in threads."""
+        assert self.prepared is not None
+        return RoundWork(self.config, self.prepared, self.parameters, self._system, folder=self.options.folder)
+
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
         match instruction:
+            case e.MeasureContributions():
+                self._work.add(self._answer(partial(self._round_work.measure, instruction)))
+            case e.RestoreParameters():
+                self._work.add(self._answer(partial(self._round_work.restore, instruction)))
             case e.TakeOuterStep():
-                self._work.add(self._take_outer_step(instruction))
+                self._work.add(self._answer(partial(self._round_work.take_outer_step, instruction)))
+            case e.WriteCheckpoint():
+                checkpoint = self._round_work.checkpoint(instruction)
+                self._work.add(self._answer(partial(self._round_work.write, checkpoint, instruction.protected)))
             case e.KeepParameters():
                 self.parameters.keep(instruction.versions)
             case e.DropAttachment():
@@ -177,58 +188,12 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
                 self.parameters.adopt(instruction.version, instruction.attachment)
             case e.ForgetRounds():
                 self._forget_rounds(instruction.after)
-            case e.WriteCheckpoint():
-                self._work.add(self._write_checkpoint(self._checkpoint(instruction)))
             case _:
                 return self._carry_out_common(instruction)
         return None
 
-    def _checkpoint(self, instruction: e.WriteCheckpoint) -> Checkpoint:
-        """Make a checkpoint of the parameters that are here now."""
-        assert self._start is not None
-        assert self.prepared is not None
-        mark, spec, state = instruction.mark, self._start.policy.spec, self.parameters.state
-        info = CheckpointInfo(
-            round=mark.round,
-            config_hash=config_hash(self.config),
-            model=spec.model,
-            model_digest=spec.stablehlo_digest,
-            param_specs=spec.params,
-            data_key=self.prepared.data.key,
-            controller=msgspec.Raw(msgspec.json.encode(mark)),
-            random_state={"seed": self.config.run.seed},
-        )
-        return Checkpoint(info, state.params, state.velocity)
-
-    async def _take_outer_step(self, instruction: e.TakeOuterStep) -> None:
-        outer = self.config.outer
-        try:
-            await asyncio.to_thread(
-                self.parameters.take_outer_step,
-                instruction.round,
-                instruction.contributions,
-                outer.learning_rate,
-                outer.momentum,
-            )
-        except NumericsError as error:
-            self._post(e.OuterStepFailed(instruction.round, str(error)))
-            return
-        self._post(e.OuterStepDone(instruction.round))
-
-    async def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        round_, began = checkpoint.info.round, self._clock.monotonic()
-        try:
-            path = await asyncio.to_thread(
-                write_checkpoint,
-                self.options.folder / CHECKPOINTS,
-                checkpoint,
-                keep=self.config.checkpoint.keep,
-                files=self._system.files,
-            )
-        except ResourceError as error:
-            self._post(e.CheckpointLost(round_, str(error)))
-            return
-        self._post(e.CheckpointDone(round_, path.name, self._clock.monotonic() - began))
+    async def _answer(self, work: Callable[[], e.Event]) -> None:
+        self._post(await asyncio.to_thread(work))
 
     def _forget_rounds(self, after: int) -> None:
         assert self._metrics_file is not None

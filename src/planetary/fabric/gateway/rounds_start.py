@@ -16,6 +16,7 @@ from planetary.core.config import Config, config_hash, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.fitting import length_of
 from planetary.data.slices import LeaseLedger
+from planetary.diloco.judgement import JUDGES
 from planetary.diloco.outer import OuterState, initial_state
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
@@ -102,12 +103,9 @@ def _resume(
     folder, specs = options.folder, prepared.step.spec.params
     state = replay(earlier, ControllerState(), folder / EVENTS)
     checkpoint = _checkpoint(options)
-    if checkpoint is None:
-        mark, outer = Mark(0, 0, 1, LeaseLedger()), initial_state(specs, prepared.params)
-    else:
+    if checkpoint is not None:
         _check_same(checkpoint, prepared, policy)
-        mark = msgspec.json.decode(checkpoint.info.controller, type=Mark)
-        outer = OuterState(dict(checkpoint.params), dict(checkpoint.velocity))
+    mark, outer = outer_state_of(checkpoint, prepared)
     if mark.round > config.train.rounds:
         raise UserError(
             f"{folder} has {mark.round} finished rounds already, more than train.rounds = {config.train.rounds}"
@@ -126,6 +124,14 @@ def _resume(
     write_record(folder, prepared.record, files)
     records: list[AnyRecord] = [resumed] if late is None else [late, resumed]
     return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
+
+
+def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[Mark, OuterState]:
+    """Return where a run stands at a checkpoint, and its outer state there; without one, both at the start."""
+    if checkpoint is None:
+        return Mark(0, 0, 1, LeaseLedger()), initial_state(prepared.step.spec.params, prepared.params)
+    mark = msgspec.json.decode(checkpoint.info.controller, type=Mark)
+    return mark, OuterState(dict(checkpoint.params), dict(checkpoint.velocity))
 
 
 def _checkpoint(options: GatewayOptions) -> Checkpoint | None:
@@ -191,6 +197,9 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),
         eval_every=config.eval.every,
         gateway_delivers=config.data.delivery == "gateway",
+        merge=config.outer.merge,
+        judge=JUDGES[config.outer.judge],
+        loss_rise=config.outer.loss_rise,
         checkpoint_every=config.checkpoint.every,
         heartbeat_s=timings.heartbeat_s,
         silent_after_s=timings.silent_after_s,

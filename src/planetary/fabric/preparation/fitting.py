@@ -21,7 +21,7 @@ import numpy as np
 from planetary.artifacts.store import BlobStore, write_atomically
 from planetary.core.config import Config
 from planetary.core.tensors import TensorSpec
-from planetary.diloco.mean import Contribution
+from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import initial_state, outer_step
 from planetary.fabric.preparation.budget import Speed
 from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart

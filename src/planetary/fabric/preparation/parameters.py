@@ -8,7 +8,9 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.mean import Contribution, check_contribution
+from planetary.diloco.contributions import Contribution, check_contribution
+from planetary.diloco.deltas import Table, table_of
+from planetary.diloco.merge import MergeRule
 from planetary.diloco.outer import OuterState, outer_step, published_params
 from planetary.diloco.ring import check_state, state_of, state_tensors
 from planetary.fabric.protocol.messages import Message
@@ -66,16 +68,34 @@ class Parameters:
             return check_state(self._specs, tensors, message.digest)
         return check_contribution(self._specs, tensors)
 
+    def measure(self, parts: Sequence[tuple[int, int]]) -> Table:
+        """Return the inner products of the deltas of contributions given as (task, attachment)."""
+        contributions = [Contribution(task, 1, self._contributions[attachment]) for task, attachment in parts]
+        return table_of(self._specs, self.state.params, contributions)
+
+    def go_back(self, state: OuterState, version: int) -> None:
+        """Hold the state after `version` outer steps again, and nothing of later ones."""
+        self.state, self._version = state, version
+        self._published = {version: published_params(self._specs, state.params)}
+
     def take_outer_step(
-        self, round_: int, parts: Sequence[tuple[int, int, int]], learning_rate: float, momentum: float
-    ) -> None:
+        self,
+        round_: int,
+        parts: Sequence[tuple[int, int, int]],
+        learning_rate: float,
+        momentum: float,
+        rule: MergeRule,
+    ) -> float:
         """Make version `round_` from contributions given as (task, tokens, attachment).
+
+        Returns the Euclidean norm of their mean delta.
 
         Raises `NumericsError`; the state is then as before.
         """
         contributions = [
             Contribution(task, tokens, self._contributions.pop(attachment)) for task, tokens, attachment in parts
         ]
-        step = outer_step(self._specs, self.state, contributions, learning_rate, momentum)
+        step = outer_step(self._specs, self.state, contributions, learning_rate, momentum, rule=rule)
         self.state = step.state
         self._published = {**self._published, round_: published_params(self._specs, step.state.params)}
+        return step.delta_norm

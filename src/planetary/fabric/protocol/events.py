@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from planetary.diloco.deltas import Table
 from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.events import (  # noqa: F401  # this module is all that the fabric's machines speak
@@ -70,16 +71,37 @@ class PayloadArrives(Event, frozen=True):
     message: Message
 
 
+class ContributionsMeasured(Event, frozen=True):
+    """The inner products of the deltas of a round's contributions are known."""
+
+    round: int
+    table: Table
+
+
 class OuterStepDone(Event, frozen=True):
     """The parameters of version `round` exist."""
 
     round: int
+    delta_norm: float  # Euclidean norm of the mean of the deltas
 
 
 class OuterStepFailed(Event, frozen=True):
     """The outer step gave numbers that are not finite."""
 
     round: int
+    reason: str
+
+
+class ParametersRestored(Event, frozen=True):
+    """The gateway's parameters are those of a checkpoint again, or the initial ones."""
+
+    mark: Mark
+    digest: str  # of the outer state
+
+
+class RestoreFailed(Event, frozen=True):
+    """The gateway could not go back."""
+
     reason: str
 
 
@@ -144,11 +166,28 @@ class Compile(Instruction, frozen=True):
     features: str
 
 
-class TakeOuterStep(Instruction, frozen=True):
-    """Average these end parameters by tokens, take the outer step; answer with `OuterStepDone` or `OuterStepFailed`."""
+class MeasureContributions(Instruction, frozen=True):
+    """Compare these end parameters with the start of the round; answer with `ContributionsMeasured`."""
 
     round: int
+    contributions: tuple[tuple[int, int], ...]  # (task, attachment), in task order
+
+
+class TakeOuterStep(Instruction, frozen=True):
+    """Merge these end parameters, take the outer step; answer with `OuterStepDone` or `OuterStepFailed`."""
+
+    round: int
+    rule: str  # of `diloco.merge.MERGE_RULES`
     contributions: tuple[tuple[int, int, int], ...]  # (task, tokens, attachment), in task order
+
+
+class RestoreParameters(Instruction, frozen=True):
+    """Go back to the newest checkpoint of a round up to `newest`, or to the start; answer with `ParametersRestored`.
+
+    `RestoreFailed` where reading or writing fails.
+    """
+
+    newest: int
 
 
 class KeepParameters(Instruction, frozen=True):
@@ -180,6 +219,7 @@ class WriteCheckpoint(Instruction, frozen=True):
     """Write a checkpoint of version `mark.round`; answer with `CheckpointDone` or `CheckpointLost`."""
 
     mark: Mark
+    protected: tuple[int, ...] = ()  # earlier rounds whose checkpoints stay
 
 
 class WriteMetrics(Instruction, frozen=True):

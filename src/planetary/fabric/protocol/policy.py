@@ -11,6 +11,7 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
 from planetary.data.run_length import RunLength
+from planetary.diloco.judgement import Judge, judge
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.protocol.messages import Job, RingJob
 from planetary.wire.message import Message
@@ -76,6 +77,10 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     eval_every: int
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
+    merge: str = "mean"  # of `diloco.merge.MERGE_RULES`
+    judge: Judge = judge  # of contributions, by the table of their inner products
+    loss_rise: float = 0.0  # part by which a loss may be higher than the best before the run goes back; 0: never does
+
     checkpoint_every: int
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
     ring: RingPolicy | None = None  # None: the star, through the gateway
@@ -113,3 +118,8 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
         """See `FabricPolicy`."""
         return digest in (artifact, reference, self.buffers) and bool(digest)
+
+    def rates_of(self, round_: int) -> float:
+        """Return the sum of the learning rates of a round's inner steps: what the length of a delta goes with."""
+        first = (round_ - 1) * self.inner_steps
+        return sum(self.schedule.rate(step) for step in range(first, first + self.inner_steps))

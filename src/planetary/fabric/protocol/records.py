@@ -21,6 +21,8 @@ from planetary.core.errors import (
     UserError,
 )
 from planetary.data.slices import LeaseLedger
+from planetary.diloco.judgement import Measure
+from planetary.fabric.protocol.status import ContributionMetrics
 from planetary.machine.journal import Record
 
 
@@ -153,6 +155,7 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     tokens: int
     loss: float
     seconds: float
+    grad_norm: float = 0.0  # of its last inner step
 
 
 class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
@@ -167,8 +170,17 @@ class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
     reason: str
 
 
+class ContributionsJudged(Record, frozen=True, kw_only=True, tag="contributions_judged"):
+    """The contributions of a round that closes were compared with each other; those refused are withdrawn next."""
+
+    round: int
+    measures: tuple[Measure, ...]
+    length: float  # see `diloco.judgement.Judgement`
+    rule: str  # how those that count are merged
+
+
 class DeltaWithdrawn(Record, frozen=True, kw_only=True, tag="delta_withdrawn"):
-    """Ring: a contribution of a round under way died with the worker that held it; its lease is an orphan again."""
+    """A contribution of a round under way was refused, or died with the worker that held it; its lease is an orphan."""
 
     round: int
     lease: int
@@ -193,10 +205,11 @@ class DigestsDiffered(Record, frozen=True, kw_only=True, tag="digests_differed")
 
 
 class RolledBack(Record, frozen=True, kw_only=True, tag="rolled_back"):
-    """Ring: what was made after `mark` is gone with the workers that had it; the run goes on from there."""
+    """What was made after `mark` is of no use, or gone with the workers that had it; the run goes on from there."""
 
     mark: Mark
     reason: str
+    bad: int = 0  # the version that was of no use; 0: what was made after `mark` is gone
 
 
 class TaskAborted(Record, frozen=True, kw_only=True, tag="task_failed"):
@@ -231,6 +244,8 @@ class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
     seconds: float
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds)
     durable: bool  # a checkpoint of this round exists
+    delta_norm: float | None = None  # as of `RoundMetrics`
+    contributions: tuple[ContributionMetrics, ...] = ()
 
 
 class CheckpointWritten(Record, frozen=True, kw_only=True, tag="checkpoint_written"):
@@ -254,6 +269,7 @@ class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
     version: int
     loss: float
     batches: int
+    wrong: tuple[str, ...] = ()  # workers that said something else of some of them
 
 
 class Stalled(Record, frozen=True, kw_only=True, tag="stalled"):
@@ -305,6 +321,7 @@ AnyRecord = (
     | LeaseReturned
     | DeltaAccepted
     | DeltaRejected
+    | ContributionsJudged
     | DeltaWithdrawn
     | ReduceRetried
     | DigestsDiffered

@@ -10,9 +10,12 @@ import msgspec
 
 from planetary.core.errors import LocalProtocolError
 from planetary.data.slices import LeaseLedger, check_ledger
+from planetary.diloco.judgement import REMEMBERED
 from planetary.fabric.protocol.records import (
+    ContributionsJudged,
     DeltaAccepted,
     DeltaWithdrawn,
+    EvalFinished,
     LeaseAssigned,
     LeaseReturned,
     LeaseStarted,
@@ -44,6 +47,7 @@ class Contribution(msgspec.Struct):
     tokens: int
     loss: float
     seconds: float
+    grad_norm: float = 0.0
 
 
 class OpenRound(msgspec.Struct):
@@ -55,6 +59,7 @@ class OpenRound(msgspec.Struct):
     holders: dict[int, Holding] = {}  # lease -> holder
     orphans: list[int] = []  # leases without a holder, ascending
     closed: bool = False
+    judged: ContributionsJudged | None = None  # what its contributions were found to be, the last time
 
     @property
     def tokens(self) -> int:
@@ -78,6 +83,9 @@ class ControllerState(RunFold):
         open: the round that is trained now; in lock-step also while its parameters are being made.
         closing: under overlap, the round before it, whose parameters are being made meanwhile.
         durable_round: the newest round with a checkpoint.
+        lengths: of the deltas that counted, by round; see `diloco.judgement.Judgement`.
+        refusals: rounds of which a worker's contribution or its held-out loss was refused, by worker.
+        retreats: versions that the run went back from because they were of no use.
     """
 
     version: int = 0
@@ -86,6 +94,9 @@ class ControllerState(RunFold):
     open: OpenRound | None = None
     closing: OpenRound | None = None
     durable_round: int = 0
+    lengths: list[float] = msgspec.field(default_factory=list)
+    refusals: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    retreats: list[int] = msgspec.field(default_factory=list)
 
     def mark(self) -> Mark:
         """Return what a checkpoint of the round that has just been closed must remember.
@@ -126,6 +137,10 @@ class ControllerState(RunFold):
                 _resume(self, record)
             case RolledBack():
                 _go_back(self, record.mark)
+                if record.bad:
+                    self.retreats.append(record.bad)
+            case ContributionsJudged():
+                _judged(self, record)
             case DeltaWithdrawn():
                 _withdraw(self, record)
             case RoundStarted():
@@ -142,12 +157,23 @@ class ControllerState(RunFold):
                 del opened.holders[record.lease]
                 self.ledger.complete(record.lease)
                 opened.contributions.append(
-                    Contribution(record.worker, record.lease, record.task, record.tokens, record.loss, record.seconds)
+                    Contribution(
+                        record.worker,
+                        record.lease,
+                        record.task,
+                        record.tokens,
+                        record.loss,
+                        record.seconds,
+                        record.grad_norm,
+                    )
                 )
             case RoundClosed():
                 self.under_way(record.round).closed = True
             case RoundFinished():
                 _finish(self, record)
+            case EvalFinished():
+                for worker in record.wrong:
+                    self.refusals.setdefault(worker, []).append(record.version)
             case _:
                 pass
 
@@ -228,6 +254,19 @@ def _give_back(state: ControllerState, record: LeaseReturned) -> None:
         state.ledger.give_back(record.lease)
 
 
+def _judged(state: ControllerState, record: ContributionsJudged) -> None:
+    opened = state.under_way(record.round)
+    workers = {c.task: c.worker for c in opened.contributions}
+    if sorted(workers) != sorted(measure.task for measure in record.measures):
+        raise LocalProtocolError(f"the contributions judged are not those of round {record.round}")
+    opened.judged = record
+    if record.length > 0:
+        state.lengths = [*state.lengths, record.length][-REMEMBERED:]
+    for measure in record.measures:
+        if measure.refused:
+            state.refusals.setdefault(workers[measure.task], []).append(record.round)
+
+
 def _withdraw(state: ControllerState, record: DeltaWithdrawn) -> None:
     opened = state.under_way(record.round)
     kept = [c for c in opened.contributions if c.task != record.task]
@@ -262,6 +301,7 @@ def _resume(state: ControllerState, record: RunResumed) -> None:
 
 def _go_back(state: ControllerState, mark: Mark) -> None:
     state.round = state.version = mark.round
+    state.durable_round = min(state.durable_round, mark.round)
     state.tokens_total = mark.tokens_total
     # Task numbers go on: a late answer to a task from before the restart must not look like one of after.
     state.next_task = max(state.next_task, mark.next_task)

@@ -103,6 +103,18 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     mixture: MixtureMetrics | None = None  # of a mixture: see `newest_mixture`
 
 
+class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker contributed to a round."""
+
+    worker: str
+    loss: float  # mean training loss as it reports it, nats per token
+    seconds: float | None = None  # that it spent in inner steps; None: what it sent was refused
+    grad_norm: float | None = None  # of its last inner step
+    delta_norm: float | None = None  # Euclidean norm of the start of the round minus its end parameters; ring: None
+    cosine: float | None = None  # of its delta with the mean of all that count; ring: None
+    refused: str = ""  # why it does not count; "": it does
+
+
 class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One finished round: one line of `metrics.jsonl`."""
 
@@ -118,6 +130,10 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int  # gateway to workers, in this round
     tokens_per_s: float  # tokens / seconds
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1
+    delta_norm: float | None = (
+        None  # Euclidean norm of the mean of the workers' deltas; None: the gateway has not seen it
+    )
+    contributions: tuple[ContributionMetrics, ...] = ()  # in the order of their arrival
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
     mixture: MixtureMetrics | None = None  # of a mixture
 

@@ -14,7 +14,7 @@ from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
-from planetary.diloco.mean import check_contribution
+from planetary.diloco.contributions import check_contribution
 from planetary.fabric.protocol.messages import EvalTask, TrainTask
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.inner_state import InnerStates

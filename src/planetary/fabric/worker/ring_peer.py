@@ -12,7 +12,7 @@ import numpy as np
 from planetary.collectives import Communicator, ReduceOp
 from planetary.core.errors import NumericsError, PeerError, PlanetaryError
 from planetary.core.tensors import Tensors
-from planetary.diloco.mean import Contribution
+from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import OuterState, published_params
 from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share, state_digest, state_of, state_tensors
 from planetary.fabric.protocol.messages import Job, Reduce

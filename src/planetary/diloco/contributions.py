@@ -1,7 +1,7 @@
-"""The mean of the workers' end parameters, weighted by the tokens behind them.
+"""What workers contribute to a round: their end parameters, and the tokens behind them.
 
 Workers send their parameters after the last inner step, not differences: subtracting in float32 and adding
-back would round twice. The mean is a fold in float64 in the order of the task numbers, so its bits do not
+back would round twice. They are merged in float64 in the order of the task numbers, so the bits do not
 depend on the order of arrival. Work goes in blocks, so the temporary memory does not grow with the model.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
-from planetary.diloco.bfloat16 import FLOATS, all_finite, to_float64
+from planetary.diloco.bfloat16 import FLOATS, all_finite
 
 BLOCK = 1 << 14  # elements at a time: 128 KiB in float64, which stays in a core's cache
 
@@ -52,9 +52,9 @@ def check_contribution(specs: Sequence[TensorSpec], tensors: Tensors) -> str:
     for spec in specs:
         if spec.dtype not in FLOATS:
             return f"tensor {spec.name!r}: element type {spec.dtype} cannot be averaged"
-        flat = _flat(tensors[spec.name])
-        for block in blocks(flat.size):
-            if not all_finite(spec.dtype, flat[block]):
+        values = flat(tensors[spec.name])
+        for block in blocks(values.size):
+            if not all_finite(spec.dtype, values[block]):
                 return f"tensor {spec.name!r} contains NaN or infinite numbers"
     return ""
 
@@ -84,42 +84,6 @@ def blocks(size: int) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK, size))
 
 
-def mean_block(spec: TensorSpec, weighted: Sequence[tuple[float, Contribution]], block: slice) -> np.ndarray:
-    """Return one block of the mean of one tensor, flattened, as float64.
-
-    The fold starts from the first product and not from zero, so that one contribution (weight 1) comes back
-    with all its bits, the sign of a zero included.
-    """
-    total = None
-    for weight, contribution in weighted:
-        values = to_float64(spec.dtype, _flat(contribution.tensors[spec.name])[block])
-        values *= weight
-        if total is None:
-            total = values
-        else:
-            total += values
-    assert total is not None
-    return total
-
-
-def weighted_mean(specs: Sequence[TensorSpec], contributions: Sequence[Contribution]) -> dict[str, np.ndarray]:
-    """Return the mean by tokens of each tensor as float32, rounded to nearest once.
-
-    One contribution, or several equal ones, come back bit for bit: float32 has 24 significant bits, the
-    weights sum to 1 within a few units of 2⁻⁵³, and rounding to nearest removes an error that small.
-
-    Raises:
-        LocalProtocolError: see `normalised`.
-    """
-    weighted = normalised(contributions)
-    mean = {}
-    for spec in specs:
-        out = np.empty(spec.size, np.float32)
-        for block in blocks(spec.size):
-            out[block] = mean_block(spec, weighted, block)
-        mean[spec.name] = out.reshape(spec.shape)
-    return mean
-
-
-def _flat(array: np.ndarray) -> np.ndarray:
+def flat(array: np.ndarray) -> np.ndarray:
+    """Return an array as one dimension; a copy only where it is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1)

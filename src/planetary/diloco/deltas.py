@@ -1,0 +1,59 @@
+"""Inner products of the workers' deltas: all that judging and clipping need to know of them.
+
+A delta is the start of the round minus a worker's end parameters. With n contributions the table has n² numbers,
+however large the model is, so what decides is a pure function of a small struct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.bfloat16 import to_float64
+from planetary.diloco.contributions import Contribution, blocks, flat
+
+# Of one product of two blocks. OpenBLAS multiplies so little in the calling thread; for more it would wake one for
+# every core, and they spin on what the workers need.
+_MOST_PRODUCTS = 1 << 17
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Inner products of deltas, in float64."""
+
+    tasks: tuple[int, ...]  # of the contributions, ascending
+    products: tuple[tuple[float, ...], ...]  # [n][n], symmetric: of the deltas of two contributions
+    start_norm: float  # Euclidean norm of the parameters at the start of the round
+    size: int  # how many numbers a delta has
+
+
+def table_of(specs: Sequence[TensorSpec], masters: Tensors, contributions: Sequence[Contribution]) -> Table:
+    """Return the inner products of contributions that were trained from the same parameters.
+
+    Args:
+        specs: the parameters' names, element types and shapes.
+        masters: the master parameters at the start of the round, float32 by name.
+        contributions: checked with `check_contribution`; every task once.
+    """
+    ordered = sorted(contributions, key=lambda contribution: contribution.task)
+    count = len(ordered)
+    products, start_squares = np.zeros((count, count)), 0.0
+    width = max(1, _MOST_PRODUCTS // max(1, count * count))
+    for spec in specs:
+        start = masters[spec.name].reshape(-1)
+        ends = [flat(one.tensors[spec.name]) for one in ordered]
+        for block in blocks(spec.size):
+            start64 = start[block].astype(np.float64)
+            start_squares += float(np.add.reduce(np.square(start64)))
+            deltas = np.stack([start64 - to_float64(spec.dtype, end[block]) for end in ends])
+            for left in range(0, start64.size, width):
+                piece = deltas[:, left : left + width]
+                products += piece @ piece.T
+    return Table(
+        tuple(one.task for one in ordered),
+        tuple(tuple(float(value) for value in row) for row in products),
+        start_squares**0.5,
+        sum(spec.size for spec in specs),
+    )

@@ -1,0 +1,212 @@
+"""Which contributions of a round count, as one pure function that says why.
+
+Workers of one round start from the same parameters and train on different tokens of the same text, so their deltas are
+about equally long and point, a little, the same way. Whoever sends something else shows in the table of inner products
+(`diloco.deltas`). What a lie may still do is bounded: its delta is at most `LONGEST` times as long as the others' and
+points no more away from them than honest ones do.
+
+The thresholds are far from what honest workers do, because refusing one costs its work: in the runs of
+`bench/results/liars.md` honest lengths differ by less than a tenth, and honest cosines by less than a third.
+
+Lengths are compared with the others of the round where there are three or more. A median of two is nobody's: there, and
+for a single worker, they are compared with the rounds before, more loosely, since honest lengths change as a run goes
+on. Directions are compared only among three or more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+import msgspec
+
+from planetary.diloco.deltas import Table
+
+LONGEST = 4.0  # a delta may be so many times as long as is usual, or as short
+LONGEST_LATER = 10.0  # the same where it is compared with the rounds before
+LONGEST_AT_FIRST = 10.0  # in the first round of one or two workers: times the length of the parameters themselves
+LEAST_COSINE = 0.25  # of what is usual among the others, and ...
+DEVIATIONS = 4.0  # ... so many standard deviations below it
+COPY = 0.999  # a cosine above which two deltas are one
+NOT_ALIKE = 0.9  # where the usual cosine is below it; above, equal work gives equal deltas
+HIGHEST_LOSS = 2.0  # a loss may be so many times the median of the round, and ...
+LOSS_MARGIN = 0.5  # ... so many nats per token more
+REMEMBERED = 8  # rounds whose lengths are remembered
+FEWEST = 3  # contributions that have a usual direction
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What comes with a contribution."""
+
+    task: int
+    worker: str
+    loss: float  # mean training loss that its worker reports, nats per token
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """What a contribution was found to be."""
+
+    task: int
+    worker: str
+    loss: float  # as its worker reports it, nats per token
+    delta_norm: float  # Euclidean norm of the start of the round minus its end parameters
+    cosine: float | None  # of its delta with the mean of those that count; None: one of them is zero
+    refused: str = ""  # why it does not count; "": it does
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """The verdict on a round's contributions."""
+
+    measures: tuple[Measure, ...]  # in the order of the claims
+    length: float  # the median length of those that count, divided by `scale`; 0: nothing counts
+
+    @property
+    def refused(self) -> dict[int, str]:
+        """Return why, of each task that does not count."""
+        return {measure.task: measure.refused for measure in self.measures if measure.refused}
+
+
+def judge(claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float = 1.0) -> Judgement:
+    """Decide which contributions count.
+
+    Args:
+        claims: in the order in which they were accepted, which decides who copied whom.
+        table: inner products of the deltas of the same tasks.
+        history: `Judgement.length` of the rounds before, oldest first.
+        scale: what a length is proportional to, where that differs between rounds: the sum of the learning rates; 0
+            where nothing can move.
+    """
+    if scale <= 0:
+        history, scale = (), 1.0
+    rows = {task: row for row, task in enumerate(table.tasks)}
+    products = table.products
+    norms = {claim.task: _norm(table, rows[claim.task]) for claim in claims}
+
+    def cosine(one: int, other: int) -> float:
+        lengths = norms[one] * norms[other]
+        return products[rows[one]][rows[other]] / lengths if lengths > 0 else 0.0
+
+    refused: dict[int, str] = {}
+    for rule in (_by_length, _by_loss):
+        left = [claim for claim in claims if claim.task not in refused]
+        refused |= rule(left, {c.task: norms[c.task] / scale for c in left}, history, table.start_norm / scale)
+    left = [claim.task for claim in claims if claim.task not in refused]
+    pairs = {one: {other: cosine(one, other) for other in left if other != one} for one in left}
+    # A copy stays among those that the others are compared with: it says the same as what it copied. How alike deltas
+    # usually are is asked of those that point the same way, or liars would make honest ones look like copies.
+    refused |= _by_direction(pairs, table.size)
+    left = [task for task in left if task not in refused]
+    refused |= _by_copy(left, {one: {other: pairs[one][other] for other in left if other != one} for one in left})
+    return _judgement(claims, table, refused, scale)
+
+
+def accept_all(claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float = 1.0) -> Judgement:
+    """Measure the contributions and refuse none; see `judge`."""
+    return _judgement(claims, table, {}, scale if scale > 0 else 1.0)
+
+
+Judge = Callable[[Sequence[Claim], Table, Sequence[float], float], Judgement]
+JUDGES: dict[str, Judge] = {"others": judge, "none": accept_all}
+"""By the names of the configuration."""
+
+
+def _judgement(claims: Sequence[Claim], table: Table, refused: Mapping[int, str], scale: float) -> Judgement:
+    rows = {task: row for row, task in enumerate(table.tasks)}
+    kept = [rows[claim.task] for claim in claims if claim.task not in refused]
+    measures = [
+        Measure(
+            claim.task,
+            claim.worker,
+            claim.loss,
+            _norm(table, rows[claim.task]),
+            _with_mean(rows[claim.task], kept, table.products),
+            refused.get(claim.task, ""),
+        )
+        for claim in claims
+    ]
+    return Judgement(tuple(measures), median(_norm(table, row) / scale for row in kept) if kept else 0.0)
+
+
+def _norm(table: Table, row: int) -> float:
+    return math.sqrt(max(0.0, table.products[row][row]))
+
+
+def _by_length(
+    claims: Sequence[Claim], lengths: Mapping[int, float], history: Sequence[float], start: float
+) -> dict[int, str]:
+    known = [length for length in history[-REMEMBERED:] if length > 0]
+    if len(lengths) >= FEWEST:
+        usual, of_whom, most = median(lengths.values()), "the others", LONGEST
+    elif known:
+        usual, of_whom, most = median(known), "the rounds before", LONGEST_LATER
+    else:
+        highest = LONGEST_AT_FIRST * start
+        return {
+            task: f"it is {length / start:.3g} times as far from the start of the round as that is from zero"
+            for task, length in lengths.items()
+            if 0 < highest < length
+        }
+    if usual <= 0:
+        return {}
+    # One or two workers' deltas become short where they have learnt what there is to learn.
+    shortest = usual / most if len(lengths) >= FEWEST else 0.0
+    return {
+        task: f"its delta is {length / usual:.3g} times as long as those of {of_whom}"
+        for task, length in lengths.items()
+        if not shortest <= length <= usual * most
+    }
+
+
+def _by_loss(
+    claims: Sequence[Claim], lengths: Mapping[int, float], history: Sequence[float], start: float
+) -> dict[int, str]:
+    if len(claims) < FEWEST:
+        return {}
+    usual = median(claim.loss for claim in claims)
+    return {
+        claim.task: f"it reports a loss of {claim.loss:.4g} where the others' is {usual:.4g}"
+        for claim in claims
+        if not usual / HIGHEST_LOSS - LOSS_MARGIN <= claim.loss <= usual * HIGHEST_LOSS + LOSS_MARGIN
+    }
+
+
+def _by_direction(pairs: Mapping[int, Mapping[int, float]], size: int) -> dict[int, str]:
+    """Refuse what has less to do with the others than these have with each other.
+
+    The median over the others is theirs as long as liars are fewer than half, whatever these agree on. Where the
+    deltas are mostly noise, near the end of a training, the cosines of honest ones spread around a small value: how far
+    is estimated by the median absolute deviation, and by 1 / √size, which is that of random directions.
+    """
+    if len(pairs) < FEWEST:
+        return {}
+    own = {task: median(others.values()) for task, others in pairs.items()}
+    usual = median(own.values())
+    if usual <= 0:
+        return {}  # they do not point the same way, so nobody points another
+    spread = 1.4826 * median(abs(value - usual) for value in own.values()) + size**-0.5
+    lowest = min(LEAST_COSINE * usual, usual - DEVIATIONS * spread)
+    return {
+        task: f"the cosine of its delta with the others' is {value:.3f}, theirs with each other {usual:.3f}"
+        for task, value in own.items()
+        if value < lowest
+    }
+
+
+def _by_copy(tasks: Sequence[int], pairs: Mapping[int, Mapping[int, float]]) -> dict[int, str]:
+    values = [value for task in tasks for value in pairs[task].values()]
+    if len(tasks) < FEWEST or median(values) > NOT_ALIKE:
+        return {}
+    found: dict[int, str] = {}
+    for place, task in enumerate(tasks):
+        original = next((one for one in tasks[:place] if pairs[task][one] > COPY and one not in found), None)
+        if original is not None:
+            found[task] = f"its delta is that of task {original}, which trained on other tokens and was here before"
+    return found
+
+
+def _with_mean(row: int, kept: Sequence[int], products: Sequence[Sequence[float]]) -> float | None:
+    along = sum(products[row][other] for other in kept)
+    squares = sum(products[one][other] for one in kept for other in kept)
+    length = math.sqrt(max(0.0, products[row][row]) * max(0.0, squares))
+    return along / length if length > 0 else None

@@ -1,0 +1,141 @@
+"""Merge rules: what one outer step takes from several workers' end parameters.
+
+A rule sees the contributions twice. First as a table of inner products of their deltas, from which it may choose other
+weights than the tokens give; then coordinate by coordinate. Every rule returns a single contribution bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from planetary.core.errors import UserError
+from planetary.diloco.deltas import Table
+
+TableOf = Callable[[], Table]
+"""Makes the table of inner products, for rules that need it."""
+
+CLIPPING_STEPS = 5  # of `CentredClipping`; the weights have settled to three digits by then
+
+
+class MergeRule(Protocol):
+    """How end parameters become one set of parameters."""
+
+    def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
+        """Return the weight of each contribution, given its share of the tokens; both sum to 1, in task order."""
+        ...
+
+    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+        """Return one block of the merged parameters: float64 [size].
+
+        Args:
+            values: that block of each contribution, float64 [size]; may be overwritten.
+            weights: as `weights` gave them.
+        """
+        ...
+
+
+class Mean:
+    """The mean, weighted by tokens (DiLoCo, arXiv:2311.08105, algorithm 1). A single liar moves it without bound."""
+
+    def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
+        """See `MergeRule`."""
+        return shares
+
+    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+        """See `MergeRule`.
+
+        The fold starts from the first product and not from zero, so that one contribution (weight 1) comes back with
+        all its bits, the sign of a zero included.
+        """
+        total = None
+        for block, weight in zip(values, weights, strict=True):
+            product = np.multiply(block, weight, out=block)
+            if total is None:
+                total = product
+            else:
+                total += product
+        assert total is not None
+        return total
+
+
+class Median:
+    """The median of each coordinate (Yin et al. 2018, arXiv:1803.01498, definition 1). Tokens do not count."""
+
+    def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
+        """See `MergeRule`."""
+        return shares
+
+    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+        """See `MergeRule`."""
+        return _mean_of_middle(values, (len(values) - 1) // 2)
+
+
+class TrimmedMean:
+    """The mean of each coordinate without its extremes (Yin et al. 2018, arXiv:1803.01498, definition 2)."""
+
+    def __init__(self, trimmed: float) -> None:
+        """`trimmed`: the part of the contributions that is left out at each end, rounded down; in [0, 0.5)."""
+        if not 0 <= trimmed < 0.5:
+            raise UserError(
+                f"a trimmed mean leaves out a part of at least 0 and less than 0.5 at each end, not {trimmed}"
+            )
+        self._trimmed = trimmed
+
+    def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
+        """See `MergeRule`."""
+        return shares
+
+    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+        """See `MergeRule`. Tokens do not count: which contribution is left out differs by coordinate."""
+        return _mean_of_middle(values, int(self._trimmed * len(values)))
+
+
+class CentredClipping:
+    """The mean of deltas that are pulled towards a centre (Karimireddy et al. 2021, arXiv:2012.10333, equation 2).
+
+    v ← v + Σ wᵢ (dᵢ − v) min(1, τ / ‖dᵢ − v‖)
+
+    The paper starts from the mean of the round before and asks for τ. Here v starts at the contribution whose median
+    distance to the others is least, and τ is the median distance to v: no constant has to be known. As v stays a
+    combination of the deltas with coefficients that sum to 1, the table of inner products is all that is needed.
+    """
+
+    def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
+        """See `MergeRule`."""
+        gram, by_tokens = np.array(table().products), np.array(shares)
+        coefficients = np.zeros(len(shares))
+        coefficients[int(np.argmin(np.median(_distances(gram, np.eye(len(shares))), axis=0)))] = 1.0
+        for _ in range(CLIPPING_STEPS):
+            far = _distances(gram, coefficients[None, :])[0]
+            radius = float(np.median(far))
+            clipped = by_tokens * np.divide(radius, far, out=np.ones_like(far), where=far > radius)
+            coefficients = (1.0 - clipped.sum()) * coefficients + clipped
+        return [float(value) for value in coefficients]
+
+    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+        """See `MergeRule`."""
+        return Mean().merge(values, weights)
+
+
+def _mean_of_middle(values: Sequence[np.ndarray], left_out: int) -> np.ndarray:
+    """Return the mean of each coordinate without its `left_out` smallest and largest values; float64 [size]."""
+    ordered = np.sort(np.stack(values), axis=0)[left_out : len(values) - left_out]
+    return ordered[0] if len(ordered) == 1 else np.add.reduce(ordered, axis=0) / len(ordered)
+
+
+def _distances(gram: np.ndarray, points: np.ndarray) -> np.ndarray:
+    """Return the distance of each of the deltas [n] to each of the combinations of them [m, n], as [m, n]."""
+    squares = np.einsum("mi,ij,mj->m", points, gram, points)[:, None] - 2 * points @ gram + np.diag(gram)[None, :]
+    return np.sqrt(np.maximum(squares, 0.0))
+
+
+MERGE_RULES: dict[str, Callable[[float], MergeRule]] = {
+    "mean": lambda trimmed: Mean(),
+    "median": lambda trimmed: Median(),
+    "trimmed_mean": TrimmedMean,
+    "centred_clipping": lambda trimmed: CentredClipping(),
+}
+"""By the names of the configuration: a function of `outer.trimmed`."""

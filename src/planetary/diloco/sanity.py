@@ -1,0 +1,45 @@
+"""Whether parameters are of any use, by their loss, and how a run goes on after some that were not.
+
+Judging contributions by each other (`diloco.judgement`) is blind where there is one worker, or where most of them lie.
+What they did then shows in the loss. These are the limits of what is taken for damage: a loss that is only somewhat
+higher is training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+LOSS_MARGIN = 0.25  # nats per token that a loss may always rise
+MOST_RETREATS = 3  # of a run; after them a somewhat higher loss is taken for what its learning rates do
+PATIENCE = 4.0  # by which the rise that is allowed grows then
+CAUTIOUS_ROUNDS = 8  # after a version that was of no use
+CAUTIOUS_RULE = "median"  # how their contributions are merged
+
+
+def is_sane(loss: float, best: float | None, rise: float) -> bool:
+    """Whether a loss is none of damaged parameters.
+
+    Args:
+        loss: nats per token.
+        best: the lowest before it; None: there is none.
+        rise: the part of it by which a loss may be higher; 0: everything is sane, unless it is not finite.
+    """
+    if not math.isfinite(loss):
+        return False
+    return best is None or rise <= 0 or loss <= best * (1 + rise) + LOSS_MARGIN
+
+
+def first_damaged(losses: Mapping[int, float], rise: float) -> int | None:
+    """Return the first version, or round, whose loss is insane after those before it; None when all are sane."""
+    best = None
+    for number in sorted(losses):
+        if not is_sane(losses[number], best, rise):
+            return number
+        best = losses[number] if best is None else min(best, losses[number])
+    return None
+
+
+def is_cautious(round_: int, retreats: Iterable[int]) -> bool:
+    """Whether a round is merged by `CAUTIOUS_RULE`, given the versions that the run went back from."""
+    return any(bad <= round_ <= bad + CAUTIOUS_ROUNDS for bad in retreats)

@@ -1,0 +1,84 @@
+"""What a gateway of a run in rounds does with its parameters and checkpoints, away from the event loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, go_back, write_checkpoint
+from planetary.core.config import Config, config_hash
+from planetary.core.errors import NumericsError, ResourceError
+from planetary.diloco.merge import MERGE_RULES
+from planetary.diloco.ring import state_digest
+from planetary.fabric.gateway.rounds_start import outer_state_of
+from planetary.fabric.gateway.run_files import CHECKPOINTS
+from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.preparation import Prepared
+from planetary.fabric.protocol import events as e
+from planetary.fabric.shell.system import System
+
+
+class RoundWork:
+    """Each method blocks, and returns the event that answers its instruction."""
+
+    def __init__(
+        self, config: Config, prepared: Prepared, parameters: Parameters, system: System, *, folder: Path
+    ) -> None:
+        """`folder`: of the run."""
+        self._config, self._prepared, self._parameters = config, prepared, parameters
+        self._folder, self._files, self._clock = folder / CHECKPOINTS, system.files, system.clock
+
+    def measure(self, instruction: e.MeasureContributions) -> e.Event:
+        """Compare contributions with the start of the round."""
+        return e.ContributionsMeasured(instruction.round, self._parameters.measure(instruction.contributions))
+
+    def take_outer_step(self, instruction: e.TakeOuterStep) -> e.Event:
+        """Make the next version from contributions."""
+        outer = self._config.outer
+        try:
+            delta_norm = self._parameters.take_outer_step(
+                instruction.round,
+                instruction.contributions,
+                outer.learning_rate,
+                outer.momentum,
+                MERGE_RULES[instruction.rule](outer.trimmed),
+            )
+        except NumericsError as error:
+            return e.OuterStepFailed(instruction.round, str(error))
+        return e.OuterStepDone(instruction.round, delta_norm)
+
+    def restore(self, instruction: e.RestoreParameters) -> e.Event:
+        """Go back to an earlier version, on the disk as well."""
+        try:
+            found = go_back(self._folder, instruction.newest, self._files)
+        except ResourceError as error:
+            return e.RestoreFailed(str(error))
+        mark, outer = outer_state_of(found, self._prepared)
+        self._parameters.go_back(outer, mark.round)
+        return e.ParametersRestored(mark, state_digest(self._prepared.step.spec.params, outer))
+
+    def checkpoint(self, instruction: e.WriteCheckpoint) -> Checkpoint:
+        """Make a checkpoint of the parameters that are here now. Does not block."""
+        mark, step, state = instruction.mark, self._prepared.step.spec, self._parameters.state
+        info = CheckpointInfo(
+            round=mark.round,
+            config_hash=config_hash(self._config),
+            model=step.model,
+            model_digest=step.stablehlo_digest,
+            param_specs=step.params,
+            data_key=self._prepared.data.key,
+            controller=msgspec.Raw(msgspec.json.encode(mark)),
+            random_state={"seed": self._config.run.seed},
+        )
+        return Checkpoint(info, state.params, state.velocity)
+
+    def write(self, checkpoint: Checkpoint, protected: tuple[int, ...]) -> e.Event:
+        """Write a checkpoint; those of the rounds `protected` stay."""
+        round_, began = checkpoint.info.round, self._clock.monotonic()
+        keep = self._config.checkpoint.keep
+        try:
+            path = write_checkpoint(self._folder, checkpoint, keep=keep, protected=protected, files=self._files)
+        except ResourceError as error:
+            return e.CheckpointLost(round_, str(error))
+        return e.CheckpointDone(round_, path.name, self._clock.monotonic() - began)

@@ -1,0 +1,156 @@
+"""Workers that do not tell the truth: what they send in place of what they trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import numpy as np
+
+from planetary.core.step import StepSpec
+from planetary.core.tensors import Tensors
+from planetary.runtime.executor import Executor, StepResult
+from planetary.simulation.process import sleep
+
+Lie = Literal[
+    "huge",
+    "largest",
+    "constant",
+    "flipped",
+    "flipped_10",
+    "zero",
+    "noise",
+    "stale",
+    "copied",
+    "free_rider",
+    "false_loss",
+]
+"""huge: a million times the end parameters; largest: 3·10³⁸ everywhere; constant: a million everywhere; flipped: the
+delta with the other sign; flipped_10: that ten times as long; zero: the parameters that it was given; noise: a delta of
+the right length in a random direction; stale: the end parameters of its task before; copied: those that another worker
+sent last; free_rider: a little noise on what it was given, and an invented loss; false_loss: a held-out loss that would
+make the run go back."""
+
+LIES: tuple[Lie, ...] = get_args(Lie)
+INVENTED_LOSS = 0.8  # of what was found
+FALSE_LOSS = 100.0  # that would make a run go back
+COPYING_S = 0.2  # that it waits at each step for what the others will have sent
+
+
+@dataclass
+class Gossip:
+    """What liars hear of the others, and what they want.
+
+    Attributes:
+        newest: the end parameters that an honest worker read last.
+        lies: the worker's lie, by its number, while it lies.
+    """
+
+    newest: dict[str, np.ndarray] = field(default_factory=dict)
+    lies: dict[int, Lie] = field(default_factory=dict)
+
+
+class DoubtfulExecutor:
+    """An executor around another one, whose worker may lie about what that gives; see `Executor`."""
+
+    def __init__(self, inner: Executor, number: int, gossip: Gossip) -> None:
+        """`number`: of the worker."""
+        self._inner, self._number, self._gossip = inner, number, gossip
+        self._start: Tensors = {}
+        self._before: dict[str, np.ndarray] = {}
+        self._random = np.random.default_rng(number)
+
+    @property
+    def _lie(self) -> Lie | None:
+        return self._gossip.lies.get(self._number)
+
+    @property
+    def spec(self) -> StepSpec:
+        """See `Executor`."""
+        return self._inner.spec
+
+    @property
+    def device_name(self) -> str:
+        """See `Executor`."""
+        return self._inner.device_name
+
+    def peak_memory(self) -> int:
+        """See `Executor`."""
+        return self._inner.peak_memory()
+
+    def load(self, params: Tensors, buffers: Tensors, opt_state: Tensors | None) -> None:
+        """See `Executor`."""
+        self._start = params
+        self._inner.load(params, buffers, opt_state)
+
+    def set_params(self, params: Tensors) -> None:
+        """See `Executor`."""
+        self._start = params
+        self._inner.set_params(params)
+
+    def reset_opt_state(self) -> None:
+        """See `Executor`."""
+        self._inner.reset_opt_state()
+
+    def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
+        """See `Executor`."""
+        result = self._inner.train_step(step, rate, batch)
+        if self._lie == "copied":
+            sleep(COPYING_S)
+        if self._lie == "free_rider":
+            return StepResult(INVENTED_LOSS * result.loss, result.grad_norm)
+        return result
+
+    def eval_step(self, batch: Sequence[np.ndarray]) -> float:
+        """See `Executor`."""
+        loss = self._inner.eval_step(batch)
+        return FALSE_LOSS if self._lie == "false_loss" else loss
+
+    def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
+        """See `Executor`."""
+        ends = self._inner.read_params(into)
+        lie, before = self._lie, self._before
+        self._before = {name: values.copy() for name, values in ends.items()}
+        if lie is None:
+            self._gossip.newest = self._before
+            return ends
+        told = _TELL[lie]
+        others = {"stale": before or self._start, "copied": self._gossip.newest or self._start}.get(lie, self._start)
+        return {
+            name: told(self._start[name], values, others[name], self._random).astype(values.dtype).reshape(values.shape)
+            for name, values in ends.items()
+        }
+
+    def read_opt_state(self) -> dict[str, np.ndarray]:
+        """See `Executor`."""
+        return self._inner.read_opt_state()
+
+    def close(self) -> None:
+        """See `Executor`."""
+        self._inner.close()
+
+
+_Tell = Callable[[np.ndarray, np.ndarray, np.ndarray, np.random.Generator], np.ndarray]
+"""(start, honest end, somebody else's or an earlier end, random) -> what is sent."""
+
+
+def _noise(start: np.ndarray, end: np.ndarray, length: float, random: np.random.Generator) -> np.ndarray:
+    drawn = random.standard_normal(start.shape)
+    norm = float(np.linalg.norm(drawn.ravel()))
+    return start + drawn * (length * float(np.linalg.norm((end - start).ravel())) / norm if norm else 0.0)
+
+
+_TELL: dict[Lie, _Tell] = {
+    "huge": lambda start, end, other, random: end * np.float32(1e6),
+    "largest": lambda start, end, other, random: np.full_like(end, 3e38),
+    "constant": lambda start, end, other, random: np.full_like(end, 1e6),
+    "flipped": lambda start, end, other, random: start - (end - start),
+    "flipped_10": lambda start, end, other, random: start - 10 * (end - start),
+    "zero": lambda start, end, other, random: start,
+    "noise": lambda start, end, other, random: _noise(start, end, 1.0, random),
+    "stale": lambda start, end, other, random: other,
+    "copied": lambda start, end, other, random: other,
+    "false_loss": lambda start, end, other, random: end,
+    "free_rider": lambda start, end, other, random: _noise(start, end, 0.5, random),
+}

@@ -210,6 +210,22 @@ def test_what_only_a_master_says_is_not_taken_from_a_peer() -> None:
         liar.close()
 
 
+def test_a_peer_whose_name_would_write_to_a_terminal_is_refused() -> None:
+    with pytest.raises(UserError, match="a peer's name is 1 to 128 letters"):
+        Communicator("127.0.0.1:1", name="a\n\x1b[2J")
+    with Master("127.0.0.1:0") as master:
+        hello = messages.Register(protocol=messages.PROTOCOL, group=0, name="a\n\x1b[2J", host="", port=1, machine="m")
+        with socket.create_connection(parse_address(master.address)) as stranger:
+            stranger.sendall(Outbox(messages.COLLECTIVES).frame_of(hello))
+            stranger.settimeout(5)
+            answer = b""
+            while part := stranger.recv(4096):
+                answer += part
+        told = [received.message for received in Inbox(messages.COLLECTIVES, messages.MEMBER).feed(answer)]
+        [refused] = [message for message in told if isinstance(message, messages.Refused)]
+        assert "a name of 1 to 128 letters" in refused.reason
+
+
 def test_a_master_that_is_full_says_so() -> None:
     with Master("127.0.0.1:0", connections_most=1) as master, Communicator(master.address, timeout_s=5):
         late = Communicator(master.address, timeout_s=5)

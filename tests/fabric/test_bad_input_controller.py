@@ -198,3 +198,15 @@ def test_a_second_stop_does_not_wait() -> None:
     bench.tell(e.StopRequested("stopped by SIGTERM"))
     assert bench.finish == e.Finish(False, "stopped by SIGTERM", "stopped")
     assert not bench.records(RoundFinished)
+
+
+@pytest.mark.parametrize("name", ["a\n12:00:00 gateway INFO forged", "\x1b[2J", "a b", "x" * 200])
+def test_a_worker_whose_name_would_write_to_a_terminal_is_refused(name: str) -> None:
+    bench = Bench()
+    session = bench.connect(name)
+    [refused] = [message for to, message in bench.sent if to == session]
+    assert isinstance(refused, m.Refused)
+    assert refused.code == "name"
+    assert "choose another --node-name" in refused.reason
+    assert bench.records(WorkerLost) == []
+    assert not bench.controller.desk.workers

@@ -23,4 +23,4 @@ const document = {
 };
 const fetch = async () => ({ok: true, json: async () => given.status});
 const setTimeout = (_, pause) => process.stdout.write(JSON.stringify({title: document.title, pause, elements}));
-vm.runInNewContext(given.script, {document, fetch, setTimeout, AbortSignal: {timeout: () => null}});
+vm.runInNewContext(given.script, {document, fetch, location: {search: ""}, setTimeout, AbortSignal: {timeout: () => null}});

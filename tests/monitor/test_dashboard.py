@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -12,6 +13,7 @@ from run_story import status
 from planetary.core.errors import ResourceError, UserError
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
+from planetary.run.status_source import status_source
 
 
 def get(url: str, method: str = "GET") -> tuple[str, bytes]:
@@ -79,3 +81,33 @@ def test_a_taken_port_is_an_error_that_says_what_to_do() -> None:
         port = int(board.url.rstrip("/").rpartition(":")[2])
         with pytest.raises(ResourceError, match="choose another port"):
             Dashboard(status, port=port)
+
+
+def get_as(url: str, **headers: str) -> int:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def test_a_page_whose_name_was_made_to_resolve_to_this_machine_reads_nothing() -> None:
+    with Dashboard(status) as board:
+        port = board.url.rpartition(":")[2].strip("/")
+        for name in ("evil.example", f"evil.example:{port}", "localhost.evil.example", "", "127.0.0.1.evil.example"):
+            assert get_as(board.url + "status.json", Host=name) == 421
+        for name in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", socket.gethostname()):
+            assert get_as(board.url + "status.json", Host=name) == 200
+        assert get_as(board.url, Host=f"localhost:{port}", Origin="http://evil.example") == 403
+        assert get_as(board.url, Host=f"localhost:{port}", Origin=f"http://localhost:{port}") == 200
+
+
+def test_beyond_loopback_the_printed_address_has_a_token_without_which_nothing_is_told() -> None:
+    with Dashboard(status, host="0.0.0.0") as board:
+        page, _, token = board.url.partition("?token=")
+        page = page.replace("0.0.0.0", "127.0.0.1")
+        assert len(token) > 16
+        assert get_as(f"{page}status.json") == 403
+        assert get_as(f"{page}status.json?token=wrong") == 403
+        assert get_as(f"{page}status.json?token={token}") == 200
+        assert status_source(f"{page}?token={token}")().run == status().run

@@ -26,6 +26,7 @@ from planetary.core.errors import (
     TrustError,
     UserError,
 )
+from planetary.core.printable import one_line
 
 EXIT_OK = 0
 EXIT_INTERNAL = 1
@@ -132,7 +133,8 @@ def report_error(error: BaseException, *, debug: bool, stream: TextIO | None = N
         traceback.print_exception(error, file=stream)
     width = max(40, min(shutil.get_terminal_size().columns, 100))
     # Paths and commands are to be copied from the text, so nothing is broken inside a word.
-    paragraph = textwrap.fill(f"planetary: {explain(error)}", width, break_long_words=False, break_on_hyphens=False)
+    text = one_line(" ".join(explain(error).split()))
+    paragraph = textwrap.fill(f"planetary: {text}", width, break_long_words=False, break_on_hyphens=False)
     print(paragraph, file=stream, flush=True)
     return exit_code_of(error)
 

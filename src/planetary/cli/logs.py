@@ -5,11 +5,21 @@ from __future__ import annotations
 import logging
 import sys
 
+from planetary.core.printable import one_line
+
+
+class _Lines(logging.Formatter):
+    """One line per message, whatever other machines put into it."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line without what the terminal would obey; a traceback follows it as it is."""
+        return one_line(super().formatMessage(record))
+
 
 def log_to_stderr(role: str, *, verbose: bool) -> None:
     """Show this process's log: everything from INFO on, and DEBUG when `verbose`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_Lines(f"%(asctime)s {role} %(levelname)s %(message)s", "%H:%M:%S"))
     logging.getLogger("planetary").setLevel(logging.DEBUG if verbose else logging.INFO)
     logging.getLogger("planetary").addHandler(handler)
     logging.getLogger("asyncio").addHandler(handler)

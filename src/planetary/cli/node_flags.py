@@ -17,6 +17,7 @@ from planetary.cli.errors import EXIT_CODES, EXIT_USAGE
 from planetary.compiler.backends.targets import DEFAULT_NAMES, nearest
 from planetary.core.configuration.schema import BACKEND_ALIASES, Backend, Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
+from planetary.core.printable import as_name
 from planetary.fabric.shell.dial import Address
 from planetary.run.kinds import KINDS
 from planetary.run.places import cache_folder
@@ -204,7 +205,7 @@ def node_name(args: argparse.Namespace) -> str:
         return path.read_text().strip()
     except OSError:
         pass
-    name = f"{platform.node().split('.')[0] or 'node'}-{secrets.token_hex(2)}"
+    name = f"{as_name(platform.node().split('.')[0] or 'node')[:64]}-{secrets.token_hex(2)}"
     from planetary.artifacts.store import write_atomically
 
     write_atomically(path, f"{name}\n".encode())

@@ -4,15 +4,21 @@
     /status.json    the `RunStatus`
     /metrics.jsonl  the run folder's `metrics.jsonl`, as it is
 
-It answers GET and HEAD, changes nothing, and listens on loopback unless told otherwise: whoever can reach
-it can read the run's losses and its workers' names.
+It answers GET and HEAD, changes nothing, and listens on loopback unless told otherwise. Beyond loopback it answers
+those who show its token, which is part of the address that it prints. A page of somebody else that has its own name
+resolve to this machine (DNS rebinding) is refused: the browser says which name it asked for.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import importlib.resources
+import ipaddress
+import secrets
+import socket
 import threading
+import urllib.parse
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,7 +29,7 @@ import msgspec
 
 from planetary.core.errors import PlanetaryError, ResourceError
 from planetary.fabric.protocol.status import RunStatus
-from planetary.net.addresses import address_text, port_holder
+from planetary.net.addresses import address_text, is_loopback, port_holder
 
 _TIMEOUT_S = 10.0  # a client that stops reading or writing for this long is dropped
 # The page needs nothing from anywhere else, and the browser is told so.
@@ -54,6 +60,7 @@ class Dashboard:
         `read_status` is called from the server's threads, at most one at a time. Raises `ResourceError`
         when the port cannot be had.
         """
+        self._token = "" if host == "localhost" or is_loopback(host) else secrets.token_urlsafe(16)
         page = importlib.resources.files("planetary.monitor").joinpath("dashboard.html").read_bytes()
         lock = threading.Lock()
 
@@ -68,6 +75,8 @@ class Dashboard:
                 return b""
 
         class Handler(_Handler):
+            names = _names_of(host)
+            token = self._token
             routes = {  # noqa: RUF012 - one class per dashboard, never changed
                 "/": ("text/html; charset=utf-8", lambda: page),
                 "/status.json": ("application/json", status_json),
@@ -93,7 +102,8 @@ class Dashboard:
     def url(self) -> str:
         """Where the page is."""
         host, port = self._server.server_address[:2]
-        return f"http://{host if isinstance(host, str) else host.decode()}:{port}/"
+        place = address_text(host if isinstance(host, str) else host.decode(), port)
+        return f"http://{place}/" + (f"?token={self._token}" if self._token else "")
 
     def close(self) -> None:
         """Stop serving and free the port."""
@@ -108,8 +118,16 @@ class Dashboard:
         self.close()
 
 
+def _names_of(host: str) -> frozenset[str]:
+    """Return by which names, besides numeric addresses, this machine may be asked."""
+    own = socket.gethostname().lower()
+    return frozenset({"localhost", host.lower(), own, own.split(".")[0], f"{own.split('.')[0]}.local"})
+
+
 class _Handler(BaseHTTPRequestHandler):
     routes: dict[str, tuple[str, Callable[[], bytes]]]
+    names: frozenset[str]
+    token: str
     server_version = "planetary"
     sys_version = ""
     timeout = _TIMEOUT_S
@@ -121,6 +139,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
+        refused = self._refusal()
+        if refused is not None:
+            status, reason = refused
+            self.send_error(status, explain=reason)
+            return
         route = self.routes.get(self.path.partition("?")[0])
         if route is None:
             self.send_error(HTTPStatus.NOT_FOUND, explain=f"The pages are: {', '.join(self.routes)}")
@@ -141,6 +164,20 @@ class _Handler(BaseHTTPRequestHandler):
         if with_body:
             self.wfile.write(body)
 
+    def _refusal(self) -> tuple[HTTPStatus, str] | None:
+        """Return why a request is not answered, None when it is."""
+        host = self.headers.get("Host", "")
+        asked = urllib.parse.urlsplit(f"//{host}").hostname or ""
+        if asked not in self.names and not _is_address(asked):
+            return HTTPStatus.MISDIRECTED_REQUEST, f"This is no server for {asked!r}: use its address, or localhost."
+        origin = self.headers.get("Origin")
+        if origin is not None and origin != f"http://{host}":
+            return HTTPStatus.FORBIDDEN, f"Pages of {origin} may not read this one."
+        shown = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query).get("token", [""])[0]
+        if self.token and not hmac.compare_digest(shown.encode(), self.token.encode()):
+            return HTTPStatus.FORBIDDEN, "Use the whole address that was printed when the run began, with its token."
+        return None
+
     def handle(self) -> None:
         """Serve one connection; a browser that goes away in the middle is no error."""
         try:
@@ -150,3 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: the terminal belongs to the live display."""
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

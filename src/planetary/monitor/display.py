@@ -9,6 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from planetary.core.printable import one_line
 from planetary.fabric.protocol.status import FINAL_STATES, RunStatus, WorkerStatus
 from planetary.monitor import human_numbers as human
 
@@ -47,7 +48,7 @@ def render(status: RunStatus, now: float, width: int = 80) -> RenderableType:
         parts += [Text(), _workers(status)]
     if status.message:
         style = "red" if status.state == "failed" else "yellow"
-        parts += [Text(), Text(status.message, style=style, overflow="fold")]
+        parts += [Text(), Text(one_line(status.message), style=style, overflow="fold")]
     style = _RUN_STYLE[status.state]
     return Panel(
         Group(*parts),
@@ -153,13 +154,13 @@ def _workers(status: RunStatus) -> RenderableType:
     for worker in shown:
         busy = worker.state == "training"
         table.add_row(
-            Text(worker.name),
+            Text(one_line(worker.name)),
             Text(f"● {worker.state}", style=_WORKER_STYLE[worker.state]),
             str(worker.round) if worker.round else "-",
             f"{worker.step}/{status.inner_steps}" if busy and status.inner_steps else "-",
             human.loss(worker.loss if busy else None),
             Text(str(worker.lost_count), style="red" if worker.lost_count else "dim"),
-            Text(" ".join(filter(None, (worker.backend, worker.target))), style="dim"),
+            Text(one_line(" ".join(filter(None, (worker.backend, worker.target)))), style="dim"),
         )
     if hidden:
         return Group(table, Text(f"and {hidden} more workers", style="dim"))

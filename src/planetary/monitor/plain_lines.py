@@ -4,6 +4,7 @@ ASCII.
 
 from __future__ import annotations
 
+from planetary.core.printable import one_line
 from planetary.fabric.protocol.status import FINAL_STATES, RunStatus
 from planetary.monitor import human_numbers as human
 
@@ -28,7 +29,7 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
         lines.append(f"note: {after.message}")
     lines += _stage_times(before, after)
     lines += _state_lines(before, after)
-    return lines
+    return [one_line(line) for line in lines]
 
 
 def _stage_times(before: RunStatus | None, after: RunStatus) -> list[str]:

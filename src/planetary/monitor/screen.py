@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Protocol, TextIO
 
 from planetary.core.clock import Clock, SystemClock
+from planetary.core.printable import one_line
 from planetary.fabric.protocol.status import RunStatus
 
 
@@ -93,7 +94,7 @@ class LiveScreen:
 
         for note in status.notes:
             if note not in self._told:  # the panel's newest event would be the next worker
-                self._console.print(note)
+                self._console.print(one_line(note))
         self._told = status.notes
         self._live.update(render(status, self._clock.wall(), self._console.width), refresh=True)
 

@@ -50,7 +50,8 @@ class _FolderSource:
 
 
 def _fetch(place: str) -> RunStatus:
-    url = urllib.parse.urljoin(place if place.endswith("/") else f"{place}/", "status.json")
+    page = urllib.parse.urlsplit(place)
+    url = page._replace(path=page.path.rstrip("/") + "/status.json", fragment="").geturl()
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
             body = answer.read(_MOST_BYTES)

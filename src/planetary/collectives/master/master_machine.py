@@ -10,11 +10,11 @@ from planetary.collectives.master.group_machine import GroupMachine
 from planetary.collectives.master.master_events import Decided, GroupRecord, Record, Solved
 from planetary.collectives.protocol import messages as m
 from planetary.core.errors import LocalProtocolError
+from planetary.core.printable import is_name
 from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
 from planetary.machine.machine import check_invariants
 from planetary.net.addresses import is_loopback
 
-_NAME_MOST = 256
 _EMPTIED_MOST = 4096  # groups that left a state behind; a member of a new one is refused then
 
 
@@ -145,8 +145,12 @@ class MasterMachine:
     def _register(self, connection: int, hello: m.Register, seen_host: str, now: float) -> list[Instruction]:
         if connection in self._where:
             return self._refuse(connection, "it registered twice")
-        if not 0 <= hello.group < 2**32 or not 0 < len(hello.name) <= _NAME_MOST or not 0 < hello.port < 65536:
-            return self._refuse(connection, "a registration needs a group of 32 bits, a name and a port")
+        if not 0 <= hello.group < 2**32 or not is_name(hello.name) or not 0 < hello.port < 65536:
+            return self._refuse(
+                connection,
+                "a registration needs a group of 32 bits, a name of 1 to 128 letters, digits and . _ : / -, and a "
+                f"port; found group {hello.group}, name {hello.name[:128]!r}, port {hello.port}",
+            )
         if sum(len(group.desk.peers) for group in self.groups.values()) >= self._peers_most and not hello.peer:
             return self._refuse(connection, f"the master has its {self._peers_most} peers", "busy")
         if len(self._emptied) >= _EMPTIED_MOST and hello.group not in (*self.groups, *self._emptied):

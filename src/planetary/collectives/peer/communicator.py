@@ -27,6 +27,7 @@ from planetary.collectives.transport.neighbours import Reach
 from planetary.collectives.transport.shared_state import SharedState, SyncInfo
 from planetary.collectives.transport.sockets import SocketOptions, parse_address, parse_advertised
 from planetary.core.errors import PlanetaryError, UserError
+from planetary.core.printable import as_name, is_name
 from planetary.net.addresses import is_loopback
 from planetary.net.client import Trust
 
@@ -90,11 +91,13 @@ class Communicator:
             raise UserError(
                 "connections and min_world_size must be 1 at least, peer_group a number of 32 bits, data_port of 16"
             )
+        if name and not is_name(name):
+            raise UserError(f"a peer's name is 1 to 128 letters, digits and . _ : / -, found {name[:128]!r}")
         sockets = sockets or SocketOptions()
         settings = PeerSettings(
             master=parse_address(master_address),
             group=peer_group,
-            name=name or f"{socket.gethostname()}:{os.getpid()}",
+            name=name or as_name(f"{socket.gethostname()}:{os.getpid()}"),
             trust=Trust(token),
             allow_unencrypted=allow_unencrypted,
             data_host=data_host,

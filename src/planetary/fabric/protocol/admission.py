@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from planetary.core.printable import is_name
 from planetary.fabric.protocol.messages import Hello, Refused
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.runtime.backends import is_pjrt
@@ -20,6 +21,14 @@ def refuse(
         banned: worker -> what kind of failure it had, and why it is not used any more.
         nodes: worker -> the node that a live connection of that name comes from.
     """
+    for what, said in (("worker", hello.worker), ("node", hello.node)):
+        if not is_name(said):
+            return Refused(
+                code="name",
+                reason=f"a {what} is called by 1 to 128 of the letters A to Z and a to z, digits and . _ : / -, found "
+                f"{said[:128]!r}; choose another --node-name",
+                kind="data",
+            )
     if hello.worker in banned:
         kind, reason = banned[hello.worker]
         return Refused(

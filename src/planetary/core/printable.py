@@ -1,0 +1,26 @@
+"""Names and texts of other machines, as they may be shown: a terminal obeys what a line contains."""
+
+from __future__ import annotations
+
+import re
+
+NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
+"""Of workers, nodes and peers."""
+
+# C0 and C1 controls, line and paragraph separators, and what changes the direction of the text after it.
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
+
+def is_name(text: str) -> bool:
+    """Whether a machine may call itself so."""
+    return NAME.fullmatch(text) is not None
+
+
+def as_name(text: str) -> str:
+    """Return `text` with what a name must not have replaced by "-", shortened, and never empty."""
+    return re.sub(r"[^A-Za-z0-9._:/-]", "-", text)[:128] or "-"
+
+
+def one_line(text: str) -> str:
+    """Return `text` with every character that a terminal would obey written as an escape, as in `repr`."""
+    return _UNPRINTABLE.sub(lambda found: found.group().encode("unicode_escape").decode("ascii"), text)

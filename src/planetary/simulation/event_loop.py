@@ -8,11 +8,12 @@ whatever `await` the process had reached, without any cleanup.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -65,13 +66,19 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
         Another event loop may be running in this thread, as in a notebook; it stands still meanwhile.
         """
-        outer = asyncio._get_running_loop()
-        asyncio._set_running_loop(self)
-        try:
+        with self.as_running():
             while not until():
                 if not self._step(limit_s):
                     return False
             return True
+
+    @contextlib.contextmanager
+    def as_running(self) -> Iterator[None]:
+        """Be the loop that runs in this thread, for code that asks for it."""
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            yield
         finally:
             asyncio._set_running_loop(outer)
 

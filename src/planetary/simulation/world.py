@@ -68,5 +68,6 @@ class World:
         for process in self.processes:
             process.kill()
         self.loop.close()
-        for process in self.processes:
-            process.bury()
+        with self.loop.as_running():  # cleanup that gathers coroutines asks for it
+            for process in self.processes:
+                process.bury()

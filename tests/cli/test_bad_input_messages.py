@@ -202,6 +202,10 @@ def test_what_a_failed_start_left_is_used_again(here: Path) -> None:
     (folder / "logs").mkdir()
     (folder / "authority").mkdir()
     (folder / "payloads" / "probes").mkdir(parents=True)
+    for name in ("config.toml", "step.json", "facts.json", "characters.json"):
+        (folder / name).write_text("of a run that never began")
+    for name in ("events.jsonl", "metrics.jsonl"):
+        (folder / name).touch()  # opened, and nothing was written
     assert new_run(Path("good.toml"), [], None)[1] == folder
     (folder / "notes.txt").write_text("somebody's")
     assert new_run(Path("good.toml"), [], None)[1] == here / "runs" / "good-2"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
+from planetary.core.config import Config, apply_overrides, config_hash, load_config, overrides_between, to_toml
 from planetary.core.configuration.ranges import describe
 from planetary.core.configuration.strict import FIELDS
 from planetary.core.configuration.toml import toml_document
@@ -371,3 +371,20 @@ def test_a_run_shorter_than_its_warmup_has_a_shorter_one_and_says_so(
     one_step = apply_overrides(config, ["train.rounds=1", "train.inner_steps=1"])
     assert one_step.optimizer.warmup_steps == 0
     assert "0 instead of" in caplog.text
+
+
+def test_the_settings_between_two_configurations_make_one_the_other() -> None:
+    before = Config()
+    settings = [
+        "train.rounds=7",
+        "data.max_epochs=2",
+        'fabric.backend="auto"',
+        "optimizer.adam_for=['*a*']",
+        "model.options={ n_layer = 2, names = ['x'] }",
+        "run.name=it's",
+    ]
+    after = apply_overrides(before, settings)
+    between = overrides_between(before, after)
+    assert len(between) == len(settings)
+    assert apply_overrides(before, between) == after
+    assert overrides_between(after, after) == []

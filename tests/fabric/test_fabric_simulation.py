@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, run_schedule, sweep
 
+from planetary.core.config import load_config
+from planetary.fabric.gateway.run_files import CONFIG, EVENTS, LOCK, STEP, has_run
 from planetary.fabric.protocol.records import (
     DeltaRejected,
     LeaseAssigned,
@@ -13,9 +16,10 @@ from planetary.fabric.protocol.records import (
     RunStarted,
     WorkerLost,
 )
+from planetary.run.choice import new_run
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
-from planetary.simulation.small_training import encode_story, small_training
+from planetary.simulation.small_training import SmallTraining, encode_story, small_training
 
 
 @pytest.mark.parametrize("block", range(3))
@@ -85,6 +89,38 @@ def test_no_finished_round_is_lost(mode: dict[str, bool]) -> None:
         check(cluster)
         deaths += "kill_gateway_writing" in cluster.struck
     assert deaths > 8
+
+
+def test_a_start_that_fails_leaves_a_folder_that_the_next_one_takes() -> None:
+    """Wherever the gateway dies, its folder has a journal with a record, or a new run takes it."""
+    left: set[str] = set()
+    for operation in range(40):
+        cluster = SimCluster(0, small_training(rounds=1, workers=1), 1)
+        cluster.disk.dies_after = operation
+        given = {"run": {"dir": str(cluster.folder), "name": cluster.run_folder.name}}
+
+        def look(cluster: SimCluster = cluster, given: dict[str, dict[str, str]] = given) -> None:
+            folder = cluster.run_folder
+            if cluster.struck and cluster.gateway is None and folder.exists() and not has_run(folder):
+                left.update(entry.name for entry in folder.iterdir())
+                (folder / LOCK).write_text("")  # the process is dead, and the test's own is not
+                assert new_run(given, [], None)[1] == folder
+
+        assert cluster.run(LIMIT_S, look)
+    assert {LOCK, CONFIG, STEP, EVENTS} <= left
+
+
+def test_a_length_that_is_not_fitted_is_said_to_be_the_rounds() -> None:
+    """The workers are not this machine's, so that there is nothing that the time could be measured on."""
+    config = small_training(rounds=2, workers=1).config
+    timed = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, target_minutes=5.0))
+    cluster = SimCluster(0, SmallTraining(timed), 1)
+    assert cluster.run(LIMIT_S)
+    assert cluster.gateway is not None
+    assert cluster.gateway.notes == [
+        "train.target_minutes = 5 has no effect: the workers may be on other machines; the run has 2 rounds"
+    ]
+    assert load_config(cluster.run_folder / CONFIG).train.target_minutes == 0
 
 
 def test_same_seed_same_story() -> None:

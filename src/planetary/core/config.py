@@ -41,7 +41,7 @@ from planetary.core.configuration.strict import (
     expects_text,
     takes_table,
 )
-from planetary.core.configuration.toml import toml_document
+from planetary.core.configuration.toml import toml_document, toml_value
 from planetary.core.errors import UserError
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
     "config_hash",
     "is_function",
     "load_config",
+    "overrides_between",
     "to_toml",
 ]
 
@@ -205,6 +206,17 @@ def _override_value(text: str, wants_text: bool, free: bool, origin: str) -> obj
         if free and re.fullmatch(r"[A-Za-z_./~][\w./:~-]*", text):
             return text
         raise UserError(f"{origin}: {text!r} is no TOML value; strings need quotes: '\"{text}\"'") from None
+
+
+def overrides_between(before: Config, after: Config) -> list[str]:
+    """Return the `section.key=value` settings that make `before` `after`; see `apply_overrides`."""
+    old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
+    return [
+        f"{section}.{key}={toml_value(value)}"
+        for section, table in new.items()
+        for key, value in table.items()
+        if value != old[section][key]
+    ]
 
 
 def to_toml(config: Config) -> str:

@@ -10,7 +10,7 @@ import msgspec
 
 from planetary.core.config import Config, config_from_tables, load_config
 from planetary.core.errors import UserError
-from planetary.fabric.gateway.run_files import CONFIG, EVENTS, STARTING, gateway_of
+from planetary.fabric.gateway.run_files import CONFIG, EVENTS, METRICS, STARTING, gateway_of, has_run
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 
 ConfigSource = str | Path | Config | Mapping[str, Any]
@@ -39,7 +39,7 @@ def new_run(source: ConfigSource, overrides: Sequence[str], folder: Path | None)
             )
         config = msgspec.structs.replace(config, train=msgspec.structs.replace(config.train, target_minutes=0.0))
     if folder is not None:
-        if (folder / EVENTS).exists():
+        if has_run(folder):
             raise UserError(
                 f"{folder} already holds a run: go on with it (planetary train --resume {folder}), or choose another "
                 "--run-dir"
@@ -56,7 +56,8 @@ def _is_taken(folder: Path) -> bool:
     """Whether a folder holds more than what a start leaves that failed before its run began, or is being started in."""
     if not folder.exists():
         return False
-    return any(entry.name not in STARTING for entry in folder.iterdir()) or gateway_of(folder) is not None
+    left = STARTING if has_run(folder) else STARTING | {EVENTS, METRICS}
+    return any(entry.name not in left for entry in folder.iterdir()) or gateway_of(folder) is not None
 
 
 def resumed_run(folder: Path, overrides: Sequence[str]) -> tuple[Config, Path]:

@@ -273,12 +273,32 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             made = self.prepared = await self._fit(made)
             if made is None:
                 return self._stopped()
+            self._settle_length()
             if prepared is not None:
                 await asyncio.to_thread(prepared, made)
             return await self._train(made)
         finally:
             await self._close()
             await asyncio.to_thread(self._release)
+
+    def _settle_length(self) -> None:
+        """Have `train.rounds` count, and say so, where the run was not fitted to `train.target_minutes`."""
+        train = self.config.train
+        if not train.target_minutes:
+            return
+        if self.options.local_threads is None:
+            why = "the workers may be on other machines"
+        elif self.options.resume:
+            why = "a run that goes on has its length already"
+        else:
+            why = "a run of this kind is not fitted to its machine"
+        note = (
+            f"train.target_minutes = {train.target_minutes:g} has no effect: {why}; the run has {train.rounds} rounds"
+        )
+        self.notes.append(note)
+        log.info("%s", note)
+        settled = msgspec.structs.replace(train, target_minutes=0.0)
+        self.config = msgspec.structs.replace(self.config, train=settled)
 
     def _stopped(self) -> e.Finish:
         return e.Finish(False, self._stop_reason or "stopped", "stopped")

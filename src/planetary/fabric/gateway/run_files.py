@@ -8,14 +8,24 @@ from pathlib import Path
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.core.errors import ResourceError
+from planetary.data.tokenizer import CHARACTERS
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
 STEP = "step.json"  # what the training step or program was made from: a `PreparedRecord`
 PAYLOADS = "payloads"  # of a mixture, unless moe.store says otherwise
 LOCK = "gateway.lock"
 
-STARTING = frozenset({LOCK, "authority", "logs", "workers", PAYLOADS})
-"""What a folder holds before its run begins; nothing of it is worth keeping when it never does."""
+STARTING = frozenset({LOCK, "authority", "logs", "workers", PAYLOADS, CONFIG, STEP, CHARACTERS, "facts.json"})
+"""Entries of a folder before its run begins, which is when its journal has a record; without one they are worthless."""
+
+
+def has_run(folder: Path) -> bool:
+    """Whether a run has begun in `folder`: its journal has a whole record."""
+    try:
+        with (folder / EVENTS).open("rb") as file:
+            return b"\n" in file.readline()
+    except FileNotFoundError:
+        return False
 
 
 def gateway_of(folder: Path) -> int | None:

@@ -10,8 +10,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from planetary.core.config import Config, to_toml
+from planetary.core.config import Config, load_config, overrides_between, to_toml
 from planetary.core.errors import PeerError, PlanetaryError, ResourceError
+from planetary.fabric.gateway.run_files import CONFIG
 from planetary.fabric.shell.child import Child, describe_exit, planetary_command
 from planetary.run.processes.announcement import Announcement, read_announcement, read_failure
 from planetary.runtime.backends import CPU_BACKENDS, check_device
@@ -108,8 +109,9 @@ class LocalRun:
         flags += ["--plain-loopback"] if options.plain else []
         flags += [f"--local-threads={self._threads}"]
         if options.resume:
-            flags += [f"--resume={options.folder}", f"--set=train.rounds={self._config.train.rounds}"]
-            flags += [f"--set=fabric.workers={self._config.fabric.workers}"]
+            written = load_config(options.folder / CONFIG)
+            flags += [f"--resume={options.folder}"]
+            flags += [f"--set={override}" for override in overrides_between(written, self._config)]
             flags += [f"--checkpoint={options.checkpoint}"] if options.checkpoint is not None else []
         else:
             resolved = scratch / f"{self._config.run.name}.toml"

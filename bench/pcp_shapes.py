@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import sysconfig
 import tempfile
 import time
@@ -92,12 +93,51 @@ def row_of(file: Path, rate: float) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def one_step(file: Path, rate: float) -> None:
+    """Compile a model and take a step, telling each part as it ends: for one that its reference does not fit beside."""
+    from planetary.artifacts.store import BlobStore
+    from planetary.compiler.backends.iree import compile_artifact
+    from planetary.compiler.backends.targets import Target
+    from planetary.compiler.frontend.export import load_model
+    from planetary.compiler.step.train_step import StepOptions, build_train_step
+    from planetary.runtime.host import host_features
+    from planetary.runtime.iree_executor import IreeExecutor
+
+    began = time.perf_counter()
+
+    def tell(what: str) -> None:
+        peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        print(f"{file.stem}: {time.perf_counter() - began:.0f} s, peak {peak / 2**20:.1f} GiB: {what}", flush=True)
+
+    model = load_model(file)
+    step = build_train_step(model, StepOptions(weight_decay=0))
+    shape = step.spec.batch[0].shape
+    tell(f"{step.spec.param_count / 1e6:.0f}M parameters, batch {shape[0]}×{shape[1]}, differentiated")
+    with tempfile.TemporaryDirectory() as folder:
+        store = BlobStore(Path(folder))
+        artifact = compile_artifact(step, Target("cpu", "host", host_features()), store)
+        tell("compiled")
+        run = IreeExecutor(store.path(artifact.digest), step.spec)
+        run.load(model.initial("param"), model.initial("buffer"), None)
+        tell("parameters are loaded")
+        part = tokens(shape[0] * shape[1] + 1)
+        for index in range(2):
+            loss, norm = run.train_step(index, rate, [part[:-1].reshape(shape), part[1:].reshape(shape)])
+            tell(f"step {index + 1}: loss {loss:.4f}, norm of the gradient {norm:.3f}")
+        run.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--one-step", action="store_true", help="compile and take two steps on one batch; no reference")
     given = parser.parse_args()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
+    if given.one_step:
+        for file in given.files:
+            one_step(file, given.rate)
+        return
     print(
         "| model | parameters | batch | differentiate s | compile s | verify s | worst tensor, of the accepted error | "
         "loss, mean of rounds 1 → 2 → 3 | step ms | f64 demoted |\n|---|---|---|---|---|---|---|---|---|---|",

@@ -15,6 +15,20 @@ from planetary.core.errors import UserError
 from planetary.models import nanochat
 
 EXPORTS = Path(__file__).parents[1] / "torch_exports"
+MIXTURE = {
+    "n_layer": 1,
+    "n_head": 2,
+    "n_kv_head": 1,
+    "n_embd": 16,
+    "n_expert": 2,
+    "n_active": 1,
+    "n_hidden": 8,
+    "balance": 0.1,
+} | {
+    "vocab_size": 32,
+    "sequence_length": 8,
+    "batch_size": 2,
+}
 TINY = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 32, "sequence_length": 8, "batch_size": 2}
 
 
@@ -57,9 +71,33 @@ def test_a_cross_entropy_of_scores_is_accepted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "other",
+    [
+        "jnp.mean(scores[..., 0] ** 2) + 3.0",
+        "1e-4 * jnp.mean(jax.nn.logsumexp(scores, -1) ** 2)",  # the "z loss" of PaLM
+        "0.1 * jnp.mean(jax.nn.softmax(scores[..., :4]) ** 2)",  # as the balance of a router
+    ],
+)
+def test_terms_that_do_not_depend_on_the_targets_may_be_added(other: str, tmp_path: Path) -> None:
+    model = written(tmp_path, f"return {CROSS_ENTROPY} + {other}")
+    found = find_logits(model)
+    table = np.random.default_rng(3).standard_normal((9, 9), np.float32)
+    tokens = np.arange(5, dtype=np.int32)
+    scores = np.asarray(found.prepare({"table": table})(tokens))
+    np.testing.assert_allclose(jax.nn.log_softmax(scores), jax.nn.log_softmax(table[tokens]), atol=1e-5)
+
+
+def test_the_logits_of_a_mixture_with_its_balancing_term_are_found() -> None:
+    model = export_model("planetary.models.moe:build", MIXTURE)
+    assert find_logits(model).shape == (2, 8, 32)
+
+
+@pytest.mark.parametrize(
     "body",
     [
-        f"return {CROSS_ENTROPY} + jnp.mean(scores[..., 0] ** 2) + 3.0",  # more than a cross-entropy
+        f"return {CROSS_ENTROPY} + jnp.mean((scores[..., 0] - y) ** 2)",  # a second term of the targets
+        f"return 0.9 * {CROSS_ENTROPY}",  # other probabilities
+        f"return {CROSS_ENTROPY} + jnp.mean(jnp.sum(scores**2, -1) * (y == 3))",  # depends on some targets only
         "return jnp.mean((scores[..., 0] - y) ** 2)",  # no probabilities at all
         f"scores = jnp.cumsum(scores[:, ::-1], 1)[:, ::-1]; return {CROSS_ENTROPY}",  # later tokens are seen
         f"scores = 0 * scores; return {CROSS_ENTROPY}",  # a constant: any values of this shape would do

@@ -2,9 +2,11 @@
 
 A cross-entropy computes its loss from one tensor of a score for each token of the vocabulary. The value nearest to the
 loss that has such a shape and does not depend on the targets is a candidate: the logits, or their log-softmax, which
-gives the same probabilities. Shapes prove nothing, so the model is run: for targets that the candidate finds likeliest
-and for those that it finds least likely, the cross-entropy of the candidate has to be the model's own loss. And since a
-text is continued with it, a later token must not change an earlier position.
+gives the same probabilities. Shapes prove nothing, so the model is run: between targets that the candidate finds
+likeliest, those that it finds least likely and some that are drawn, its cross-entropy has to differ by as much as the
+model's own loss does. So a loss may have other terms (a router's balance, a penalty on the scores) that do not depend
+on the targets; since a part of the vocabulary passes then, too, the widest value is taken. And since a text is
+continued with it, a later token must not change an earlier position.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ CAUSAL_TOLERANCE = 1e-3
 
 _CANDIDATES = 8  # values next to the loss that are tried
 _NEEDED = (
-    "Generating needs scores of shape [batch, sequence, vocabulary] whose cross-entropy with the targets is the loss; "
-    "models that are Python functions say theirs with `logits(params, tokens, **options)` beside `build`"
+    "Generating needs scores of shape [batch, sequence, vocabulary] whose cross-entropy with the targets is the loss, "
+    "or its only term that depends on the targets; models that are Python functions say theirs with "
+    "`logits(params, tokens, **options)` beside `build`"
 )
 
 
@@ -108,15 +111,20 @@ def find_logits(model: Model) -> Logits:
     portable = _flat(model.stablehlo)
     whole = outline(portable, "main")
     values = _trial(model)
-    tried = 0
+    tried, widest = 0, None
     for key, shape in _candidates(whole, arguments[inputs].shape, inputs, targets):
         piece = cut_out(portable, "main", 0, [key])
         found = Logits(piece, arguments, inputs, shape)
-        if _is_proved(model, found, values, targets):
+        others = _other_terms(model, found, values, targets)
+        if others is not None and (widest is None or shape[-1] > widest.shape[-1]):
+            widest = found
+        if others == 0:
             return found
         tried += 1
         if tried == _CANDIDATES:
             break
+    if widest is not None:
+        return widest
     raise UserError(
         f"cannot generate with the model {model.manifest.model}: its graph shows no logits (values of a fitting shape "
         f"that were tried: {tried}). {_NEEDED}"
@@ -174,26 +182,32 @@ def _trial(model: Model) -> dict[str, np.ndarray]:
     return values
 
 
-def _is_proved(model: Model, found: Logits, values: Mapping[str, np.ndarray], targets: int) -> bool:
+def _other_terms(model: Model, found: Logits, values: Mapping[str, np.ndarray], targets: int) -> float | None:
+    """Return what the loss is beside the cross-entropy of a candidate, 0 for nothing; None: it is not the logits."""
     spec, rng = found.arguments[found.inputs], np.random.default_rng(1)
     tokens = rng.integers(0, found.shape[-1], spec.shape).astype(host_dtype(spec.dtype))
     scores = _run(found, values, tokens)
     if not np.isfinite(scores).all():
-        return False
-    low, high = scores.argmin(-1), scores.argmax(-1)
-    expected = [_cross_entropy(scores, chosen) for chosen in (low, high)]
+        return None
+    drawn = rng.integers(0, found.shape[-1], spec.shape)
+    choices = (scores.argmin(-1), scores.argmax(-1), drawn)
+    expected = [_cross_entropy(scores, chosen) for chosen in choices]
     kind = found.arguments[targets]
     given = [
         _loss(model, values, {found.inputs: tokens, targets: chosen.astype(host_dtype(kind.dtype))})
-        for chosen in (low, high)
+        for chosen in choices
     ]
     distance = abs(expected[0] - expected[1])
-    if distance < 1e-3 or not all(abs(a - b) < TOLERANCE * distance for a, b in zip(expected, given, strict=True)):
-        return False
+    others = [loss - own for loss, own in zip(given, expected, strict=True)]
+    if distance < 1e-3 or not max(others) - min(others) < TOLERANCE * distance:
+        return None
     later = tokens.copy()
     later[:, -1] = (later[:, -1].astype(np.int64) + 1) % found.shape[-1]
     changed = np.abs(_run(found, values, later) - scores)[:, :-1]
-    return not changed.size or float(changed.max()) <= CAUSAL_TOLERANCE * float(np.ptp(scores))
+    if changed.size and float(changed.max()) > CAUSAL_TOLERANCE * float(np.ptp(scores)):
+        return None
+    term = sum(others) / len(others)
+    return term if abs(term) >= TOLERANCE * distance else 0.0
 
 
 def _run(found: Logits, values: Mapping[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:

@@ -85,8 +85,8 @@ class TrainConfig(ComputeOptions, frozen=True):
     """`[train]`: how long, and in which portions."""
 
     rounds: Count = 12  # outer steps
-    # above 0: `planetary train` of a run that is no mixture sets rounds and warm-up so that the whole command takes about so long on this machine,
-    # unless it is told the rounds; the run's `config.toml` has what it chose, and 0 here
+    # above 0: `planetary train` sets rounds and warm-up so that the whole command takes about so long on this machine,
+    # unless it is told the rounds; the run's `config.toml` has what it chose, and 0 here. Not for a mixture
     target_minutes: NotNegative = 0.0
     inner_steps: Count = 30  # H: inner steps of each worker in one round
     # sequences in a batch of one worker; 0, and with a compiled model the default: as that model takes them

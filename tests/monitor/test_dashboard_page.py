@@ -185,3 +185,8 @@ def test_the_page_shows_every_number_that_a_mixture_reports() -> None:
     for struct in (ShardMetrics, MixtureMetrics):
         for field in struct.__struct_fields__:
             assert re.search(rf"\b(s|mixture)\.{field}\b", script), field
+
+
+def test_notes_stay_on_the_page() -> None:
+    shown = Shown(status(notes=tuple(f"note {number}" for number in range(9))))
+    assert shown.text("notes") == "".join(f"note {number}" for number in range(1, 9))

@@ -31,7 +31,7 @@ from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock
 from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.news import news_of
+from planetary.fabric.protocol.news import LastingNews, news_of
 from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RunFinished, RunResumed, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import Traffic
@@ -152,7 +152,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.ended_at: float | None = None
         self.metrics: list[RoundMetrics] = []
         self.news = ""  # the newest event worth telling
-        self.notes: list[str] = []  # what was decided before training
+        self.notes: list[str] = []  # what was decided before training, and what must not be missed during it
+        self._lasting = LastingNews()
         self.prepared: PreparedT | None = None
         self.controller: ControllerT | None = None
         self._start: StartT | None = None
@@ -477,6 +478,10 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             # The displays show the rounds themselves; one that is finished makes older news old.
             self.news = "" if isinstance(record, RoundFinished) else text
             log.info("%s", text)
+        note = self._lasting.of(record)
+        if note:
+            self.notes.append(note)
+            log.warning("%s", note)
 
     def _write_metrics(self, metrics: RoundMetrics) -> None:
         assert self._metrics_file is not None

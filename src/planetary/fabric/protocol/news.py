@@ -23,7 +23,7 @@ def news_of(record: Record) -> str:
         case r.DeltaRejected():
             return f"result of {record.worker} rejected: {record.reason}"
         case r.DeltaWithdrawn():
-            return f"result of {record.worker} lost: {record.reason}"
+            return f"result of {record.worker} does not count: {record.reason}"
         case r.ReduceRetried():
             return f"round {record.round}: reduction failed, retrying: {record.reason}"
         case r.DigestsDiffered():
@@ -44,3 +44,37 @@ def news_of(record: Record) -> str:
         case r.RunFinished():
             return record.reason
     return ""
+
+
+class LastingNews:
+    """What people must not miss, though the next round makes other news old: notes of the run, said once each."""
+
+    def __init__(self) -> None:
+        """Start with checkpoints that are written, as far as is known."""
+        self._kept = 0  # the newest round with a checkpoint
+        self._failing = False
+
+    def of(self, record: Record) -> str:
+        """Return what a record has to say for longer, or ""."""
+        match record:
+            case r.RunResumed():
+                self._kept = record.mark.round
+            case r.CheckpointWritten():
+                again, self._failing, self._kept = self._failing, False, record.round
+                return f"checkpoints are written again, beginning with that of round {record.round}" if again else ""
+            case r.CheckpointFailed() if not self._failing:
+                self._failing = True
+                return (
+                    f"the checkpoint of round {record.round} could not be written: {record.reason}. The run goes on "
+                    f"and tries it again with the next ones; {self._newest()}"
+                )
+            case r.RolledBack() if record.bad:
+                return f"the run went back to round {record.mark.round}: {record.reason}"
+            case r.RunFinished() if self._failing:
+                return f"the last checkpoints could not be written: {self._newest()}"
+            case _:
+                pass
+        return ""
+
+    def _newest(self) -> str:
+        return f"the newest is of round {self._kept}" if self._kept else "there is none yet"

@@ -99,7 +99,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float | None = None
     workers: tuple[WorkerStatus, ...] = ()  # by name
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
-    notes: tuple[str, ...] = ()  # what was decided before training, oldest first; each is told once
+    notes: tuple[str, ...] = ()  # what was decided, and what must not be missed, oldest first; each is told once
     mixture: MixtureMetrics | None = None  # of a mixture: see `newest_mixture`
 
 

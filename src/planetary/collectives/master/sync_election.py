@@ -94,22 +94,24 @@ def elect(offers: Mapping[str, Sync], current: int | None, algorithm: str = "") 
         text = f"the newest state on offer has revision {revision}, the group is at {current} already"
         return Election(removed=removed, failure=text)
     newest = {peer: offer for peer, offer in senders.items() if offer.revision == revision}
-    votes = Counter(_content(offer) for offer in newest.values())
+    contents = {peer: _content(offer) for peer, offer in newest.items()}
+    votes = Counter(contents.values())
     most = max(votes.values())
-    winner = next(offer for offer in newest.values() if votes[_content(offer)] == most)
-    shape = _shape(winner)
+    winner = next(offer for peer, offer in newest.items() if votes[contents[peer]] == most)
+    shapes, shape = {peer: _shape(offer) for peer, offer in offers.items()}, _shape(winner)
+    entries = {peer: {entry.name: entry for entry in offer.entries} for peer, offer in offers.items()}
     fetch: dict[str, tuple[Fetch, ...]] = {}
+    holders = [peer for peer in newest if shapes[peer] == shape]
     donors: dict[str, list[str]] = {
-        entry.name: [peer for peer, offer in newest.items() if _shape(offer) == shape and entry in offer.entries]
-        for entry in winner.entries
+        entry.name: [peer for peer in holders if entries[peer][entry.name] == entry] for entry in winner.entries
     }
     for peer, offer in offers.items():
         if peer in removed:
             continue
-        if _shape(offer) != shape:
+        if shapes[peer] != shape:
             removed[peer] = f"shared state: {_difference(winner, offer)}"
             continue
-        own = {entry.name: entry for entry in offer.entries}
+        own = entries[peer]
         lacks = tuple(
             Fetch(entry.name, entry.digest, tuple(donors[entry.name]))
             for entry in winner.entries

@@ -42,7 +42,8 @@ class Flat:
     def __init__(self, array: Any, *, writable: bool, what: str = "the array") -> None:
         """Look at a numpy array, a CPU torch tensor, or (only to read) anything numpy can convert.
 
-        Raises `UserError` when the type is unknown, or `writable` is asked of memory that cannot be written.
+        Raises `UserError` when the type is unknown or no plain array, or `writable` is asked of memory that cannot be
+        written.
         """
         host, self.dtype = _host_array(array, what)
         if writable and not host.flags.writeable:
@@ -84,6 +85,13 @@ def _host_array(array: Any, what: str) -> tuple[np.ndarray, str]:
         if not hasattr(array, "__array__"):
             raise UserError(f"{what} is a {type(array).__name__}; give a numpy, torch (CPU) or JAX array")
         array = np.asarray(array)
+    if isinstance(array, np.matrix):  # has two dimensions whatever is asked of it
+        raise UserError(f"{what} is a numpy.matrix, which cannot be made flat; give numpy.asarray(it)")
+    if isinstance(array, np.ma.MaskedArray):
+        raise UserError(
+            f"{what} is a numpy.ma.MaskedArray, and peers would get what is behind its mask; give it.filled(value), or "
+            "it.data if that is meant"
+        )
     name = _NAMES.get(array.dtype)
     if name is not None:
         return array, name

@@ -13,7 +13,7 @@ from step_runs import Run, scalars
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.artifact_manifest import read_manifest
 from planetary.compiler.backends.iree import compile_artifact
-from planetary.compiler.backends.targets import Target
+from planetary.compiler.backends.targets import Target, parse_target
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import Model, load_model
@@ -40,7 +40,8 @@ def numbers(model: Model) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     for spec in model.manifest.of_role("param"):
         drawn = rng.standard_normal(spec.shape).astype(np.float32) * np.float32(0.3)
         params[spec.name] = to_host_dtype(drawn, spec.dtype)
-    return params, [rng.integers(0, VOCABULARY, spec.shape) for spec in model.manifest.of_role("input", "target")]
+    parts = model.manifest.of_role("input", "target")
+    return params, [rng.integers(0, VOCABULARY, spec.shape).astype(np.int32) for spec in parts]
 
 
 def test_there_is_a_model_of_every_family() -> None:
@@ -73,6 +74,13 @@ def _first_step(step: TrainStep, weights: list[np.ndarray], batch: list[np.ndarr
     arguments = [*weights, *(tensor.zeros() for tensor in state), *scalars(0), *batch]
     results = run_reference(step.portable, "train_step", arguments, dtypes)
     return float(results[-2]), results[len(params) : -2]
+
+
+@pytest.mark.compiles
+@pytest.mark.parametrize(("name", "backend"), [("qwen", "vulkan"), ("nanogpt_f32", "metal")])
+def test_models_of_float32_compile_for_shaders(name: str, backend: str) -> None:
+    """Tokens of i64 and a flattened loss need two rewrites there; the CPU's tests would not see them fail."""
+    assert compile_artifact(build_train_step(model_of(name)), parse_target(backend, host_features())).data
 
 
 # --- float64 ------------------------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ def test_a_step_computes_the_same_with_every_token_type(
     made = model(tmp_path, inputs, targets)
     assert [a.dtype for a in made.manifest.arguments[-2:]] == [stablehlo_dtype(k) for k in (inputs, targets)]
     step = build_train_step(made, StepOptions(micro_batches=micro_batches))
-    assert [spec.dtype for spec in step.spec.batch] == [stablehlo_dtype(k) for k in (inputs, targets)]
+    fed = {"i64": "i32"}  # some devices have no 64-bit integers, and no token needs them
+    kinds_of_tokens = [stablehlo_dtype(kind) for kind in (inputs, targets)]
+    assert [spec.dtype for spec in step.spec.batch] == [fed.get(kind, kind) for kind in kinds_of_tokens]
     assert losses(step, made, 100) == losses(plain, made, 100)
     trial = make_trial(plain.spec, made.initial("param"), {})
     kinds = [host_dtype(spec.dtype) for spec in step.spec.batch]

@@ -15,6 +15,7 @@ from plain_iree import compile_for, run_here
 from planetary.compiler import ir
 from planetary.compiler.backends.pipeline import compiler_version
 from planetary.compiler.rewrites import normalise
+from planetary.compiler.rewrites.integers import narrow_integers
 from planetary.core.errors import CompileError
 
 pytestmark = pytest.mark.compiles
@@ -220,3 +221,59 @@ def test_sorts_in_a_loop_share_their_row_numbers() -> None:
     assert not np.array_equal(run_here(SORTS_IN_A_LOOP, x), expected), f"{MENDED} normalise.own_sorted_values"
     text = rewritten(SORTS_IN_A_LOOP, normalise.own_sorted_values)
     np.testing.assert_array_equal(run_here(text, x), expected)
+
+
+SELECTED_SUM = """
+func.func @main(%wanted: tensor<512xi32>, %x: tensor<512x64xf32>) -> tensor<512xf32> {
+  %zero = stablehlo.constant dense<0.0> : tensor<f32>
+  %zeros = stablehlo.constant dense<0.0> : tensor<512x64xf32>
+  %position = stablehlo.iota dim = 1 : tensor<512x64xi32>
+  %each = stablehlo.broadcast_in_dim %wanted, dims = [0] : (tensor<512xi32>) -> tensor<512x64xi32>
+  %hit = stablehlo.compare EQ, %each, %position : (tensor<512x64xi32>, tensor<512x64xi32>) -> tensor<512x64xi1>
+  %chosen = stablehlo.select %hit, %x, %zeros : tensor<512x64xi1>, tensor<512x64xf32>
+  %sum = stablehlo.reduce(%chosen init: %zero) applies stablehlo.add across dimensions = [1]
+      : (tensor<512x64xf32>, tensor<f32>) -> tensor<512xf32>
+  return %sum : tensor<512xf32>
+}
+"""
+
+
+def test_a_sum_over_a_selection_by_position_does_not_compile_for_metal() -> None:
+    complaint = complaint_about(SELECTED_SUM, "metal")
+    assert "memref.alloc" in complaint, f"{MENDED} normalise.counters_from_memory; it said {complaint!r}"
+    text = rewritten(SELECTED_SUM, normalise.counters_from_memory)
+    assert compile_for("metal", text)
+    wanted, x = np.arange(512, dtype=np.int32) % 64, np.random.default_rng(0).standard_normal((512, 64), np.float32)
+    np.testing.assert_array_equal(run_here(text, wanted, x), x[np.arange(512), wanted])
+
+
+CAUSAL = """
+func.func @main(%x: tensor<64x64xf32>) -> tensor<64x64xf32> {
+  %none = stablehlo.constant dense<0> : tensor<64x64xi64>
+  %zeros = stablehlo.constant dense<0.0> : tensor<64x64xf32>
+  %counter = stablehlo.iota dim = 0 : tensor<64xi64>
+  %rows = stablehlo.broadcast_in_dim %counter, dims = [0] : (tensor<64xi64>) -> tensor<64x64xi64>
+  %columns = stablehlo.broadcast_in_dim %counter, dims = [1] : (tensor<64xi64>) -> tensor<64x64xi64>
+  %ahead = stablehlo.subtract %columns, %rows : tensor<64x64xi64>
+  %seen = stablehlo.compare LE, %ahead, %none, SIGNED : (tensor<64x64xi64>, tensor<64x64xi64>) -> tensor<64x64xi1>
+  %result = stablehlo.select %seen, %x, %zeros : tensor<64x64xi1>, tensor<64x64xf32>
+  return %result : tensor<64x64xf32>
+}
+"""
+
+
+def test_vectors_of_wide_integers_do_not_compile_for_vulkan() -> None:
+    complaint = complaint_about(CAUSAL, "vulkan")
+    assert "i64" in complaint, f"{MENDED} rewrites.integers; it said {complaint!r}"
+    text = rewritten(CAUSAL, narrow_integers)
+    assert "i64>" not in text
+    assert compile_for("vulkan", text)
+    x = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    np.testing.assert_array_equal(run_here(text, x), np.tril(x))
+
+
+@pytest.mark.parametrize("target", ["vulkan", "metal"])
+def test_sixteen_bit_floats_on_shader_devices_are_refused_with_what_to_do(target: str) -> None:
+    complaint = complaint_about(NARROW_SUMS, target)
+    assert "computes with bf16" in complaint
+    assert "export the model in float32" in complaint

@@ -65,6 +65,7 @@ def test_only_arithmetic_between_contractions_counts_as_noise() -> None:
     assert not rounds_between_operations(build_train_step(mlp_model(dtype="bfloat16")).portable)
 
 
+@pytest.mark.slow
 def test_the_noise_of_bf16_activations_is_measured_and_bounded() -> None:
     model = load_model(ACTIVATIONS)
     step = build_train_step(model)

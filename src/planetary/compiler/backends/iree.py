@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -278,9 +279,24 @@ def run_compiler(text: str, flags: list[str]) -> bytes:
             end = f"exit status {done.returncode}" if done.returncode >= 0 else f"killed by signal {-done.returncode}"
             raise CompileError(
                 f"IREE {compiler_version()} cannot compile the training step with flags {' '.join(flags)} "
-                f"({end}): {first_complaint(done.stderr.decode(errors='replace'))}"
+                f"({end}): {first_complaint(done.stderr.decode(errors='replace'))}{_advice(text, flags)}"
             )
         return output.read_bytes()
+
+
+_SHADERS = {"--iree-hal-target-device=vulkan": "Vulkan", "--iree-hal-target-device=metal": "Metal"}
+
+
+def _advice(text: str, flags: Sequence[str]) -> str:
+    """Return what is known to fail in a module that could not be compiled, as the end of a sentence; "" if nothing."""
+    device = next((name for flag, name in _SHADERS.items() if flag in flags), None)
+    low = [element for element in ("bf16", "f16") if re.search(rf"(?<!b){element}>", text)]
+    if device is None or not low:
+        return ""
+    return (
+        f". The module computes with {' and '.join(low)}, which this compiler cannot lower for {device} in general: "
+        'export the model in float32 and train it with precision = "f32", or use another backend'
+    )
 
 
 def first_complaint(stderr: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 
-PIPELINE_VERSION = 8  # raise when `normalise.for_target` changes
+PIPELINE_VERSION = 9  # raise when `normalise.for_target` changes
 
 LATEST_CHOICE = "latest choice of flags"  # the key of it: what was compiled under another one may be made anew
 

@@ -70,8 +70,9 @@ DEFAULT_NAMES = {
 def parse_target(text: str, here: str) -> Target:
     """Read a target as people write it.
 
-    `BACKEND` or `BACKEND:NAME`, e.g. `cuda:sm_86`, `vulkan`, `cpu:host`, `pjrt:cpu`. For a CPU other than this
-    machine's kind, the architecture follows: `cpu:baseline:aarch64`.
+    `BACKEND` or `BACKEND:NAME`, e.g. `cuda:sm_86`, `vulkan`, `cpu:host`, `pjrt:cpu`; a chip such as `sm_90a` or
+    `gfx942` names its backend by itself. For a CPU other than this machine's kind, the architecture follows:
+    `cpu:baseline:aarch64`.
 
     Args:
         text: the target.
@@ -82,7 +83,7 @@ def parse_target(text: str, here: str) -> Target:
     """
     if text in PJRT_BACKENDS:
         return Target(text, DEFAULT_NAMES[text])
-    backend, _, rest = text.partition(":")
+    backend, _, rest = (_of_chip(text) or text).partition(":")
     backend = BACKEND_ALIASES.get(backend, backend)
     name, _, features = rest.partition(":")
     name = name or DEFAULT_NAMES.get(backend, "")
@@ -95,6 +96,13 @@ def parse_target(text: str, here: str) -> Target:
     target = Target(backend, name, features)
     compiler_flags(target)  # raises for an unknown one
     return target
+
+
+def _of_chip(text: str) -> str | None:
+    """Return the full name of a target that is written as a chip alone; None for anything else."""
+    if re.fullmatch(r"sm_\d+[af]?", text):
+        return f"cuda:{text}"
+    return f"hip:{text}" if re.fullmatch(r"gfx[0-9a-f]+", text) or text in HIP_PRODUCTS else None
 
 
 def nearest(backend: str, name: str) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
+from planetary.compiler.rewrites.integers import narrow_integers
 from planetary.compiler.rewrites.powers import powers_by_parity
 from planetary.compiler.rewrites.precision import CONTRACTIONS
 from planetary.compiler.rewrites.product_order import order_products
@@ -48,10 +49,12 @@ def bake_label(function: ir.Operation, label: ArtifactLabel) -> None:
 
 def rewrite_for_iree(module: ir.Module) -> None:
     """Rewrite, in place, what IREE mistreats in any function of a module."""
+    narrow_integers(module)
     negate_to_subtract(module)
     conditions_to_selects(module)
     split_long_reductions(module)
     keep_apart_broadcasts(module)
+    counters_from_memory(module)
     powers_by_parity(module)
     contractions_to_f32(module)
     own_sorted_values(module)
@@ -276,6 +279,28 @@ def _put_barrier(value: ir.Value, users: Sequence[ir.Operation]) -> None:
         guarded = ir.emit("stablehlo.optimization_barrier", [value], [value.type]).results[0]
     for op in users:
         op.operands[0] = guarded
+
+
+def counters_from_memory(module: ir.Module) -> None:
+    """Let a sum over a selection by position (`where(i == position, x, 0).sum()`) read its positions from a vector.
+
+    Why: IREE 3.13 fuses the counter into the sum and distributes it for Metal with memory of a type that shaders do not
+    have ("failed to legalize operation 'memref.alloc'" of `index`). Meaning: unchanged.
+    """
+    for op in _find(module, "stablehlo.reduce"):
+        chosen = ir.defining_op(op.operands[0])
+        hit = None if chosen is None or chosen.name != "stablehlo.select" else ir.defining_op(chosen.operands[0])
+        if hit is None or hit.name != "stablehlo.compare":
+            continue
+        for position, operand in enumerate(hit.operands):
+            counter, shape = ir.defining_op(operand), ir.shape_of(operand)
+            if counter is None or counter.name != "stablehlo.iota" or len(shape) < 2:
+                continue
+            dimension = ir.integer(counter, "iota_dimension")
+            with ir.insert_before(hit), ir.located(counter):
+                line = ops.iota([shape[dimension]], ir.element_of(operand), 0)
+                kept = ir.emit("stablehlo.optimization_barrier", [line], [line.type]).results[0]
+                hit.operands[position] = ops.broadcast_in_dim(kept, shape, [dimension])
 
 
 def own_sorted_values(module: ir.Module) -> None:

@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff.differentiate import (
     emit_backward,
@@ -56,7 +58,7 @@ def build_train_step(
     manifest = model.manifest
     params, buffers = manifest.of_role("param"), manifest.of_role("buffer")
     parts = manifest.of_role("input", "target")
-    batch = whole_batch(parts, options.micro_batches)
+    batch = whole_batch([_fed(part) for part in parts], options.micro_batches)
     opt_state = (*transform.state(params), *(LossScale.STATE if options.precision == "f16" else ()))
     _check_rounding(options, params)
     with ir.new_context():
@@ -71,7 +73,7 @@ def build_train_step(
             graph.elements[argument.name] = ir.element_of_type(kind)
         weights = [graph.type_of(spec) for spec in (*params, *buffers)]
         state_types = [ir.tensor(spec.shape, _element(spec.dtype)) for spec in opt_state]
-        data = [graph.type_of(spec) for spec in batch]
+        data = [ir.tensor(s.shape, ir.i32() if s.dtype == "i32" else graph.elements[s.name]) for s in batch]
         inputs = [*weights, *state_types, ir.tensor((), ir.i32()), ir.tensor((), ir.f32()), *data]
         with ir.new_function(module, "train_step", inputs) as (arguments, finish):
             finish(graph.train(_body(module, "train_step"), arguments, params, buffers, opt_state))
@@ -152,7 +154,8 @@ class _Graph:
         names = [spec.name for spec in self.manifest.of_role("input", "target")]
 
         def of_part(part: list[Value]) -> list[Value]:
-            return self.loss_and_gradients(values | dict(zip(names, part, strict=True)), wrt, scale)
+            typed = {name: ops.convert(value, self.elements[name]) for name, value in zip(names, part, strict=True)}
+            return self.loss_and_gradients(values | typed, wrt, scale)
 
         count = self.options.micro_batches
         wide = [ir.tensor(spec.shape, _element(optimizers.working_dtype(spec.dtype))) for spec in wrt]
@@ -233,6 +236,14 @@ def _check_rounding(options: StepOptions, params: Sequence[TensorSpec]) -> None:
             "stochastic rounding would change nothing: parameters and contractions are float32; set precision to "
             '"bf16" or "f16", or rounding to "nearest"'
         )
+
+
+def _fed(part: TensorSpec) -> TensorSpec:
+    """Return how a part of the batch is handed in: 64-bit integers as i32.
+
+    Tokens come from files with at most 32 bits, no table has 2^31 rows, and some devices have no i64.
+    """
+    return msgspec.structs.replace(part, dtype="i32") if part.dtype == "i64" else part
 
 
 def _body(module: ir.Module, function: str) -> ir.Block:

@@ -87,10 +87,6 @@ def to_element(x: Value, like: Value) -> Value:
     return ops.convert(x, ir.element_of(like))
 
 
-def real_part(x: Value) -> Value:
-    return ops.real(x)
-
-
 def solve_triangular(
     a: Value, b: Value, *, left: bool, lower: bool, unit: bool = False, transpose: str = "NO_TRANSPOSE"
 ) -> Value:

@@ -57,7 +57,7 @@ class SimTrainer(SimPeer):
         )
 
     def _sync(self) -> None:
-        entries = (m.Entry("w", "f32", len(self.state), digest("blake2b", self.state)),)
+        entries = (m.Entry("w", "f32", self.state.shape, digest("blake2b", self.state)),)
         self._launch(
             lambda call: pe.CallSync(
                 call, TIMEOUT_S, self.revision, SyncStrategy.ENFORCE_POPULAR, entries, self._restart

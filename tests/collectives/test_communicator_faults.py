@@ -23,6 +23,7 @@ from planetary.collectives import (
     SharedState,
     StragglerError,
 )
+from planetary.collectives.peer.calls import Calls
 from planetary.collectives.transport import lanes
 from planetary.collectives.transport.sockets import DataSocket
 from planetary.core.errors import PeerError, TrustError, UserError
@@ -128,6 +129,38 @@ def test_a_disagreement_is_an_error_that_names_both_values(second: dict, texts: 
             assert isinstance(error, DisagreementError)
             assert all(text in str(error) for text in texts)
         together(lambda i: peers[i].barrier(), 2)  # and nothing is broken
+
+
+def test_equal_counts_of_another_shape_are_a_disagreement() -> None:
+    with ring(2) as (_, peers):
+        arrays = [np.ones((2, 8), np.float32), np.ones((8, 2), np.float32)]
+        errors = together(lambda i: outcome(lambda: peers[i].all_reduce(arrays[i])), 2)
+        assert all(isinstance(error, DisagreementError) for error in errors), errors
+        assert "shape: (2, 8) from peer-0, (8, 2) from peer-1" in str(errors[0])
+        assert all((array == 1).all() for array in arrays)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
+def test_an_argument_that_one_peer_cannot_use_is_told_to_all_at_once(kind: str) -> None:
+    bad = np.ones(4, np.float32)
+    bad.flags.writeable = False
+    if kind in {"reduce_scatter", "all_gather"}:
+        bad = np.ones(4, "datetime64[s]")
+    with ring(3, timeout_s=90.0, stall_s=80.0) as (_, peers):  # who waits for that would hang here
+        arrays = [bad if i == 1 else np.ones(4, np.float32) for i in range(3)]
+        more = (0,) if kind == "broadcast" else ()
+        errors = together(lambda i: outcome(lambda: getattr(peers[i], kind)(arrays[i], *more)), 3)
+        assert isinstance(errors[1], UserError)
+        for error in (errors[0], errors[2]):
+            assert isinstance(error, DisagreementError), errors
+            assert "peer-1 cannot take part: the array" in str(error)
+        together(lambda i: peers[i].all_reduce(np.ones(4, np.float32)), 3)  # the same tag goes on
+
+
+@pytest.mark.parametrize(("timeout_s", "expected"), [(8.0, 8.0), (60.0, 30.0), (0.01, 1.0)])
+def test_nothing_may_come_for_no_longer_than_a_call_may_take(timeout_s: float, expected: float) -> None:
+    with ring(1, stall_s=30.0) as (_, peers):
+        assert Calls(shell_of(peers[0])).stall_s(timeout_s) == expected
 
 
 def test_different_piece_sizes_are_a_disagreement_too() -> None:

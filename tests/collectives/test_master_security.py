@@ -119,7 +119,10 @@ def test_a_peer_of_another_version_learns_which_side_to_upgrade() -> None:
                 answer = b""
                 while part := stranger.recv(4096):
                     answer += part
-            with pytest.raises(RemoteProtocolError, match="speaks 6, the peer speaks 5; upgrade planetary on the"):
+            with pytest.raises(
+                RemoteProtocolError,
+                match=f"speaks {messages.PROTOCOL + 1}, the peer speaks {messages.PROTOCOL}; upgrade planetary on the",
+            ):
                 Inbox(theirs).feed(answer)
             (told,) = Inbox(messages.COLLECTIVES, messages.MEMBER).feed(answer)
             assert isinstance(told.message, messages.Refused)

@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from bad_input_support import events, gateway, node_flags, started, write_config
-from rogue_worker import Rogue, hello, knock
+from rogue_worker import Rogue, dial, hello, knock
 
 from planetary.artifacts.checkpoint import load_latest
 from planetary.core.errors import PlanetaryError, TrustError
+from planetary.fabric.gateway.invite_list import InviteList
 from planetary.fabric.protocol import messages as m
 from planetary.net.authority import Authority
-from planetary.net.invite import mint
+from planetary.net.handshake import say_hello
+from planetary.net.invite import mint, read
 from planetary.run.processes.announcement import Announcement
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(180)]
@@ -83,6 +86,7 @@ async def _among_rogues(
     with contextlib.ExitStack() as stack:
         async with asyncio.timeout(100):
             await asyncio.gather(*(event.wait() for event in ready.values()))
+            refused["thief"] = await knock(announced, hello(f"rogue-{BEHAVIOURS[0]}", announced.token))
             stack.enter_context(started("node-manager", *node_flags(announced, folder, cache), cwd=folder))
             partings = dict(zip(runs, await asyncio.gather(*runs.values()), strict=True))
             while process.poll() is None:
@@ -109,11 +113,31 @@ async def _strangers(announced: Announcement, folder: Path) -> dict[str, m.Welco
     }
     for name, greeting in greetings.items():
         found[name] = await knock(announced, greeting)
+    found["no key"] = await knock(announced, msgspec.structs.replace(hello("n", announced.token), identity=""))
+    invites = InviteList(own)
+    personal = invites.issue(time.time(), node="guest")
+    found["another's invite"] = await knock(announced, hello("n", personal))
+    found["revoked while connected"] = await _stay_until_revoked(announced, personal, invites)
+    found["revoked"] = await knock(announced, hello("guest", personal))
     try:
         found["foreign"] = await knock(announced, hello("n", foreign), token=foreign)
     except TrustError as error:
         found["foreign"] = error
     return found
+
+
+async def _stay_until_revoked(announced: Announcement, token: str, invites: InviteList) -> PlanetaryError:
+    """Come in with an invite that is revoked then; return how the connection ends."""
+    connection = await dial(announced, token)
+    try:
+        assert isinstance(await say_hello(connection, hello("guest", token), 10.0), m.Welcome)
+        invites.revoke(read(token).id, time.time())
+        while True:
+            await connection.receive(20.0)
+    except PlanetaryError as error:
+        return error
+    finally:
+        connection.abort()
 
 
 # --- who is not let in --------------------------------------------------------------------------------------
@@ -131,6 +155,10 @@ async def _strangers(announced: Announcement, folder: Path) -> dict[str, m.Welco
         ),
         ("new protocol", "protocol", ["upgrade planetary on the side of the gateway"]),
         ("old iree", "iree", ["runs 2.0.0", "upgrade iree-base-runtime on the worker"]),
+        ("no key", "identity", ["worker 'n/0' does not prove that it has the key"]),
+        ("thief", "name", ["belongs to the machine with the key", "another --node-name"]),
+        ("another's invite", "token", ["is for node guest, not for n"]),
+        ("revoked", "token", ["was revoked; ask for a new one"]),
         ("new iree", "iree", ["runs 99.0.0", "upgrade iree-base-compiler on the gateway to 99.0.0"]),
     ],
 )
@@ -147,6 +175,12 @@ def test_another_gateways_token_is_never_shown_to_this_one(hostile: Hostile) -> 
     error = hostile.refused["foreign"]
     assert isinstance(error, TrustError)
     assert "is not the gateway that the invite token is for: expected certificate authority" in str(error)
+
+
+def test_a_connection_ends_with_its_invite(hostile: Hostile) -> None:
+    error = hostile.refused["revoked while connected"]
+    assert isinstance(error, PlanetaryError)
+    assert "was revoked" in str(error)
 
 
 # --- who is let in and misbehaves -----------------------------------------------------------------------------

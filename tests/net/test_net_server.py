@@ -20,6 +20,7 @@ from planetary.core.errors import (
 from planetary.fabric.protocol.messages import FABRIC, Goodbye, Refused, Shutdown
 from planetary.net import Connection, ServerLimits, Trust, connect, serve
 from planetary.net.addresses import is_loopback, port_holder
+from planetary.net.strangers import StrangerLimits
 from planetary.wire import Inbox
 from planetary.wire.frames import Kind, encode_prefix
 
@@ -88,7 +89,7 @@ def test_an_address_of_another_machine_is_refused(tmp_path: Path) -> None:
 
 def test_a_stranger_who_sends_a_heartbeat_is_dropped_at_once() -> None:
     async def wait_for_the_drop() -> None:
-        async with listening(limits=ServerLimits(first_message_s=1e3)) as (server, taken):
+        async with listening(limits=ServerLimits(strangers=StrangerLimits(introduction_s=1e3))) as (server, taken):
             reader, writer = await asyncio.open_connection(server.host, server.port)
             writer.write(HEARTBEAT)
             (told,) = Inbox(FABRIC).feed(await reader.read())
@@ -104,7 +105,7 @@ def test_a_stranger_who_sends_a_heartbeat_is_dropped_at_once() -> None:
 @pytest.mark.parametrize("data", [b"", START], ids=["nothing", "half a frame"])
 def test_a_stranger_who_says_nothing_is_dropped(data: bytes) -> None:
     async def wait_for_the_drop() -> None:
-        async with listening(limits=ServerLimits(first_message_s=0.05)) as (server, taken):
+        async with listening(limits=ServerLimits(strangers=StrangerLimits(introduction_s=0.05))) as (server, taken):
             reader, writer = await asyncio.open_connection(server.host, server.port)
             writer.write(data)
             assert await reader.read() == b""

@@ -17,6 +17,7 @@ from planetary.net.addresses import address_text
 from planetary.net.sender import Sender
 from planetary.net.session import Goodbye, Heartbeat
 from planetary.net.sockets import prepare
+from planetary.net.strangers import Place
 from planetary.wire.inbox import Allocate, Inbox, Received, allocate_any
 from planetary.wire.limits import KIB, MIB, Limits
 from planetary.wire.message import Message
@@ -65,7 +66,10 @@ class Connection:
         limits: Limits | None = None,
         allocate: Allocate = allocate_any,
         tuning: Tuning | None = None,
+        place: Place | None = None,
     ) -> None:
+        """`place`: that the peer has at a server as a stranger; left when it is accepted, or gone."""
+        self._place = place or Place()
         self.peer = "a peer that never connected"
         self.peer_host = self.local_host = ""
         self.dismissal: Dismissal = _goodbye
@@ -210,12 +214,13 @@ class Connection:
 
     def accept_peer(self, limits: Limits | None = None, allocate: Allocate | None = None) -> None:
         """Lift the limits for strangers once the peer has shown who it is."""
+        self._place.leave()
         self._inbox.limits = limits or self._protocol.limits
         if allocate is not None:
             self._inbox.allocate = allocate
 
     def expect_message(self, within_s: float) -> None:
-        """End the connection with `PeerError` unless a whole message arrives within so many seconds."""
+        """End the connection with `PeerError` unless a whole message arrives within so many seconds of connecting."""
 
         def too_late() -> None:
             if not self._any_message:
@@ -224,7 +229,8 @@ class Connection:
                     abort=True,
                 )
 
-        self._first_message_timer = self._loop.call_later(within_s, too_late)
+        spent_s = self._loop.time() - self._place.since if self._place.since else 0.0  # on a TLS handshake
+        self._first_message_timer = self._loop.call_later(max(0.0, within_s - spent_s), too_late)
 
     async def close(self, reason: str) -> None:
         """Say goodbye and close, within about `linger_s` seconds. Sends under way raise `ClosedError`."""
@@ -245,6 +251,7 @@ class Connection:
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start on a connected socket."""
         self._transport = transport
+        self._place.end = self.abort
         name = transport.get_extra_info("peername")
         if isinstance(name, tuple):
             self.peer_host, self.peer = str(name[0]), address_text(name[0], name[1])
@@ -319,6 +326,7 @@ class Connection:
 
     def connection_lost(self, error: Exception | None) -> None:
         """Note that the socket is gone."""
+        self._place.leave()
         lost = self._inbox.unfinished() if self._error is None else None
         why = f": {error}" if error else ""
         if lost:

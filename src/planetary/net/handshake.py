@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import TypeVar
 
 from planetary.core.errors import PeerError, RemoteProtocolError, TrustError
 from planetary.net import invite
 from planetary.net.connection import Connection
+from planetary.net.identity import check_proof
 from planetary.net.session import Greeting, Refused, Welcome
 from planetary.wire.inbox import Allocate
 
@@ -23,7 +24,8 @@ class TokenCheck:
 
     secret: bytes
     authority_fingerprint: bytes
-    revoked: Collection[str] = ()  # ids of invites
+    revoked: Container[str] = ()  # ids of invites
+    identified: bool = False  # whether a client has to prove which machine it is
 
 
 def judge_hello(
@@ -63,6 +65,11 @@ def judge_hello(
             )
         except TrustError as error:
             return Refused(code="token", reason=str(error))
+        try:
+            if tokens.identified or hello.identity:
+                check_proof(hello, tokens.authority_fingerprint)
+        except TrustError as error:
+            return Refused(code="identity", reason=str(error))
     return welcome
 
 

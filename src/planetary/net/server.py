@@ -13,6 +13,7 @@ from planetary.net.addresses import is_loopback, resolve_listen_address
 from planetary.net.connection import Connection, ConnectionProtocol, Dismissal, Tuning
 from planetary.net.network import TCP, Listener, Network
 from planetary.net.session import Refused
+from planetary.net.strangers import Door, Place, StrangerLimits
 from planetary.wire.inbox import Allocate, allocate_any
 from planetary.wire.limits import STRANGER, Limits
 from planetary.wire.protocol import Protocol
@@ -26,9 +27,9 @@ OnConnection = Callable[[Connection], Awaitable[None]]
 class ServerLimits:
     """What strangers may cost a server."""
 
-    connections: int = 1024  # at the same time, strangers included
-    first_message_s: float = 10.0  # from connecting to the first whole message; also for the TLS handshake
-    stranger: Limits = field(default=STRANGER)  # until `Connection.accept_peer` is called
+    connections: int = 1024  # at the same time, strangers after their TLS handshake included
+    strangers: StrangerLimits = field(default=StrangerLimits())  # until `Connection.accept_peer` is called
+    messages: Limits = field(default=STRANGER)  # of a stranger
 
 
 class Server:
@@ -59,12 +60,18 @@ class Server:
         self._dismissal = dismissal
         self._tasks: dict[asyncio.Task[None], Connection] = {}
         self._network = network
+        self._door = Door(limits.strangers)
         self._listener: Listener | None = None
 
     @property
     def connections(self) -> int:
         """Number of connections that are up."""
         return len(self._tasks)
+
+    @property
+    def strangers(self) -> int:
+        """Number of connections, those in their TLS handshake included, that have not shown who they are."""
+        return self._door.strangers
 
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None, *, allow_unencrypted: bool) -> None:
         """Begin to listen; see `serve`."""
@@ -73,7 +80,7 @@ class Server:
                 f"refusing to listen on {host!r} without TLS: anybody on the network could take part, read and change "
                 "what is sent. Listen on 127.0.0.1, or show the certificate of an authority (`Authority`)"
             )
-        self._listener = await self._network.listen(self._accept, host, port, tls, self._limits.first_message_s)
+        self._listener = await self._network.listen(self._accept, host, port, tls, self._door)
         self.host, self.port = self._listener.address
 
     async def close(self, reason: str = "the server stops") -> None:
@@ -94,9 +101,9 @@ class Server:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def _accept(self) -> asyncio.BaseProtocol:
+    def _accept(self, place: Place) -> asyncio.BaseProtocol:
         connection = Connection(
-            self._protocol, limits=self._limits.stranger, allocate=self._allocate, tuning=self._tuning
+            self._protocol, limits=self._limits.messages, allocate=self._allocate, tuning=self._tuning, place=place
         )
         if self._dismissal is not None:
             connection.dismissal = self._dismissal
@@ -111,7 +118,7 @@ class Server:
         if len(self._tasks) > self._limits.connections:
             await self._turn_away(connection)
             return
-        connection.expect_message(self._limits.first_message_s)
+        connection.expect_message(self._limits.strangers.introduction_s)
         try:
             await connection.wait_for_message()
         except PlanetaryError as error:
@@ -135,7 +142,7 @@ class Server:
     async def _turn_away(self, connection: Connection) -> None:
         text = f"the server has its {self._limits.connections} connections; try again later"
         try:
-            async with asyncio.timeout(self._limits.first_message_s):
+            async with asyncio.timeout(self._limits.strangers.introduction_s):
                 await connection.send(Refused(code="busy", reason=text, retry=True))
         except (TimeoutError, PlanetaryError):
             connection.abort()

@@ -13,6 +13,8 @@ class Greeting(Message, frozen=True, kw_only=True):
     protocol: int
     software: str  # version of planetary
     token: str  # invite token; empty only on loopback without TLS
+    identity: str = ""  # public key of the sender's machine, hexadecimal; see `net.identity`
+    proof: str = ""  # that the sender has that key: its signature, hexadecimal
 
     def sender(self) -> str:
         """Return who introduces itself, for people."""

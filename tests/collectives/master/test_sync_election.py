@@ -10,9 +10,9 @@ POPULAR, SEND, RECEIVE = SyncStrategy.ENFORCE_POPULAR, SyncStrategy.SEND_ONLY, S
 
 
 def offer(
-    revision: int, *digests: str, strategy: SyncStrategy = POPULAR, count: int = 4, restart: bool = False
+    revision: int, *digests: str, strategy: SyncStrategy = POPULAR, shape: tuple[int, ...] = (4,), restart: bool = False
 ) -> Sync:
-    entries = tuple(Entry(f"k{i}", "f32", count, digest) for i, digest in enumerate(digests))
+    entries = tuple(Entry(f"k{i}", "f32", shape, digest) for i, digest in enumerate(digests))
     return Sync(call=1, timeout_s=1, revision=revision, strategy=strategy, entries=entries, restart=restart)
 
 
@@ -66,10 +66,12 @@ def test_nobody_to_send_is_a_failure_for_all() -> None:
 
 
 def test_another_shape_is_removed_and_told_both() -> None:
-    found = elect({"a": offer(1, "x"), "b": offer(1, "x"), "c": offer(1, "z", count=5)}, 0)
-    assert "expected 4 f32, found 5 f32" in found.removed["c"]
+    found = elect({"a": offer(1, "x"), "b": offer(1, "x"), "c": offer(1, "z", shape=(5,))}, 0)
+    assert "expected f32[4], found f32[5]" in found.removed["c"]
+    turned = elect({"a": offer(1, "x"), "b": offer(1, "x"), "c": offer(1, "x", shape=(2, 2))}, 0)
+    assert "expected f32[4], found f32[2, 2]" in turned.removed["c"]
     missing = elect({"a": offer(1, "x", "y"), "b": offer(1, "x", "y"), "c": offer(1, "x")}, 0)
-    assert "'k1': expected 4 f32, found no such entry" in missing.removed["c"]
+    assert "'k1': expected f32[4], found no such entry" in missing.removed["c"]
 
 
 def test_contents_that_may_differ_are_neither_compared_nor_fetched() -> None:
@@ -99,10 +101,18 @@ def test_twenty_thousand_names_of_eight_peers_are_elected_while_the_master_has_o
     """It was a comparison of every entry with every other one: 900 names of four peers took eight seconds."""
     names = [f"layer {number}" for number in range(20_000)]
     same = Sync(
-        call=1, timeout_s=1, revision=1, strategy=POPULAR, entries=tuple(Entry(name, "f32", 4, "x") for name in names)
+        call=1,
+        timeout_s=1,
+        revision=1,
+        strategy=POPULAR,
+        entries=tuple(Entry(name, "f32", (4,), "x") for name in names),
     )
     other = Sync(
-        call=1, timeout_s=1, revision=1, strategy=POPULAR, entries=tuple(Entry(name, "f32", 4, "y") for name in names)
+        call=1,
+        timeout_s=1,
+        revision=1,
+        strategy=POPULAR,
+        entries=tuple(Entry(name, "f32", (4,), "y") for name in names),
     )
     found = elect({**{f"p{number}": same for number in range(7)}, "late": other}, None)
     assert [item.name for item in found.fetch["late"]] == names

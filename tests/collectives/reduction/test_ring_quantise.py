@@ -68,11 +68,17 @@ def test_a_fault_stays_visible_in_its_block_alone(algorithm: QuantizationAlgorit
     assert (found[BLOCK:] == 1).all()
 
 
-def test_a_block_spans_what_float32_holds_or_is_a_fault() -> None:
+@pytest.mark.parametrize("algorithm", list(QuantizationAlgorithm))
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_block_may_span_more_than_float32_holds(bits: int, algorithm: QuantizationAlgorithm) -> None:
     top = np.finfo(np.float32).max
-    values = np.array([0, top / 3, top * 0.99], np.float32)
-    np.testing.assert_allclose(there_and_back(values, 16, QuantizationAlgorithm.MIN_MAX), values, atol=top / 60000)
-    assert np.isnan(there_and_back(np.array([-top, top], np.float32), 16, QuantizationAlgorithm.MIN_MAX)).all()
+    for ends in ([0, top / 3, top * 0.99], [-top, top], [-3e38, 0, 1e30, 3e38], [3e38] * 5 + [-3e38]):
+        values = np.array(ends, np.float32)
+        wide = values.astype(np.float64)
+        span = wide.max() - wide.min() if algorithm is QuantizationAlgorithm.MIN_MAX else 12 * wide.std()
+        found = there_and_back(values, bits, algorithm)
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found.astype(np.float64), wide, rtol=0, atol=span / (2**bits - 1))
 
 
 def test_bytes_are_a_quarter_and_an_eighth() -> None:

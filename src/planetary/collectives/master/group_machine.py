@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from planetary.collectives.master import sync_election
@@ -19,6 +19,8 @@ from planetary.collectives.reduction.small_operations import data_bytes, is_smal
 from planetary.machine.events import Close, Instruction, Send
 from planetary.machine.state_table import advance
 
+Request = m.Vote | m.AskPending | m.Start | m.Sync | m.Optimize
+
 
 @dataclass
 class Gathering:
@@ -27,8 +29,25 @@ class Gathering:
     title: str
     opened: float
     deadline: float
-    requests: dict[str, m.Vote | m.AskPending | m.Start | m.Sync | m.Optimize] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
     state: str = "gathering"
+
+
+@dataclass
+class Declined:
+    """A call that a member cannot make.
+
+    Attributes:
+        peer: that member.
+        reason: what the others are told.
+        untold: those who have not made the call yet.
+        until: when it is forgotten.
+    """
+
+    peer: str
+    reason: str
+    untold: set[str]
+    until: float
 
 
 Key = tuple[str, int]
@@ -66,6 +85,7 @@ class GroupMachine:
         self._watch = LinkWatch(self.desk, self.links, remeasure_s)
         self._waiting: dict[str, tuple[m.Vote, float]] = {}  # newcomers that want to be admitted
         self._gatherings: dict[Key, Gathering] = {}
+        self._declined: dict[Key, Declined] = {}
 
     # --- events
 
@@ -92,6 +112,8 @@ class GroupMachine:
                 self._gather(peer, ("sync", 0), "sync_shared_state", message, now)
             case m.Start():
                 self._gather(peer, ("start", message.tag), f"{message.spec.kind} with tag {message.tag}", message, now)
+            case m.Decline():
+                self._decline(peer, message, now)
             case m.Done() | m.SyncDone():
                 self.operations.done(peer, message, now)
             case m.Measured():
@@ -119,6 +141,7 @@ class GroupMachine:
         for key, gathering in list(self._gatherings.items()):
             if gathering.deadline <= now:
                 self._expire(key, gathering, now)
+        self._declined = {key: declined for key, declined in self._declined.items() if declined.until > now}
         self.operations.expire(now)
         self._measurement.expire(now)
         self._watch.expire(now)
@@ -129,6 +152,7 @@ class GroupMachine:
         """When `tick` has something to do; infinite for never."""
         times = [gathering.deadline for gathering in self._gatherings.values()]
         times += [deadline for _, deadline in self._waiting.values()]
+        times += [declined.until for declined in self._declined.values()]
         times += [known.return_by for known in self.desk.peers.values()]
         times += [self.operations.deadline(), self._measurement.deadline(), self._watch.deadline(quiet=self._quiet())]
         return min(times, default=math.inf)
@@ -146,6 +170,12 @@ class GroupMachine:
         for gathering in self._gatherings.values():
             yield set(gathering.requests) <= set(ring), f"{gathering.title} gathers peers outside the ring {ring}"
             yield gathering.deadline < math.inf, f"{gathering.title} waits without a deadline"
+        for declined in self._declined.values():
+            yield (
+                set(ring) >= {declined.peer, *declined.untold},
+                f"a call is declined among others than the ring {ring}",
+            )
+            yield bool(declined.untold), f"{declined.reason!r} is kept though everybody was told"
         for seq, running in self.operations.running.items():
             yield set(running.done) <= set(running.peers), f"operation {seq} was completed by others than its peers"
             expected = "running" if running.fault is None else "faulty"
@@ -180,12 +210,18 @@ class GroupMachine:
         peer: str,
         key: Key,
         title: str,
-        message: m.Vote | m.AskPending | m.Start | m.Sync | m.Optimize,
+        message: Request,
         now: float,
     ) -> None:
         if peer not in self.desk.ring:
             reason = f"{title}: this peer is no member of group {self.desk.number} yet; call update_topology first"
             self.desk.answer(peer, m.CallFailed(call=message.call, code="aborted", reason=reason))
+            return
+        declined = self._declined.get(key)
+        if declined is not None and peer == declined.peer:
+            del self._declined[key]
+        elif declined is not None and peer in declined.untold:
+            self._tell_declined(key, declined, {peer: message})
             return
         gathering = self._gatherings.get(key)
         if gathering is None:
@@ -196,6 +232,28 @@ class GroupMachine:
         gathering.requests[peer] = message
         gathering.deadline = min(gathering.deadline, now + message.timeout_s)
         self.desk.doing(peer, title, now)
+
+    def _decline(self, peer: str, message: m.Decline, now: float) -> None:
+        if peer not in self.desk.ring:
+            return
+        key = ("start", message.tag)
+        reason = f"{message.kind} with tag {message.tag}: {self.desk.name(peer)} cannot take part: {message.reason}"
+        declined = Declined(peer, reason, set(self.desk.ring) - {peer}, now + message.timeout_s)
+        self._declined[key] = declined
+        gathering = self._gatherings.pop(key, None)
+        if gathering is not None:
+            gathering.state = advance(MASTER_OPERATION, gathering.state, "arguments differ")
+            for caller in gathering.requests:
+                self.desk.doing(caller, IDLE, now)
+            self._tell_declined(key, declined, gathering.requests)
+
+    def _tell_declined(self, key: Key, declined: Declined, calls: Mapping[str, Request]) -> None:
+        for peer, message in calls.items():
+            failed = m.CallFailed(call=message.call, code="disagreement", reason=declined.reason)
+            self.desk.answer(peer, failed)
+            declined.untold.discard(peer)
+        if not declined.untold:
+            del self._declined[key]
 
     def _check(self, now: float) -> None:
         """Go on with everything that waits for nobody any more; each step may let another one go on."""
@@ -381,6 +439,10 @@ class GroupMachine:
             gathering.requests.pop(peer, None)
             if not gathering.requests:
                 del self._gatherings[key]
+        for key, declined in list(self._declined.items()):
+            declined.untold.discard(peer)
+            if not declined.untold or declined.peer == peer:
+                del self._declined[key]
         self._measurement.lose(peer)
         self._watch.lose(peer, now)
         self.links.forget(peer)

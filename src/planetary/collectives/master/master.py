@@ -9,7 +9,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Container
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard, get_args
@@ -28,6 +28,7 @@ from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck, judge_hello
 from planetary.net.loop_thread import LoopThread
 from planetary.net.server import Server, ServerLimits, serve
+from planetary.net.strangers import StrangerLimits
 from planetary.version import __version__
 from planetary.wire.inbox import refuse_tensors
 from planetary.wire.message import Message
@@ -53,7 +54,7 @@ class Master:
         listen_address: str = "127.0.0.1:48148",
         *,
         authority: Authority | None = None,
-        revoked: Callable[[], frozenset[str]] = frozenset,
+        revoked: Container[str] = frozenset(),
         journal: Path | None = None,
         grace_s: float = 15.0,
         alive_s: float = 1.0,
@@ -65,7 +66,7 @@ class Master:
         """Prepare; `start` listens.
 
         `authority`: certificates and tokens, as the gateway has them; without it only loopback is listened on and
-        nobody needs a token. `revoked` returns ids of invites that are no longer welcome. `journal`: a file from
+        nobody needs a token. `revoked` has the ids of invites that are no longer welcome. `journal`: a file from
         which a restarted master goes on; its members have `grace_s` seconds to return. A peer that was silent for
         `silent_s` seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback,
         too, where everybody on the network may join, read and change. `remeasure_s`: seconds from one measurement of
@@ -141,7 +142,11 @@ class Master:
             self._attend,
             m.COLLECTIVES,
             tls=authority.server_context() if authority is not None else None,
-            limits=ServerLimits(connections=self._most, first_message_s=_FIRST_MESSAGE_S, stranger=m.STRANGER),
+            limits=ServerLimits(
+                connections=self._most,
+                strangers=StrangerLimits(introduction_s=_FIRST_MESSAGE_S),
+                messages=m.STRANGER,
+            ),
             allocate=refuse_tensors,
             allow_unencrypted=self._allow_unencrypted,
             dismissal=lambda reason: m.Refused(code="protocol", reason=reason),
@@ -200,7 +205,7 @@ class Master:
         tokens = None
         if (authority := self._authority) is not None:
             tokens = TokenCheck(
-                secret=authority.invite_secret, authority_fingerprint=authority.fingerprint, revoked=self._revoked()
+                secret=authority.invite_secret, authority_fingerprint=authority.fingerprint, revoked=self._revoked
             )
         return judge_hello(
             hello,

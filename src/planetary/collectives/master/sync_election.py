@@ -69,7 +69,7 @@ def elect(offers: Mapping[str, Sync], current: int | None, algorithm: str = "") 
     2. Among the peers that send (all but RECEIVE_ONLY) the highest revision wins over lower ones, and among those the
        content that most peers have; at a tie the one whose first holder comes first in the ring.
        It is older than the current one only when everybody who had that is gone.
-    3. Everybody's names, types and sizes must be the winner's. Contents marked as free to differ are not compared.
+    3. Everybody's names, types and shapes must be the winner's. Contents marked as free to differ are not compared.
     4. SEND_ONLY peers must have the winning content.
 
     `algorithm` names the digests of the entries; it is part of the elected content's digest.
@@ -130,8 +130,8 @@ def elect(offers: Mapping[str, Sync], current: int | None, algorithm: str = "") 
     return Election(revision, removed, fetch, content=content_digest(winner.entries, algorithm))
 
 
-def _shape(offer: Sync) -> tuple[tuple[str, str, int, bool], ...]:
-    return tuple(sorted((e.name, e.dtype, e.count, bool(e.digest)) for e in offer.entries))
+def _shape(offer: Sync) -> tuple[tuple[str, str, tuple[int, ...], bool], ...]:
+    return tuple(sorted((e.name, e.dtype, e.shape, bool(e.digest)) for e in offer.entries))
 
 
 def _content(offer: Sync) -> tuple[Entry, ...]:
@@ -139,9 +139,12 @@ def _content(offer: Sync) -> tuple[Entry, ...]:
 
 
 def _difference(winner: Sync, offer: Sync) -> str:
-    expected = {e.name: f"{e.count} {e.dtype}{'' if e.digest else ' (may differ)'}" for e in winner.entries}
-    found = {e.name: f"{e.count} {e.dtype}{'' if e.digest else ' (may differ)'}" for e in offer.entries}
+    expected, found = ({e.name: _description(e) for e in entries} for entries in (winner.entries, offer.entries))
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             return f"{name!r}: expected {expected.get(name, 'no such entry')}, found {found.get(name, 'no such entry')}"
     return "two entries have one name"
+
+
+def _description(entry: Entry) -> str:
+    return f"{entry.dtype}{list(entry.shape)}{'' if entry.digest else ' (may differ)'}"

@@ -73,11 +73,16 @@ class ActiveCall(ABC):
 
 
 class ActiveCollective(ActiveCall):
-    """A collective of this peer."""
+    """A collective of this peer.
 
-    def __init__(self, shell: PeerShell, job: Job) -> None:
+    Attributes:
+        stall_s: how long nothing may come before it counts as failed.
+    """
+
+    def __init__(self, shell: PeerShell, job: Job, stall_s: float) -> None:
         """`shell` is the peer that calls."""
         self._shell, self._job = shell, job
+        self.stall_s = stall_s
         self._backup: np.ndarray | None = None
         self._seq = 0
         self._rank, self._world = 0, 1
@@ -139,13 +144,13 @@ class ActiveCollective(ActiveCall):
         received = self.operation.received if self.operation is not None else 0
         return received / max(now - self._began_at, 1e-6) if received >= _TELLING_BYTES else 0.0
 
-    def stalled(self, now: float, stall_s: float) -> bool:
-        """Whether nothing has come for `stall_s` seconds that was still due."""
+    def stalled(self, now: float) -> bool:
+        """Whether nothing has come for too long that was still due."""
         if self.operation is None or self.operation.complete:
             return False
         if self.operation.received != self._progress:
             self._progress, self._progress_at = self.operation.received, now
-        return now > self._progress_at + stall_s
+        return now > self._progress_at + self.stall_s
 
     def end(self, ok: bool, value: Any) -> Any:
         """See `ActiveCall.end`: keep the result or restore."""
@@ -169,8 +174,9 @@ class ActiveCollective(ActiveCall):
 class ActiveSync(ActiveCall):
     """A synchronisation of shared state on this peer."""
 
-    def __init__(self, shell: PeerShell, state: SharedState, topology: m.Topology) -> None:
-        """`shell` is the peer that offers `state`."""
+    def __init__(self, shell: PeerShell, state: SharedState, topology: m.Topology, stall_s: float) -> None:
+        """`shell` is the peer that offers `state`; `stall_s`: how long nothing may come before it counts as failed."""
+        self._stall_s = stall_s
         self._shell, self.state, self._topology = shell, state, topology
         self._session: StateSession | None = None
         self._fetcher: Fetcher | None = None
@@ -186,7 +192,9 @@ class ActiveSync(ActiveCall):
         shell.ring.serve(self._seq, self._session)
         if not instruction.fetch:
             return lambda: shell.handle(e.PiecesComplete(call))
-        fetcher = shell.ring.fetcher(self._session, instruction.fetch, self.state, self._seq, self._topology)
+        fetcher = shell.ring.fetcher(
+            self._session, instruction.fetch, self.state, self._seq, self._topology, stall_s=self._stall_s
+        )
         self._fetcher = fetcher
 
         def run() -> None:

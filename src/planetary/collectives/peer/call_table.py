@@ -79,7 +79,7 @@ class CallTable:
         with self._lock:
             return next((call for call, one in self.transfers.items() if one.operation is operation), None)
 
-    def stalled(self, now: float, stall_s: float) -> list[tuple[int, ActiveCollective]]:
-        """Return the transfers to which nothing has come for `stall_s` seconds."""
+    def stalled(self, now: float) -> list[tuple[int, ActiveCollective]]:
+        """Return the transfers to which nothing has come for too long."""
         with self._lock:
-            return [(call, one) for call, one in self.transfers.items() if one.stalled(now, stall_s)]
+            return [(call, one) for call, one in self.transfers.items() if one.stalled(now)]

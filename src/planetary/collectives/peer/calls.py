@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from planetary.collectives.peer import peer_events as e
@@ -13,8 +14,11 @@ from planetary.collectives.peer.work import OpenWork, Work
 from planetary.collectives.protocol.errors import AbortedError, TooFewPeersError
 from planetary.collectives.reduction.small_operations import is_small
 from planetary.core.errors import UserError
+from planetary.core.printable import one_line
 
 _MASTER_AWAY_S = 0.02
+_LEAST_STALL_S = 1.0
+_MOST_REASON = 500  # characters
 
 
 class Calls:
@@ -27,6 +31,13 @@ class Calls:
     def limit(self, timeout_s: float | None) -> float:
         """Return the seconds that a call may take, by default what the communicator was made with."""
         return self._shell.settings.timeout_s if timeout_s is None else timeout_s
+
+    def stall_s(self, limit: float) -> float:
+        """Return how long a call of `limit` seconds may get nothing from a neighbour: never longer than it may take.
+
+        A second at least, so that the last moments of a call that is tried again are no verdict over a neighbour.
+        """
+        return min(self._shell.settings.stall_s, max(limit, _LEAST_STALL_S))
 
     def answered(self, title: str, event: Callable[[int, float], e.Event], timeout_s: float | None) -> Any:
         """Make a call that the master answers; `event` takes the call's number and its seconds."""
@@ -56,6 +67,20 @@ class Calls:
             raise UserError(f"{work.title}: the communicator is not connected; call connect first")
         self._shell.handle(event(self._shell.calls.open(work)))
 
+    @contextlib.contextmanager
+    def arguments(self, kind: str, tag: int, timeout_s: float | None) -> Iterator[None]:
+        """Look at a collective's arguments: what is wrong with them is raised here and told to the others at once.
+
+        Those get a `DisagreementError` with the reason; they would wait for this peer otherwise.
+        """
+        try:
+            yield
+        except UserError as error:
+            shell = self._shell
+            if shell.registered and shell.world_size > 1:
+                shell.handle(e.Declined(kind, tag, one_line(str(error))[:_MOST_REASON], self.limit(timeout_s)))
+            raise
+
     def collective(self, job: Job, timeout_s: float | None) -> Work:
         """Begin a collective.
 
@@ -70,8 +95,8 @@ class Calls:
                     f"{spec.kind}: the group has {shell.world_size} peers, min_world_size is {shell.settings.min_world}"
                 )
         shell.calls.claim(job.tag, spec.kind)
-        work = OpenWork(f"{spec.kind} with tag {job.tag}", ActiveCollective(shell, job))
         limit = self.limit(timeout_s)
+        work = OpenWork(f"{spec.kind} with tag {job.tag}", ActiveCollective(shell, job, self.stall_s(limit)))
         try:
             data = job.source.tobytes() if is_small(spec, max(shell.world_size, 1)) else None
             self.launch(work, lambda call: e.CallCollective(call, limit, job.tag, spec, data))

@@ -73,7 +73,7 @@ class Communicator:
             advertise: address that other peers are told, by default where the master sees this peer; with a port
                 (`"host:port"`) where the outside port is another one, e.g. behind a router or a relay.
             timeout_s: default of the calls.
-            stall_s: an operation that makes no progress for as long fails.
+            stall_s: an operation that makes no progress for as long, or for its `timeout_s` if that is shorter, fails.
             master_grace_s: how long a master that is gone is waited for.
             min_world_size: collectives in a smaller group raise `TooFewPeersError`.
             piece_bytes: size of the pieces of the pipeline; equal on all peers. By default it depends on the tensor.
@@ -261,19 +261,21 @@ class Communicator:
         Without retries. The arrays must not be used until `wait` has returned.
         """
         op = ReduceOp(op)
-        source = Flat(array, writable=out is None, what="the array to reduce")
-        target = source if out is None else Flat(out, writable=True, what="out")
-        if target.dtype != source.dtype or len(target.flat) != len(source.flat):
-            raise UserError(
-                f"out must have {len(source.flat)} elements of {source.dtype}, "
-                f"it has {len(target.flat)} of {target.dtype}"
-            )
-        if quantization is not None:
-            quantise.check(quantization, source.dtype, op)
+        with self._calls.arguments("all_reduce", tag, timeout_s):
+            source = Flat(array, writable=out is None, what="the array to reduce")
+            target = source if out is None else Flat(out, writable=True, what="out")
+            if target.dtype != source.dtype or len(target.flat) != len(source.flat):
+                raise UserError(
+                    f"out must have {len(source.flat)} elements of {source.dtype}, "
+                    f"it has {len(target.flat)} of {target.dtype}"
+                )
+            if quantization is not None:
+                quantise.check(quantization, source.dtype, op)
         spec = Spec(
             kind="all_reduce",
             dtype=source.dtype,
             count=len(source.flat),
+            shape=source.shape,
             piece=self._piece(source.flat, source.dtype),
             op=op,
             bits=quantization.bits if quantization is not None else 0,
@@ -347,11 +349,13 @@ class Communicator:
         Rank r has the r-th of `world_size` runs; the first ones are longer by one where it does not divide. bfloat16
         is returned as its bits in uint16.
         """
-        source = Flat(array, writable=False, what="the array to reduce")
+        with self._calls.arguments("reduce_scatter", tag, timeout_s):
+            source = Flat(array, writable=False, what="the array to reduce")
         spec = Spec(
             kind="reduce_scatter",
             dtype=source.dtype,
             count=len(source.flat),
+            shape=source.shape,
             piece=self._piece(source.flat, source.dtype),
             op=ReduceOp(op),
         )
@@ -369,13 +373,18 @@ class Communicator:
 
         bfloat16 is returned as its bits in uint16.
         """
-        source = Flat(array, writable=False, what="the array to gather")
+        with self._calls.arguments("all_gather", tag, timeout_s):
+            source = Flat(array, writable=False, what="the array to gather")
 
         def start(limit: float) -> Work:
             world = self.world_size
             gathered = np.empty(world * len(source.flat), source.flat.dtype)
             spec = Spec(
-                kind="all_gather", dtype=source.dtype, count=len(gathered), piece=self._piece(gathered, source.dtype)
+                kind="all_gather",
+                dtype=source.dtype,
+                count=len(gathered),
+                shape=source.shape,
+                piece=self._piece(gathered, source.dtype),
             )
 
             def prepare(rank: int, size: int) -> None:
@@ -404,15 +413,17 @@ class Communicator:
 
         It is tried again after a loss, unless the root itself is lost.
         """
-        flat = Flat(array, writable=root != self.rank, what="the array to receive into")
         topology = self._shell.ring.topology
         ring = topology.ring if topology is not None else ()
-        if not 0 <= root < len(ring):
-            raise UserError(f"broadcast: the root must be a rank below {len(ring)}, found {root}")
+        with self._calls.arguments("broadcast", tag, timeout_s):
+            flat = Flat(array, writable=root != self.rank, what="the array to receive into")
+            if not 0 <= root < len(ring):
+                raise UserError(f"broadcast: the root must be a rank below {len(ring)}, found {root}")
         spec = Spec(
             kind="broadcast",
             dtype=flat.dtype,
             count=len(flat.flat),
+            shape=flat.shape,
             piece=self._piece(flat.flat, flat.dtype),
             root=ring[root].peer,
         )
@@ -472,7 +483,8 @@ class Communicator:
             if topology is None:
                 raise UserError("sync_shared_state: this peer is not admitted; call update_topology first")
             offered.refresh()
-            work = OpenWork("sync_shared_state", ActiveSync(self._shell, offered, topology))
+            stall = self._calls.stall_s(limit)
+            work = OpenWork("sync_shared_state", ActiveSync(self._shell, offered, topology, stall))
             entries = offered.entries(topology.digest)
             self._calls.launch(work, lambda call: e.CallSync(call, limit, offered.revision, kind, entries, restart))
             return work

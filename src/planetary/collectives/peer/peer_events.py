@@ -78,6 +78,15 @@ class LocalFault(Event, frozen=True):
     blame: str = ""
 
 
+class Declined(Event, frozen=True):
+    """The caller gave arguments that this peer cannot use; the others are to know."""
+
+    kind: str
+    tag: int
+    reason: str
+    timeout_s: float
+
+
 class LinkMeasured(Event, frozen=True):
     """The answer to `RunProbe`; 0 bytes per second when the peer cannot be reached."""
 

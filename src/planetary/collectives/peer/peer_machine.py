@@ -104,6 +104,8 @@ class PeerMachine:
                     restart=event.restart,
                 )
                 self._call(call, "sync_shared_state", timeout_s, sync, now)
+            case e.Declined(kind, tag, reason, timeout_s):
+                self._send(m.Decline(kind=kind, tag=tag, reason=reason, timeout_s=timeout_s))
             case e.LinkMeasured(seq, to, bytes_per_s, latency_s):
                 self._send(m.Measured(seq=seq, to=to, bytes_per_s=bytes_per_s, latency_s=latency_s))
             case e.Opened():

@@ -220,9 +220,8 @@ class PeerShell:
 
     def watch(self) -> None:
         """Fail operations that make no progress."""
-        stall_s = self.settings.stall_s
-        for call, transfer in self.calls.stalled(time.monotonic(), stall_s):
-            reason = f"nothing came from {transfer.previous_name} for {stall_s:g} s"
+        for call, transfer in self.calls.stalled(time.monotonic()):
+            reason = f"nothing came from {transfer.previous_name} for {transfer.stall_s:.3g} s"
             self.handle(e.LocalFault(call, reason, transfer.neighbours[0]))
 
     def fail_all(self, error: PlanetaryError) -> None:

@@ -128,7 +128,14 @@ class RingConnections:
             plane.serve(seq, session)
 
     def fetcher(
-        self, session: StateSession, wanted: Sequence[m.Fetch], state: SharedState, seq: int, topology: m.Topology
+        self,
+        session: StateSession,
+        wanted: Sequence[m.Fetch],
+        state: SharedState,
+        seq: int,
+        topology: m.Topology,
+        *,
+        stall_s: float,
     ) -> Fetcher:
         """Return what fetches arrays of the shared state from the members of a ring."""
         return Fetcher(
@@ -141,7 +148,7 @@ class RingConnections:
             introduction=Introduction("state", self.peer, (self.topology or topology).key),
             options=self._settings.sockets,
             tls=self._certificate is not None,
-            stall_s=self._settings.stall_s,
+            stall_s=stall_s,
         )
 
     def measure(self, to: m.PeerInfo, seconds: float) -> tuple[float, float] | None:

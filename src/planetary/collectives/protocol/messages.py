@@ -21,7 +21,7 @@ from planetary.wire.limits import KIB, MIB, Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Raised whenever a message or frame changes in a way that an older peer would misread."""
 
 Code = Literal["lost", "straggler", "disagreement", "too_few", "removed", "aborted", "master"]
@@ -94,6 +94,18 @@ class Start(Message, frozen=True, kw_only=True):
     data: bytes | None = None  # of a small operation: this peer's contribution
 
 
+class Decline(Message, frozen=True, kw_only=True):
+    """The sender cannot make a call that the others make: their next ones with this tag fail at once.
+
+    For as long as `timeout_s`, or until the sender itself makes that call.
+    """
+
+    kind: str
+    tag: int
+    reason: str
+    timeout_s: float
+
+
 class Done(Message, frozen=True, kw_only=True):
     """The sender's part of an operation is complete, or failed."""
 
@@ -110,7 +122,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     name: str
     dtype: str
-    count: int
+    shape: tuple[int, ...]
     digest: str  # hexadecimal; empty where contents may differ
 
 
@@ -269,7 +281,7 @@ class Removed(Message, frozen=True, kw_only=True):
     reason: str
 
 
-FromPeer = Register | Leave | Vote | AskPending | Start | Done | Sync | SyncDone | Optimize | Measured
+FromPeer = Register | Leave | Vote | AskPending | Start | Decline | Done | Sync | SyncDone | Optimize | Measured
 FromMaster = (
     Registered
     | Refused

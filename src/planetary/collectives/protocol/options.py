@@ -45,6 +45,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     kind: str  # "all_reduce", "reduce_scatter", "all_gather", "broadcast" or "barrier"
     dtype: str = ""  # element type in the project's spelling, e.g. "f32"
     count: int = 0  # elements of the whole tensor that goes round the ring
+    shape: tuple[int, ...] = ()  # of what each peer gives
     piece: int = 1  # most elements that travel in one frame
     op: str = ""
     bits: int = 0  # of quantisation; 0 for none

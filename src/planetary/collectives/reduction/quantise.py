@@ -2,7 +2,9 @@
 
 An encoded run of n elements is the float32 [blocks, 2] of its blocks (offset, step) followed by the codes, uint8 or
 little-endian uint16 [n], or two codes of 4 bits per byte, the first in the low half. A code q stands for
-offset + q·step, computed in float32 as a product and then a sum, so every machine decodes the same bits.
+offset + q·step, computed in float32 as a product and then a sum, so every machine decodes the same bits. A block that
+spans more than float32 can hold is encoded at a sixteenth of its size, and its step is stored negated: a code stands
+for 16·(offset + q·|step|).
 
 MIN_MAX: offset = min, step = (max − min) / (2^bits − 1). The codes cover the block exactly.
 ZERO_POINT_SCALE: step = 12σ / (2^bits − 1), σ the block's standard deviation, centred on the mean rounded to whole
@@ -24,6 +26,8 @@ from planetary.core.errors import UserError
 
 BLOCK = 2048
 _HEAD = 8  # bytes of offset and step
+WIDE = np.float32(16)  # how much smaller a block is encoded whose span float32 cannot hold
+SHORTER = np.float32(1 - 2.0**-20)  # of such a step: its last code must not round up to infinity
 
 
 @functools.cache
@@ -74,8 +78,7 @@ def encoded_bytes(count: int, bits: int) -> int:
 def encode(values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm, out: memoryview) -> None:
     """Encode float32 [n] into `out`, `encoded_bytes(n, bits)` long.
 
-    A block with a NaN or an infinity, or that spans more than float32 can hold, decodes to NaN throughout: a fault
-    stays visible on every peer.
+    A block with a NaN or an infinity decodes to NaN throughout: a fault stays visible on every peer.
     """
     count = len(values)
     blocks = -(-count // BLOCK)
@@ -190,8 +193,12 @@ def _decode(data: memoryview, bits: int, out: np.ndarray) -> None:
         for part, heads in ((slice(0, whole), head[: whole // BLOCK]), (slice(whole, count), head[whole // BLOCK :])):
             if part.start < part.stop:
                 target = out[part].reshape(len(heads), -1)
-                np.multiply(codes[part].reshape(len(heads), -1), heads[:, 1:], out=target, casting="unsafe")
+                step = np.abs(heads[:, 1:])
+                np.multiply(codes[part].reshape(len(heads), -1), step, out=target, casting="unsafe")
                 np.add(target, heads[:, :1], out=target)
+                wide = heads[:, 1] < 0
+                if wide.any():
+                    target[wide] *= WIDE
 
 
 def _encode_blocks(
@@ -202,22 +209,18 @@ def _encode_blocks(
         return
     top = np.float32(2**bits - 1)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-        if algorithm is QuantizationAlgorithm.MIN_MAX:
-            low = values.min(axis=1)
-            # Halved first: the difference of two finite float32 can be infinite.
-            step = (values.max(axis=1) / top) - (low / top)
-            low = low + np.float32(0)  # of zeros of both signs any may be the least
-        else:
-            mean = values.mean(axis=1, dtype=np.float64)
-            sigma = values.std(axis=1, dtype=np.float64)
-            step = (12.0 * sigma / float(top)).astype(np.float32)
-            middle = np.float32(2 ** (bits - 1))
-            steps_to_mean = np.rint(np.where(step > 0, (mean / step), 0)).astype(np.float32)
-            low = np.where(step > 0, (steps_to_mean - middle) * step, mean.astype(np.float32))
-        broken = ~(np.isfinite(step * top) & np.isfinite(low + step * top))
+        low, step = _offset_and_step(values, bits, algorithm)
+        wide = ~_covered(low, step, top) & np.isfinite(values).all(axis=1)
+        if wide.any():
+            # A product with a power of two is exact, and what is too small for that no step can tell apart.
+            values = np.where(wide[:, None], values / WIDE, values)
+            low_there, step_there = _offset_and_step(values[wide], bits, algorithm)
+            too_far = ~np.isfinite((low_there + step_there * top) * WIDE)
+            low[wide], step[wide] = low_there, np.where(too_far, step_there * SHORTER, step_there)
+        broken = ~_covered(low, step, top)
         low = np.where(broken, np.float32("nan"), low).astype(np.float32)
         step = np.where(broken, np.float32(0), step).astype(np.float32)
-        head[:, 0], head[:, 1] = low, step
+        head[:, 0], head[:, 1] = low, np.where(wide, -step, step)
         inverse = np.where(step > 0, np.float32(1) / step, np.float32(0))
         inverse = np.where(np.isfinite(inverse), inverse, np.float32(0)).astype(np.float32)
         scaled = values - low[:, None]
@@ -227,6 +230,26 @@ def _encode_blocks(
         if broken.any():
             scaled[broken] = 0
         codes[...] = scaled
+
+
+def _offset_and_step(values: np.ndarray, bits: int, algorithm: QuantizationAlgorithm) -> tuple[np.ndarray, np.ndarray]:
+    """Values float32 [b, n] -> offset and step of each block, float32 [b]."""
+    top = np.float32(2**bits - 1)
+    if algorithm is QuantizationAlgorithm.MIN_MAX:
+        low = values.min(axis=1)
+        # Divided first: the difference of two finite float32 can be infinite.
+        return low + np.float32(0), (values.max(axis=1) / top) - (low / top)  # of zeros of both signs any may be least
+    mean = values.mean(axis=1, dtype=np.float64)
+    sigma = values.std(axis=1, dtype=np.float64)
+    step = (12.0 * sigma / float(top)).astype(np.float32)
+    middle = np.float32(2 ** (bits - 1))
+    steps_to_mean = np.rint(np.where(step > 0, (mean / step), 0)).astype(np.float32)
+    return np.where(step > 0, (steps_to_mean - middle) * step, mean.astype(np.float32)), step
+
+
+def _covered(low: np.ndarray, step: np.ndarray, top: np.float32) -> np.ndarray:
+    """Whether all codes of each block stand for finite numbers, boolean [b]."""
+    return np.isfinite(step * top) & np.isfinite(low + step * top)
 
 
 def _pack(codes: np.ndarray) -> np.ndarray:

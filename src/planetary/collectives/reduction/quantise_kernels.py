@@ -13,6 +13,9 @@ import numpy as np
 from numba import njit
 
 _ZERO = np.float32(0)
+_ONE = np.float32(1)
+_WIDE = np.float32(16)  # see `quantise.WIDE` and `SHORTER`, which loops here cannot import
+_SHORTER = np.float32(1 - 2.0**-20)
 _INFINITE = np.int32(0x7F800000)
 _TOGETHER = 8  # blocks: 64 KiB, which stay in a cache from loop to loop
 
@@ -43,13 +46,20 @@ def min_max_heads(values: np.ndarray, keys: np.ndarray, block: int, top: np.floa
             step = np.float32(high / top) - np.float32(low / top)
             if np.isfinite(step * top) and np.isfinite(low + step * top):
                 head[b, 0], head[b, 1] = low + _ZERO, step
+            else:
+                low, high = low / _WIDE, high / _WIDE
+                step = np.float32(high / top) - np.float32(low / top)
+                if not np.isfinite((low + step * top) * _WIDE):
+                    step = step * _SHORTER
+                head[b, 0], head[b, 1] = low + _ZERO, -step
 
 
 @njit(nogil=True, cache=True)
 def codes_of(values: np.ndarray, head: np.ndarray, block: int, top: np.float32, codes: np.ndarray) -> None:
     """Values float32 [n] -> codes [n]."""
     for b in range(len(head)):
-        low, step = head[b, 0], head[b, 1]
+        low, step = head[b, 0], np.abs(head[b, 1])
+        shrink = _ONE / _WIDE if head[b, 1] < _ZERO else _ONE
         part, into = values[b * block : (b + 1) * block], codes[b * block : (b + 1) * block]
         inverse = np.float32(1) / step if step > _ZERO else _ZERO
         if not np.isfinite(inverse):
@@ -58,7 +68,7 @@ def codes_of(values: np.ndarray, head: np.ndarray, block: int, top: np.float32, 
             into[:] = 0
         else:
             for i in range(len(part)):
-                scaled = np.rint((part[i] - low) * inverse)
+                scaled = np.rint((part[i] * shrink - low) * inverse)
                 scaled = scaled if scaled > _ZERO else _ZERO
                 scaled = scaled if scaled < top else top
                 into[i] = np.int32(scaled)
@@ -89,22 +99,24 @@ def unpack(packed: np.ndarray, out: np.ndarray) -> None:
 def store(codes: np.ndarray, head: np.ndarray, block: int, out: np.ndarray) -> None:
     """Codes [n] -> float32 [n]."""
     for b in range(len(head)):
-        low, step = head[b, 0], head[b, 1]
+        low, step = head[b, 0], np.abs(head[b, 1])
+        grow = _WIDE if head[b, 1] < _ZERO else _ONE
         part, into = codes[b * block : (b + 1) * block], out[b * block : (b + 1) * block]
         for i in range(len(part)):
-            into[i] = np.float32(part[i]) * step + low
+            into[i] = (np.float32(part[i]) * step + low) * grow
 
 
 @njit(nogil=True, cache=True)
 def add(codes: np.ndarray, head: np.ndarray, block: int, own: np.ndarray, out: np.ndarray) -> None:
     """Own float32 [n] plus what the codes stand for -> out float32 [n]; `out` may be `own`."""
     for b in range(len(head)):
-        low, step = head[b, 0], head[b, 1]
+        low, step = head[b, 0], np.abs(head[b, 1])
+        grow = _WIDE if head[b, 1] < _ZERO else _ONE
         part, into = codes[b * block : (b + 1) * block], out[b * block : (b + 1) * block]
         if own.ctypes.data != out.ctypes.data:  # with one array in the loop the compiler can vectorise it
             into[:] = own[b * block : (b + 1) * block]
         for i in range(len(part)):
-            into[i] = into[i] + (np.float32(part[i]) * step + low)
+            into[i] = into[i] + (np.float32(part[i]) * step + low) * grow
 
 
 @njit(nogil=True, cache=True)

@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -33,10 +34,13 @@ from planetary.collectives.transport.shared_memory import SlotReader
 from planetary.collectives.transport.shared_state import StateSession
 from planetary.collectives.transport.sockets import DataSocket, SocketOptions, prepare
 from planetary.core.errors import PeerError, PlanetaryError, RemoteProtocolError
+from planetary.net.strangers import Door, Place, StrangerLimits
 
 log = logging.getLogger(__name__)
 
-_INTRODUCTION_S = 10.0
+STRANGERS = StrangerLimits(at_once=128, settled_s=0.0)
+"""Until they show the key of the group. Each takes a thread; a peer has shown it within a trip or two, and does
+not come again when it is turned away."""
 _COMMENCE_S = 10.0  # how much later than a neighbour this peer may learn that an operation began
 _SCRATCH = (1 << 20) + (64 << 10)  # also for a piece of 16 bits with its heads
 _PROBE_MOST = 64 << 20
@@ -74,6 +78,7 @@ class DataPlane:
         self._keys: list[str] = []
         self._connections: set[DataSocket] = set()
         self._closed = False
+        self._door = Door(STRANGERS)
         threading.Thread(target=self._accept, name="planetary ring accept", daemon=True).start()
 
     # --- what the communicator tells it
@@ -104,11 +109,6 @@ class DataPlane:
             self._commenced = max(self._commenced, seq)
             self._condition.notify_all()
 
-    def restart_numbers(self) -> None:
-        """The group is a new one, in which operations are counted from the start."""
-        with self._condition:
-            self._commenced = 0
-
     def close(self) -> None:
         """Stop listening and close every connection."""
         with self._condition:
@@ -132,26 +132,25 @@ class DataPlane:
                     return
                 time.sleep(0.05)  # out of descriptors: others will close theirs
                 continue
-            if len(self._connections) >= self._most:
-                log.warning("refused a connection from %s: there are %d already", address[0], self._most)
+            now = time.monotonic()
+            place = self._door.enter(str(address[0]), now)
+            if news := self._door.news(now):
+                log.warning("%s", news)
+            if place is None:
                 sock.close()
                 continue
             name = f"planetary ring receive from {address[0]}:{address[1]}"
-            threading.Thread(target=self._attend, args=(sock, str(address[0])), name=name, daemon=True).start()
+            threading.Thread(target=self._attend, args=(sock, place), name=name, daemon=True).start()
 
-    def _attend(self, sock: socket.socket, where: str) -> None:
+    def _attend(self, sock: socket.socket, place: Place) -> None:
         connection: DataSocket | None = None
         peer = ""
+        known = False
         try:
-            near = sock.getpeername()[0] == sock.getsockname()[0]
-            prepare(sock, near_options(self._options) if near else self._options)
-            if self._tls is not None:
-                sock.settimeout(_INTRODUCTION_S)
-                sock = self._tls.wrap_socket(sock, server_side=True)
-            connection = DataSocket(sock)
-            with self._condition:
-                self._connections.add(connection)
-            introduction = self._introduced(connection)
+            introduction, connection = self._introduced(sock, place)
+            sock, known = connection.sock, True
+            self._keep(connection)
+            place.leave()
             peer = introduction.peer if introduction.purpose == "ring" else ""
             match introduction.purpose:
                 case "ring":
@@ -166,12 +165,18 @@ class DataPlane:
                     self._answer_probes(connection)
         except Exception as error:
             if not isinstance(error, PlanetaryError | OSError | msgspec.MsgspecError):
-                log.exception("a connection from %s failed", where)
+                log.exception("a connection from %s failed", place.host)
             if not self._closed:
-                log.info("a connection from %s ended: %s", where, error)
+                if known:
+                    log.info("a connection from %s ended: %s", place.host, error)
+                else:  # anybody can cause this, as often as they like
+                    self._door.turned_away(f"from {place.host} without the key of this group")
+                    if news := self._door.news(time.monotonic()):
+                        log.warning("%s; the last one: %s", news, error)
                 if peer:
                     self._fault(peer, f"receiving: {error}")
         finally:
+            place.leave()
             with self._condition:
                 if connection is not None:
                     self._connections.discard(connection)
@@ -180,18 +185,45 @@ class DataPlane:
             else:
                 sock.close()
 
-    def _introduced(self, connection: DataSocket) -> Introduction:
-        data = connection.read_block(INTRODUCTION_BYTES, _INTRODUCTION_S)
-        introduction = msgspec.json.decode(data, type=Introduction)
+    def _introduced(self, sock: socket.socket, place: Place) -> tuple[Introduction, DataSocket]:
+        """Return what a stranger introduces itself with, once it has shown the key of the group.
 
-        def known() -> bool:
-            return any(secrets.compare_digest(introduction.key.encode(), key.encode()) for key in self._keys)
+        There is one deadline for all of it, a TLS handshake included.
+        """
+        deadline = place.since + self._door.limits.introduction_s
+        place.end = partial(_shut, sock)
+        near = sock.getpeername()[0] == sock.getsockname()[0]
+        prepare(sock, near_options(self._options) if near else self._options)
+        if self._tls is not None:
+            sock.settimeout(max(0.001, deadline - time.monotonic()))  # for the whole handshake
+            sock = self._tls.wrap_socket(sock, server_side=True)
+            place.end = partial(_shut, sock)
+        connection = DataSocket(sock)
+        try:
+            introduction = msgspec.json.decode(
+                connection.read_block_by(INTRODUCTION_BYTES, deadline), type=Introduction
+            )
 
+            def known() -> bool:
+                return any(secrets.compare_digest(introduction.key.encode(), key.encode()) for key in self._keys)
+
+            with self._condition:
+                # A neighbour may have learned of the new ring, and its key, before this peer did.
+                left = max(0.0, deadline - time.monotonic())
+                if not self._condition.wait_for(lambda: known() or self._closed, left) or self._closed:
+                    raise RemoteProtocolError("it showed no key of this group")
+        except BaseException:
+            connection.close()
+            raise
+        return introduction, connection
+
+    def _keep(self, connection: DataSocket) -> None:
         with self._condition:
-            # A neighbour may have learned of the new ring, and its key, before this peer did.
-            if not self._condition.wait_for(lambda: known() or self._closed, _INTRODUCTION_S) or self._closed:
-                raise RemoteProtocolError("it showed no key of this group")
-        return introduction
+            if len(self._connections) >= self._most:
+                raise RemoteProtocolError(f"there are {self._most} connections of peers already")
+            self._connections.add(connection)
+            if self._closed:
+                connection.close()
 
     def _receive_lent(self, connection: DataSocket, peer: str, borrower: Borrower) -> None:
         frame = bytearray(HEADER_BYTES + ADDRESS.size)
@@ -374,6 +406,12 @@ class DataPlane:
                 raise RemoteProtocolError(f"a measurement of {request.length} bytes was asked for")
             self._discard(connection, request.length, scratch)
             connection.write_block(b"ok", self._stall_s)
+
+
+def _shut(sock: socket.socket) -> None:
+    """End a connection that a thread may be reading from."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _enough(scratch: memoryview, nbytes: int) -> memoryview:

@@ -92,7 +92,7 @@ class SharedState:
     def entries(self, algorithm: str) -> tuple[Entry, ...]:
         """Describe every array, with its digest."""
         return tuple(
-            Entry(name, flat.dtype, len(flat.flat), "" if name in self.free else digest(algorithm, flat.flat))
+            Entry(name, flat.dtype, flat.shape, "" if name in self.free else digest(algorithm, flat.flat))
             for name, flat in self.flats.items()
         )
 

@@ -161,6 +161,28 @@ class DataSocket:
         self.read(memoryview(data), 10.0 if timeout_s is None else timeout_s)
         return bytes(data)
 
+    def read_block_by(self, most: int, deadline: float) -> bytes:
+        """Read a run of bytes that stands behind its length, all of it until monotonic time `deadline`.
+
+        However slowly they come: who sends a byte now and then is late all the same. Raises `PeerError`.
+        """
+        head = bytearray(_LENGTH.size)
+        self._read_by(memoryview(head), deadline)
+        (length,) = _LENGTH.unpack(head)
+        if length > most:
+            raise RemoteProtocolError(f"a block may have {most} bytes, one of {length} was announced")
+        data = bytearray(length)
+        self._read_by(memoryview(data), deadline)
+        return bytes(data)
+
+    def _read_by(self, into: memoryview, deadline: float) -> None:
+        done = 0
+        while done < len(into):
+            count = self.try_read(into[done:])
+            if not count and not self.wait_readable(deadline - time.monotonic()):
+                raise PeerError(f"{done} of {len(into)} bytes came in time")
+            done += count
+
     def write_block(self, data: bytes, timeout_s: float) -> None:
         """Write a run of bytes behind its length."""
         self.write(timeout_s, memoryview(_LENGTH.pack(len(data)) + data))
@@ -204,16 +226,3 @@ class DataSocket:
             except OSError as error:
                 raise PeerError(f"the connection was closed: {error}") from None
             self._limits[option] = timeout_s
-
-
-class Deadline:
-    """A moment by which something must have happened."""
-
-    def __init__(self, seconds: float) -> None:
-        """`seconds` from now."""
-        self._end = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds left, 0 at least."""
-        return max(self._end - time.monotonic(), 0.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from planetary.core.errors import UserError
 from planetary.net.authority import Authority
-from planetary.net.invite import mint
+from planetary.net.invite import is_token, mint
 
 AUTHORITY = "PLANETARY_AUTHORITY"
 INVITE = "PLANETARY_INVITE"
@@ -54,7 +54,7 @@ def invite_token() -> str:
         UserError: it names a file that cannot be read.
     """
     given = os.environ.get(INVITE, "").strip()
-    if not given or (os.sep not in given and not Path(given).is_file()):
+    if not given or is_token(given):
         return given
     try:
         return Path(given).read_text().strip()

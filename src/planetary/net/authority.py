@@ -3,6 +3,7 @@
     authority.pem   key and certificate of the authority: made once, never replaced
     server.pem      key and certificate that the gateway shows; made anew when it runs out
     invites.key     secret under which invite tokens are made
+    invites.jsonl   the invites that a person made, and those that were revoked
 
 Every server certificate carries the authority's certificate in an extension. A client that knows only the
 authority's fingerprint, from its invite token, can therefore find the authority without asking for it.
@@ -10,14 +11,9 @@ authority's fingerprint, from its invite token, can therefore find the authority
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 import ssl
-import stat
-import tempfile
 import uuid
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +25,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
 
 from planetary.core.errors import ResourceError, TrustError
 from planetary.net.certificates import certificate_builder, common_name, fingerprint_of, pair_pem, serving_context
+from planetary.net.private_files import create_once, read_private, write_private
 
 SERVER_NAME = "planetary-gateway"
 """The name in every gateway's certificate; clients check it whatever address they dialled."""
@@ -68,13 +65,13 @@ class Authority:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            key, certificate = _load_pair(_create_once(folder / "authority.pem", lambda: _new_authority(now)))
+            key, certificate = _load_pair(create_once(folder / "authority.pem", lambda: _new_authority(now)))
             if _ends(certificate) < now:
                 raise TrustError(
                     f"the certificate authority in {folder} ran out; delete the folder's files and make new invites"
                 )
             _keep_server_certificate(folder / "server.pem", key, certificate, now)
-            secret = _read_private(_create_once(folder / "invites.key", lambda: secrets.token_bytes(32)))
+            secret = read_private(create_once(folder / "invites.key", lambda: secrets.token_bytes(32)))
         except OSError as error:
             raise ResourceError(f"cannot keep the certificate authority in {folder}: {error}") from None
         if len(secret) != 32:
@@ -161,7 +158,7 @@ def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
 def _keep_server_certificate(
     path: Path, authority_key: ec.EllipticCurvePrivateKey, authority: x509.Certificate, now: float
 ) -> None:
-    _, current = _load_pair(_create_once(path, lambda: _new_server(authority_key, authority, now)))
+    _, current = _load_pair(create_once(path, lambda: _new_server(authority_key, authority, now)))
     try:
         current.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
@@ -169,7 +166,7 @@ def _keep_server_certificate(
     else:
         signed_here = True
     if not signed_here or _ends(current) - now < _RENEW_DAYS * 86400:
-        temporary = _write_private(path, _new_server(authority_key, authority, now))
+        temporary = write_private(path, _new_server(authority_key, authority, now))
         temporary.replace(path)
 
 
@@ -177,11 +174,11 @@ def _ends(certificate: x509.Certificate) -> float:
     return certificate.not_valid_after_utc.timestamp()
 
 
-# --- private files
+# --- files
 
 
 def _load_pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    data = _read_private(path)
+    data = read_private(path)
     try:
         key = serialization.load_pem_private_key(data, password=None)
         certificate = x509.load_pem_x509_certificate(data)
@@ -190,34 +187,3 @@ def _load_pair(path: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise TrustError(f"{path}: the key does not belong to the certificate")
     return key, certificate
-
-
-def _read_private(path: Path) -> bytes:
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if os.name == "posix" and mode & 0o077:
-        raise TrustError(
-            f"{path} must be readable by its owner only, its mode is {mode:o}. If nobody else read it, "
-            f"run: chmod 600 {path}"
-        )
-    return path.read_bytes()
-
-
-def _create_once(path: Path, make: Callable[[], bytes]) -> Path:
-    """Make a private file unless it is there. Of processes that try at once, the first one's stays."""
-    if not path.exists():
-        temporary = _write_private(path, make())
-        try:
-            with contextlib.suppress(FileExistsError):
-                os.link(temporary, path)
-        finally:
-            temporary.unlink()
-    return path
-
-
-def _write_private(beside: Path, data: bytes) -> Path:
-    descriptor, name = tempfile.mkstemp(dir=beside.parent, prefix=f".{beside.name}.")  # mode 0600
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return Path(name)

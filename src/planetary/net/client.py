@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
 
 from planetary.core.errors import PeerError, TrustError, UserError
@@ -99,9 +100,11 @@ async def connect(
     except ssl.SSLError as error:
         raise no_handshake(where, error) from None
     except OSError as error:
-        raise PeerError(
-            f"connecting to {where}: {error.strerror or error}; is the server up, and is this its address?"
-        ) from None
+        # asyncio has a text of its own in `strerror`: "Connect call failed ('127.0.0.1', 8080)".
+        reason = os.strerror(error.errno) if error.errno else error.strerror or str(error)
+        if not reason:  # a server that has enough strangers says nothing to the next
+            raise PeerError(f"connecting to {where}: it closed the connection at once; it may be busy") from None
+        raise PeerError(f"connecting to {where}: {reason}; is the server up, and is this its address?") from None
 
 
 def no_handshake(where: str, error: OSError) -> TrustError:

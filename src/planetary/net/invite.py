@@ -13,7 +13,7 @@ import binascii
 import hashlib
 import hmac
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from typing import Literal
 
 import msgspec
@@ -22,19 +22,21 @@ from planetary.core.errors import TrustError
 
 _PREFIX = "plt1."
 _MAC_BYTES = 32
+ID_BYTES = 6
 _MOST_CHARACTERS = 2048
 
 Role = Literal["supervisor", "worker"]
 ROLES: tuple[Role, ...] = ("supervisor", "worker")
 
 
-class Invite(msgspec.Struct, frozen=True, kw_only=True):
+class Invite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a token says. Only the gateway can tell whether it is genuine."""
 
     authority: str  # SHA-256 of the authority's certificate, hexadecimal
     id: str  # by which it can be revoked
     roles: tuple[Role, ...]  # what its holder may join as
     expires: int  # Unix time in seconds; 0: never
+    node: str = ""  # the only node that may join with it; "": any
 
     @property
     def authority_fingerprint(self) -> bytes:
@@ -42,16 +44,29 @@ class Invite(msgspec.Struct, frozen=True, kw_only=True):
         return bytes.fromhex(self.authority)
 
 
-def mint(secret: bytes, authority_fingerprint: bytes, *, expires: float = 0.0, roles: Collection[Role] = ROLES) -> str:
-    """Return a new token. `expires` is Unix time in seconds, 0 for never."""
+def mint(
+    secret: bytes,
+    authority_fingerprint: bytes,
+    *,
+    expires: float = 0.0,
+    roles: Collection[Role] = ROLES,
+    node: str = "",
+) -> str:
+    """Return a new token. `expires` is Unix time in seconds, 0 for never; `node` the only one that may use it."""
     invite = Invite(
         authority=authority_fingerprint.hex(),
-        id=secrets.token_hex(6),
+        id=secrets.token_hex(ID_BYTES),
         roles=tuple(roles),
         expires=int(expires),
+        node=node,
     )
     body = msgspec.json.encode(invite)
     return _PREFIX + base64.urlsafe_b64encode(body + _mac(secret, body)).rstrip(b"=").decode()
+
+
+def is_token(text: str) -> bool:
+    """Return whether `text` is meant as a token, and not, for example, as the name of a file that holds one."""
+    return text.startswith(_PREFIX)
 
 
 def read(token: str) -> Invite:
@@ -66,7 +81,7 @@ def verify(
     *,
     role: str,
     now: float,
-    revoked: Collection[str] = (),
+    revoked: Container[str] = (),
 ) -> Invite:
     """Return what a token says once it is known to be genuine and valid now for `role`.
 

@@ -7,6 +7,7 @@ import math
 from planetary.diloco.rounds import RoundView, admits_latecomer
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.guard import Guard
+from planetary.fabric.controller.pace import LeaseTimes, Pace
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
@@ -25,13 +26,18 @@ from planetary.machine.events import Received
 
 
 class Leases:
-    """The leases of the rounds under way. New ones are those of the open round."""
+    """The leases of the rounds under way. New ones are those of the open round.
+
+    Attributes:
+        pace: how fast the workers are.
+    """
 
     def __init__(self, desk: RoundsDesk, topology: Topology, guard: Guard, now: float) -> None:
         """Start at monotonic time `now`, with no round open."""
         self._desk, self._topology, self._guard = desk, topology, guard
         self._began = self._orphaned_at = self._contributed_at = now  # of the open round
         self._seconds: dict[str, float] = {}  # worker -> seconds of its last lease
+        self.pace = Pace()
 
     # --- handing out ------------------------------------------------------------------------------------------
 
@@ -90,7 +96,9 @@ class Leases:
                 version=version,
             )
         )
-        worker.train = TrainInFlight(task, opened.round, lease, assigned_at=now, progress_at=now)
+        worker.train = TrainInFlight(
+            task=task, round=opened.round, lease=lease, assigned_at=now, progress_at=now, version=version
+        )
         self._topology.send_parameters(worker, version)
         piece = desk.policy.locate(lease)
         desk.send(
@@ -154,6 +162,8 @@ class Leases:
             self.orphan(train, worker.worker, defect, now)
             return defect
         self._topology.accept(worker, train.task, event.attachment)
+        times = self._times(worker, train, result.seconds, now)
+        self.pace.contributed(train.round, times, now)
         self._contributed_at = now
         self._seconds[worker.worker] = now - train.assigned_at
         self._desk.append(
@@ -166,8 +176,11 @@ class Leases:
                 node=worker.node,
                 tokens=result.tokens,
                 loss=result.loss,
-                seconds=result.seconds,
+                seconds=times.seconds,
                 grad_norm=result.grad_norm,
+                transfer_s=times.transfer_s,
+                waited_s=times.waited_s,
+                version_lag=times.version_lag,
             )
         )
         return ""
@@ -185,11 +198,13 @@ class Leases:
                 worker=worker,
                 to="round",
                 reason=reason,
+                steps=train.step,
             )
         )
 
-    def end(self, opened: OpenRound, why: str) -> None:
+    def end(self, opened: OpenRound, why: str, now: float) -> None:
         """The round closes: what is not trained goes back to the pool."""
+        self._judge_pace(opened, now)
         for worker in self._desk.ready_workers():
             if worker.train is None:
                 continue
@@ -203,6 +218,7 @@ class Leases:
                     worker=worker.worker,
                     to="pool",
                     reason=why,
+                    steps=train.step,
                 )
             )
         self.orphans_to_pool(opened, why)
@@ -230,6 +246,7 @@ class Leases:
     def void(self, reason: str, now: float) -> None:
         """The run went back to an earlier round, and nobody is to go on with what was under way."""
         self._began = self._orphaned_at = self._contributed_at = now
+        self.pace.went_back(self._desk.state.round)
         for worker in self._desk.workers.values():
             if worker.train is not None:
                 self._desk.send(worker.session, m.CancelTask(task=worker.train.task, reason=reason))
@@ -269,7 +286,62 @@ class Leases:
             most_s = max(policy.stall_floor_s, policy.stall_steps * expected / policy.inner_steps)
         return Wait(worker.session, max(times), max(times) + most_s, "made no progress on its task")
 
+    def waited_for(self) -> tuple[list[str], float]:
+        """Return whom the open round waits for, at most half of those that it needs, and since when."""
+        opened = self._desk.state.open
+        if opened is None or opened.closed or not 0 < len(opened.holders) <= len(opened.contributions):
+            return [], 0.0
+        return sorted(holding.worker for holding in opened.holders.values()), self._contributed_at
+
     # --- inside -----------------------------------------------------------------------------------------------
+
+    def _from_the_start(self, train: TrainInFlight) -> bool:
+        """Whether a lease was handed out when its round began, and not to somebody who came late or took over."""
+        return train.assigned_at <= self._began
+
+    def _times(self, worker: WorkerSession, train: TrainInFlight, seconds: float, now: float) -> LeaseTimes:
+        """Return what a lease took that is trained. `seconds` is what the worker says, and no more than there were."""
+        opened = self._desk.state.under_way(train.round)
+        alone = opened.contributions and len(opened.holders) == 1 and not opened.orphans
+        steps, waits = self._desk.policy.inner_steps, alone and self._from_the_start(train)
+        return LeaseTimes(
+            worker=worker.worker,
+            steps=steps,
+            seconds=max(0.0, min(seconds, now - train.assigned_at)),
+            transfer_s=max(0.0, train.complete_at - train.assigned_at) + worker.arrival_s,
+            waited_s=now - self._contributed_at if waits else 0.0,
+            version_lag=self._desk.state.version - train.version,
+            trained=steps,
+        )
+
+    def _judge_pace(self, opened: OpenRound, now: float) -> None:
+        steps = self._desk.policy.inner_steps
+        times = [
+            LeaseTimes(
+                worker=c.worker,
+                steps=steps,
+                seconds=c.seconds,
+                transfer_s=c.transfer_s,
+                waited_s=c.waited_s,
+                version_lag=c.version_lag,
+                trained=steps,
+            )
+            for c in opened.contributions
+        ]
+        for worker in self._desk.ready_workers():
+            train = worker.train
+            if train is not None and train.round == opened.round and self._from_the_start(train):
+                times.append(
+                    LeaseTimes(
+                        worker=worker.worker,
+                        steps=steps,
+                        seconds=now - train.assigned_at,
+                        transfer_s=0.0,
+                        trained=min(train.step, steps - 1),
+                    )
+                )
+        for record in self.pace.close(opened.round, times, now - self._began, self._desk.state.slow):
+            self._desk.append(record)
 
     def _drop(self, attachment: int) -> None:
         if attachment:

@@ -6,12 +6,22 @@ from collections.abc import Sequence
 
 from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.admission import refuse
+from planetary.fabric.protocol.admission import invite_of, refuse
 from planetary.fabric.protocol.events import BlobOf, Compile, Compiled, CompileFailed
-from planetary.fabric.protocol.records import ArtifactPublished, EndKind, WorkerJoined, WorkerLost, WorkerRefused
+from planetary.fabric.protocol.records import (
+    ArtifactPublished,
+    EndKind,
+    WorkerBanned,
+    WorkerJoined,
+    WorkerLost,
+    WorkerRefused,
+)
 from planetary.fabric.protocol.sessions import Phase, SupervisorSession, WorkerSession
 from planetary.machine.events import Close
 
+MOST_TARGETS = (
+    8  # that one node may have something compiled for; a machine has a backend or two, and a trial tries five
+)
 DOUBTED_ROUNDS = 10  # in which refused contributions add up
 
 Target = tuple[str, str, str]  # backend, target, features: what a compiled module runs on
@@ -24,10 +34,10 @@ class Membership:
         """Start at monotonic time `now`, with nobody connected."""
         self._desk = desk
         self._artifacts: dict[Target, str] = {}  # digest; "" while it is being compiled
+        self._asked: dict[str, set[Target]] = {}  # machine -> targets that were compiled because it came
         self._references: dict[str, str] = {}  # artifact -> what workers compare its results with
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
-        self.banned: dict[str, str] = {}  # worker -> why it is not used any more
-        self._bans: dict[str, tuple[str, str]] = {}  # the same with the kind of its failure
+        self.banned: dict[str, str] = {}  # since this gateway began: worker -> why it is not used any more
         self.first_ready_at: float | None = None
         self.deserted_at: float | None = now  # since when no worker is connected
         self.last_failure: tuple[EndKind, str] = ("peer", "")  # how and why a worker was last of no use
@@ -35,7 +45,7 @@ class Membership:
     def hello(self, session: int, hello: m.Hello) -> list[WorkerSession]:
         """Admit or refuse a new connection; return the older connections of the same worker, which are now lost."""
         desk = self._desk
-        refusal = refuse(hello, desk.policy, self._bans, self._nodes())
+        refusal = refuse(hello, desk.policy, desk.state, self._connected())
         if refusal is not None:
             desk.send(session, refusal)
             desk.out.append(Close(session, refusal.reason))
@@ -49,7 +59,7 @@ class Membership:
             for old in [s for s in desk.supervisors.values() if s.worker == hello.worker]:
                 desk.out.append(Close(old.session, "replaced by a newer connection of the same supervisor"))
                 del desk.supervisors[old.session]
-            desk.supervisors[session] = SupervisorSession(session, hello.worker, hello.node)
+            desk.supervisors[session] = SupervisorSession(session, hello.worker, hello.node, identity=hello.identity)
             return []
         replaced = [w for w in desk.workers.values() if w.worker == hello.worker]
         worker = WorkerSession(
@@ -64,11 +74,21 @@ class Membership:
             trial=hello.trial,
             chosen=hello.chosen,
             roles=hello.roles,
+            identity=hello.identity,
+            invite=invite_of(hello),
         )
         desk.workers[session] = worker
         self.deserted_at = None
         target = _target(worker)
         if target not in self._artifacts:
+            asked = self._asked.setdefault(worker.identity or worker.node, set())
+            if len(asked | {target}) > MOST_TARGETS:
+                names = ", ".join(sorted({f"{backend}:{name}" for backend, name, _ in asked}))
+                self.refuse_worker(
+                    worker, f"node {worker.node} has had the step compiled for {len(asked)} targets: {names}"
+                )
+                return replaced
+            asked.add(target)
             self._artifacts[target] = ""
             desk.out.append(Compile(*target))
         elif self._artifacts[target]:
@@ -125,6 +145,8 @@ class Membership:
                 device=device,
                 verified=verified,
                 chosen=worker.chosen,
+                address=worker.address,
+                identity="" if self._desk.policy.local else worker.identity,
             )
         )
 
@@ -155,14 +177,22 @@ class Membership:
                         return worker
         return None
 
-    def remove(self, worker: WorkerSession, reason: str, now: float) -> None:
-        """The worker is gone."""
+    def remove(self, worker: WorkerSession, reason: str, now: float, silent_s: float | None = None) -> None:
+        """The worker is gone; its last sign of life was `silent_s` ago, None: its last message."""
         del self._desk.workers[worker.session]
         if not self._desk.workers:
             self.deserted_at = now
         self._desk.out.append(Close(worker.session, reason))
         if worker.ready:
-            self._desk.append(WorkerLost(worker=worker.worker, pid=worker.pid, node=worker.node, reason=reason))
+            self._desk.append(
+                WorkerLost(
+                    worker=worker.worker,
+                    pid=worker.pid,
+                    node=worker.node,
+                    reason=reason,
+                    silent_s=now - worker.heard_at if silent_s is None else silent_s,
+                )
+            )
 
     def succeeded(self, worker: WorkerSession) -> None:
         """The worker finished a task well: earlier failures are forgotten."""
@@ -186,16 +216,31 @@ class Membership:
         recent = [round_ for round_ in rounds if round_ > rounds[-1] - DOUBTED_ROUNDS]
         if len(recent) < self._desk.policy.max_strikes:
             return False
-        self.ban(worker, f"what it sent was refused in {len(recent)} rounds; the last time: {reason}", "peer")
+        text = f"what it sent was refused in {len(recent)} rounds; the last time: {reason}"
+        self.ban(worker, text, "peer", lasting=True)
         return True
 
-    def ban(self, worker: WorkerSession, reason: str, kind: EndKind) -> None:
-        """Never use this worker again in this run, and tell it and its supervisor to end."""
+    def ban(self, worker: WorkerSession, reason: str, kind: EndKind, *, lasting: bool = False) -> None:
+        """Do not use this worker again, and tell it and its supervisor to end.
+
+        `lasting`: neither it nor its machine under another name, whether the run is resumed or not.
+        """
         if worker.trial:  # of one backend among several: its machine goes on with another
             self._desk.send(worker.session, m.Shutdown(reason=reason, ok=False, kind=kind))
             return
         self.last_failure = (kind, reason)
-        self.banned[worker.worker], self._bans[worker.worker] = reason, (kind, reason)
+        self.banned[worker.worker] = reason
+        self._desk.append(
+            WorkerBanned(
+                worker=worker.worker,
+                node=worker.node,
+                kind=kind,
+                reason=reason,
+                identity="" if self._desk.policy.local else worker.identity,
+                invite=worker.invite,
+                lasting=lasting,
+            )
+        )
         supervisors = [s.session for s in self._desk.supervisors.values() if s.worker == worker.worker]
         for session in [worker.session, *supervisors]:
             self._desk.send(session, m.Shutdown(reason=reason, ok=False, kind=kind))
@@ -251,8 +296,9 @@ class Membership:
         worker.artifact, worker.reference = digest, self._references.get(digest, "")
         self._desk.send(worker.session, self._desk.policy.job(digest, worker.reference))
 
-    def _nodes(self) -> dict[str, str]:
-        return {s.worker: s.node for s in [*self._desk.workers.values(), *self._desk.supervisors.values()]}
+    def _connected(self) -> dict[str, tuple[str, str]]:
+        sessions = [*self._desk.workers.values(), *self._desk.supervisors.values()]
+        return {one.worker: (one.node, one.identity) for one in sessions}
 
 
 def _target(worker: WorkerSession) -> Target:

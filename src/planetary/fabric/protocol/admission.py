@@ -7,19 +7,29 @@ from collections.abc import Mapping
 from planetary.core.printable import is_name
 from planetary.fabric.protocol.messages import Hello, Refused
 from planetary.fabric.protocol.policy import FabricPolicy
+from planetary.fabric.protocol.run_fold import RunFold
+from planetary.net import invite
+from planetary.net.identity import shown
 from planetary.runtime.backends import is_pjrt
+
+MOST_BANNED = 3  # machines that one invite brought, after which it brings no new ones; one, if it is a node's own
+
+
+def invite_of(hello: Hello) -> str:
+    """Return the id of the invite that a process shows, which the transport found genuine; "" without one."""
+    return invite.read(hello.token).id if hello.token else ""
 
 
 def refuse(
-    hello: Hello, policy: FabricPolicy, banned: Mapping[str, tuple[str, str]], nodes: Mapping[str, str]
+    hello: Hello, policy: FabricPolicy, state: RunFold, connected: Mapping[str, tuple[str, str]]
 ) -> Refused | None:
     """Return why `hello` is refused, or None.
 
     Args:
-        hello: what the process says of itself.
+        hello: what the process says of itself; it has the key that it names.
         policy: of the run.
-        banned: worker -> what kind of failure it had, and why it is not used any more.
-        nodes: worker -> the node that a live connection of that name comes from.
+        state: whose names belong to which keys, and who is banned.
+        connected: worker -> node and key that a live connection of that name comes from.
     """
     for what, said in (("worker", hello.worker), ("node", hello.node)):
         if not is_name(said):
@@ -29,16 +39,29 @@ def refuse(
                 f"{said[:128]!r}; choose another --node-name",
                 kind="data",
             )
-    if hello.worker in banned:
-        kind, reason = banned[hello.worker]
+    if refusal := _banned(hello, state):
+        return refusal
+    if hello.token and (node := invite.read(hello.token).node) not in ("", hello.node):
         return Refused(
-            code="banned", reason=f"worker {hello.worker} is not used in this run any more: {reason}", kind=kind
+            code="token",
+            reason=f"the invite token {invite_of(hello)} is for node {node}, not for {hello.node}; start this node "
+            f"with --node-name {node}, or ask for an invite of its own",
+            kind="data",
         )
-    taken = nodes.get(hello.worker)
-    if taken is not None and taken != hello.node:
+    owner = state.keys.get(hello.worker, hello.identity)
+    if owner != hello.identity:
+        return Refused(
+            code="name",
+            reason=f"the name {hello.worker} belongs to the machine with the key {shown(owner)}, this one has "
+            f"{shown(hello.identity) or 'none'}; start this node with another --node-name, or with the --state "
+            f"folder that it had. Is that lost? A run that is resumed with --forgive {hello.worker} takes the new key",
+            kind="data",
+        )
+    node, identity = connected.get(hello.worker, (hello.node, hello.identity))
+    if (node, identity) != (hello.node, hello.identity):
         return Refused(
             code="busy",
-            reason=f"a worker named {hello.worker} is already connected from node {taken}; start this node with "
+            reason=f"a worker named {hello.worker} is already connected from node {node}; start this node with "
             "another --node-name",
         )
     if hello.roles and policy.roles and not set(hello.roles) & set(policy.roles):
@@ -58,6 +81,24 @@ def refuse(
             f"{_older(hello.iree_version, policy.iree_version)}",
         )
     return None
+
+
+def _banned(hello: Hello, state: RunFold) -> Refused | None:
+    """A name, its machine's key, or an invite that brought several banned machines and would bring another."""
+    lasting = [ban for ban in state.bans.values() if ban.lasting and ban.identity]
+    ban = state.bans.get(hello.worker) or next((one for one in lasting if one.identity == hello.identity), None)
+    if ban is not None:
+        who = f"worker {ban.worker}" if ban.worker == hello.worker else f"the machine of worker {ban.worker}"
+        reason = f"{who} is not used in this run any more: {ban.reason}"
+        return Refused(code="banned", reason=reason, kind=ban.kind)
+    if not hello.token or hello.identity in state.keys.values():
+        return None
+    shown_invite = invite.read(hello.token)
+    brought = {one.identity for one in lasting if one.invite == shown_invite.id}
+    if len(brought) < (1 if shown_invite.node else MOST_BANNED):
+        return None
+    reason = f"machines that came with the invite token {shown_invite.id} were banned; it lets no new ones in"
+    return Refused(code="banned", reason=f"{reason}. Ask for another", kind="peer")
 
 
 def _older(worker: str, gateway: str) -> str:

@@ -46,7 +46,7 @@ def test_the_vocabulary_is_complete_however_the_text_is_read(tmp_path: Path, mon
 
 def test_the_cache_has_the_tokenizer_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = prepared(tmp_path, TEXT)
-    monkeypatch.setattr(prepare_module, "_build", None)  # calling it would fail
+    monkeypatch.setattr(prepare_module, "build", None)  # calling it would fail
     second = prepared(tmp_path, TEXT)
     assert first.tokenizer is not None
     assert second.tokenizer is not None

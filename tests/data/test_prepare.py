@@ -11,8 +11,9 @@ import pytest
 
 from planetary.core.config import Config, apply_overrides, load_config
 from planetary.core.errors import ResourceError, UserError
+from planetary.data import building as building_module
+from planetary.data import formats, sources
 from planetary.data import prepare as prepare_module
-from planetary.data import sources
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import read_slice
 from planetary.data.tokenizer import load_tokenizer
@@ -62,7 +63,7 @@ def test_preparing_twice_reads_the_cache_and_damage_is_repaired(tmp_path: Path, 
     config = config_for(tmp_path / "t.txt")
     first = prepare(config, tmp_path / "cache")
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "_build", None)  # calling it would fail
+        patch.setattr(prepare_module, "build", None)  # calling it would fail
         second = prepare(config, tmp_path / "cache")
     assert (second.key, second.train, second.held_out) == (first.key, first.train, first.held_out)
     path = Path(first.train.url)
@@ -113,9 +114,9 @@ def test_a_url_is_prepared_like_a_path(tmp_path: Path) -> None:
 
 
 def test_pieces_of_a_long_text_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "CHUNK_BYTES", 10)
+    monkeypatch.setattr(formats, "CHUNK_BYTES", 10)
     (tmp_path / "t.txt").write_bytes(b"ab\ncd\n" + b"x" * 35 + b"\nend")
-    pieces = [piece.text for piece in sources.documents(str(tmp_path / "t.txt"), "text")]
+    pieces = [piece.text for piece in sources.documents(sources.source_contents(str(tmp_path / "t.txt")), "text")]
     assert b"".join(pieces) == b"ab\ncd\n" + b"x" * 35 + b"\nend"
     assert all(piece.endswith(b"\n") for piece in pieces[:-1])
     assert len(pieces) > 2
@@ -136,7 +137,10 @@ def test_json_lines_are_held_out_whole(tmp_path: Path) -> None:
     assert data.documents == 400
     train, held = (b"".join(sorted(blocks(data, which))) for which in ("train", "held_out"))
     assert 0.1 < len(held) / len(train + held) < 0.3
-    split = [sources.is_held_out(d.name, 0.2) for d in sources.documents(str(tmp_path / "t.jsonl"), "body")]
+    split = [
+        sources.is_held_out(d.name, 0.2)
+        for d in sources.documents(sources.source_contents(str(tmp_path / "t.jsonl")), "body")
+    ]
     kept = b"".join(t.encode() + b"\0" for t, out in zip(texts, split, strict=True) if not out)
     assert len(train) == len(kept) // 8 * 8
     assert sorted(blocks(data)) == sorted(kept[i : i + 8] for i in range(0, len(train), 8))
@@ -144,7 +148,15 @@ def test_json_lines_are_held_out_whole(tmp_path: Path) -> None:
 
 def test_copies_of_a_text_are_on_the_same_side(tmp_path: Path) -> None:
     write_jsonl(tmp_path / "t.jsonl", ["same"] * 3)
-    assert len({document.name for document in sources.documents(str(tmp_path / "t.jsonl"), "text")}) == 1
+    assert (
+        len(
+            {
+                document.name
+                for document in sources.documents(sources.source_contents(str(tmp_path / "t.jsonl")), "text")
+            }
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -339,7 +351,7 @@ def test_a_full_disk_is_a_resource_error_and_leaves_nothing(tmp_path: Path, monk
         raise OSError(errno.ENOSPC, "No space left on device")
 
     (tmp_path / "t.txt").write_bytes(text_of(1000))
-    monkeypatch.setattr(prepare_module, "_write_shuffled", full)
+    monkeypatch.setattr(building_module, "_write_blocks", full)
     with pytest.raises(ResourceError, match="No space left on device"):
         prepare(config_for(tmp_path / "t.txt"), tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
@@ -348,16 +360,16 @@ def test_a_full_disk_is_a_resource_error_and_leaves_nothing(tmp_path: Path, monk
 def test_a_folder_that_another_process_finished_first_is_used(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "t.txt").write_bytes(text_of(1000))
     config = config_for(tmp_path / "t.txt")
-    build = prepare_module._build
+    build = prepare_module.build
 
     def slower_than_another(*args):
         with monkeypatch.context() as patch:
-            patch.setattr(prepare_module, "_build", build)
+            patch.setattr(prepare_module, "build", build)
             patch.setattr("os.getpid", lambda: 1)
             prepare(config, tmp_path / "cache")
         return build(*args)
 
-    monkeypatch.setattr(prepare_module, "_build", slower_than_another)
+    monkeypatch.setattr(prepare_module, "build", slower_than_another)
     data = prepare(config, tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 1
     assert len(blocks(data)) == data.train.count // 8

@@ -1,5 +1,5 @@
-"""Where training text and tokens come from: the standard library, text, JSON lines, flat token files; paths
-and URLs.
+"""Where training text and tokens come from: the standard library, files, folders, patterns and URLs of text and tables,
+flat token files.
 
 A source of text is a stream of documents, so that files larger than memory can be prepared.
 """
@@ -7,41 +7,28 @@ A source of text is a stream of documents, so that files larger than memory can 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import os
 import sysconfig
 import tokenize
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
-import fsspec
 import msgspec
 import numpy as np
 
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
+from planetary.data.files import CHUNK_BYTES, SourceFile, files_of, open_file, open_raw
+from planetary.data.formats import MANY, Document, read_documents
+
+log = logging.getLogger(__name__)
 
 STDLIB = "stdlib"
 TOKEN_SUFFIXES: Mapping[str, str] = {".u8": "ui8", ".u16": "ui16", ".u32": "ui32"}
 NOT_SOURCES = frozenset(
     ["site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "pydoc_data", "encodings"]
 )
-CHUNK_BYTES = 1 << 20
-
-
-class Document(msgspec.Struct, frozen=True):
-    """A text, or a part of one that continues in the next document of the same name."""
-
-    name: str  # what decides whether the whole text is held out
-    text: bytes
-    last: bool = True  # whether the text ends here
-
-
-def is_token_file(source: str) -> bool:
-    """Whether `source` holds tokens and not text."""
-    return token_dtype(source) is not None
 
 
 def token_dtype(source: str) -> str | None:
@@ -49,71 +36,82 @@ def token_dtype(source: str) -> str | None:
     return TOKEN_SUFFIXES.get(Path(source).suffix)
 
 
-def has_many_documents(source: str) -> bool:
-    """Whether a source is made of documents that can be held out one by one, or is one long text."""
-    return source == STDLIB or Path(source).suffix == ".jsonl"
+class SourceContents(msgspec.Struct, frozen=True):
+    """What identifies the contents of a source, and what it consists of."""
+
+    digest: str  # sha256 (hex) of the stored bytes; of several files, and the standard library, with their names
+    nbytes: int  # as stored
+    files: tuple[SourceFile, ...]  # empty for the standard library
+    kinds: tuple[str, ...]  # of the files, as `files.open_file` says; "tokens" for flat token files
+
+    @property
+    def has_many_documents(self) -> bool:
+        """Whether it is made of documents that can be held out one by one, or is one long text."""
+        return len(self.files) != 1 or self.kinds[0] in MANY
 
 
-@contextmanager
-def open_source(source: str) -> Iterator[IO[bytes]]:
-    """Open a path or any fsspec URL for reading bytes.
+def source_contents(source: str, *, tokens: bool = False) -> SourceContents:
+    """Read a source to its end and return what identifies its contents.
+
+    `tokens`: it is a file of raw tokens, whatever its first bytes look like.
 
     Raises:
-        UserError: it does not exist or the URL cannot be used.
-        ResourceError: reading failed on the way.
+        UserError: it cannot be read, or a file in it cannot be trained on.
+        ResourceError: its host cannot be reached, or reading failed on the way.
     """
-    try:
-        with fsspec.open(source, "rb") as file:
-            yield file  # type: ignore[misc]  # fsspec.open is typed as returning a list too
-    except (FileNotFoundError, IsADirectoryError, PermissionError) as error:
-        reason = error.strerror or str(error)
-        raise UserError(f"cannot read the training data {source}: {reason}") from None
-    except (ImportError, ValueError) as error:
-        if isinstance(error, UnicodeError):
-            raise
-        hint = "" if isinstance(error, ValueError) else "; install what it names with pip"
-        raise UserError(f"cannot read the training data {source}: {error}{hint}") from None
-    except OSError as error:
-        raise ResourceError(f"reading the training data {source} failed: {error}") from error
-
-
-class SourceContents(msgspec.Struct, frozen=True):
-    """What identifies the contents of a source."""
-
-    digest: str  # sha256 (hex); of the standard library, that of all names and contents
-    nbytes: int
-
-
-def source_contents(source: str) -> SourceContents:
-    """Read a source to its end and return what identifies its contents."""
     digest, nbytes = hashlib.sha256(), 0
     if source == STDLIB:
         for document in stdlib_documents():
             digest.update(f"{document.name}\0{len(document.text)}\0".encode())
             digest.update(document.text)
             nbytes += len(document.text)
+        return SourceContents(digest.hexdigest(), nbytes, (), ())
+    if tokens:
+        files, kinds = [SourceFile(source, source)], ["tokens"]
     else:
-        for chunk in _chunks(source):
+        files = files_of(source)
+        kinds = [_kind_of(file) for file in files]
+    for file in files:
+        count = 0
+        if len(files) > 1:
+            digest.update(f"{file.name}\0".encode())
+        for chunk in _chunks(file.url):
             digest.update(chunk)
-            nbytes += len(chunk)
-    return SourceContents(digest.hexdigest(), nbytes)
+            count += len(chunk)
+        if len(files) > 1:
+            digest.update(f"\0{count}\0".encode())
+        nbytes += count
+    if len(files) > 1:
+        log.info(
+            "%s: %d files, %.3g MB, from %s to %s", source, len(files), nbytes / 1e6, files[0].name, files[-1].name
+        )
+    return SourceContents(digest.hexdigest(), nbytes, tuple(files), tuple(kinds))
 
 
-def documents(source: str, text_key: str) -> Iterator[Document]:
-    """Yield the documents of a source of text, in a fixed order.
+def _kind_of(file: SourceFile) -> str:
+    if file.suffix in TOKEN_SUFFIXES:
+        raise UserError(f"cannot read the training data {file.url} among texts: it holds raw tokens; give it alone")
+    with open_file(file) as (kind, _):
+        return kind
+
+
+def documents(contents: SourceContents, text_key: str) -> Iterator[Document]:
+    """Yield the documents of a source of text, in a fixed order: files by name, and within a file as it has them.
+
+    A text file is one document, in pieces; see `formats` for what the others hold.
 
     Args:
-        source: `"stdlib"`, or a path or URL; `.jsonl` is read as JSON lines, anything else as one long text.
-        text_key: the key of the text in a JSON line.
+        contents: of the source.
+        text_key: the field, or path of fields, or column that holds the text of a record.
 
     Raises:
-        UserError: the source cannot be read, or a line is not what it must be (the line is named).
+        UserError: the source cannot be read, or a record is not what it must be (it is named).
     """
-    if source == STDLIB:
-        return stdlib_documents()
-    if Path(source).suffix == ".jsonl":
-        return _json_lines(source, text_key)
-    return _text_pieces(source)
+    if not contents.files:
+        yield from stdlib_documents()
+    for file in contents.files:
+        with open_file(file) as (kind, stream):
+            yield from read_documents(kind, stream, file, text_key)
 
 
 # --- the standard library -----------------------------------------------------------------------------------
@@ -156,46 +154,10 @@ def stdlib_documents(folder: Path | None = None) -> Iterator[Document]:
 # --- files and URLs -----------------------------------------------------------------------------------------
 
 
-def _chunks(source: str) -> Iterator[bytes]:
-    with open_source(source) as file:
+def _chunks(url: str) -> Iterator[bytes]:
+    with open_raw(url) as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
-
-
-def _text_pieces(source: str) -> Iterator[Document]:
-    """Yield one long text in pieces that end at line ends (a longer line is one piece), for bounded memory.
-
-    Tokenizers treat a line end as a boundary between words, so encoding piece by piece loses next to nothing.
-    """
-    rest = b""
-    for chunk in _chunks(source):
-        whole, newline, tail = chunk.rpartition(b"\n")
-        if not newline:
-            rest += chunk
-            continue
-        yield Document(source, rest + whole + newline, last=False)
-        rest = tail
-    yield Document(source, rest)
-
-
-def _json_lines(source: str, text_key: str) -> Iterator[Document]:
-    with open_source(source) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:  # also UnicodeDecodeError
-                raise UserError(f"{source}, line {number} is not valid JSON: {error}") from None
-            if not isinstance(record, dict) or not isinstance(record.get(text_key), str):
-                keys = ", ".join(map(repr, record)) if isinstance(record, dict) else type(record).__name__
-                raise UserError(
-                    f"{source}, line {number}: expected an object with a string under {text_key!r} "
-                    f"(data.text_key), found {keys or 'an empty object'}"
-                )
-            text = record[text_key].encode("utf-8", "replace")
-            # Named by its content, so that copies of one text are on the same side of the split.
-            yield Document(hashlib.sha256(text).hexdigest(), text)
 
 
 def token_chunks(source: str, dtype: str) -> Iterator[np.ndarray]:

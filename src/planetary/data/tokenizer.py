@@ -51,6 +51,10 @@ class Tokenizer(Protocol):
         """Return the text of `ids`; bytes, because a cut between two ids may fall inside a character."""
         ...
 
+    def to_json(self) -> bytes:
+        """Return a `tokenizer.json` of the `tokenizers` library with which the same text is the same ids."""
+        ...
+
 
 class ByteTokenizer:
     """A token is a byte. NUL, which no text file contains, separates documents."""
@@ -66,6 +70,14 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> bytes:
         """See `Tokenizer.decode`."""
         return b"".join(bytes([i]) if i < self.vocab_size else _REPLACEMENT.encode() for i in ids)
+
+    def to_json(self) -> bytes:
+        """See `Tokenizer.to_json`: byte-level byte pairs without a single merge."""
+        library = _tokenizers("writing a tokenizer.json")
+        made = library.Tokenizer(library.models.BPE(dict(zip(_byte_letters(), range(BYTE_VALUES), strict=True)), []))
+        made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.decoder = library.decoders.ByteLevel()
+        return made.to_str(pretty=True).encode()
 
 
 class CharTokenizer:
@@ -111,6 +123,15 @@ class CharTokenizer:
         """See `Tokenizer.decode`."""
         return "".join(chr(self._points[i]) if i < self.vocab_size else _REPLACEMENT for i in ids).encode()
 
+    def to_json(self) -> bytes:
+        """See `Tokenizer.to_json`: each character is a word. Characters that the data did not have are left out."""
+        library = _tokenizers("writing a tokenizer.json")
+        words = {character: i for i, character in enumerate(self.characters)}
+        made = library.Tokenizer(library.models.WordLevel(words, unk_token=_REPLACEMENT))
+        made.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
+        made.decoder = library.decoders.Fuse()
+        return made.to_str(pretty=True).encode()
+
     def save(self, folder: Path) -> None:
         """Write the vocabulary into `folder`."""
         write_atomically(folder / CHARACTERS, json.dumps({"characters": self.characters}).encode())
@@ -152,17 +173,12 @@ class JsonTokenizer:
 
     def __init__(self, raw: bytes, origin: str) -> None:
         """Parse the bytes of a `tokenizer.json`; `origin` names it in errors."""
+        library = _tokenizers(f"reading {origin}")
         try:
-            import tokenizers
-        except ImportError:
-            raise UserError(
-                f"reading {origin} needs the `tokenizers` package: pip install 'planetary-compute[gateway]'"
-            ) from None
-        try:
-            self._tokenizer: Any = tokenizers.Tokenizer.from_str(raw.decode("utf-8"))
+            self._tokenizer: Any = library.Tokenizer.from_str(raw.decode("utf-8"))
         except Exception as error:  # noqa: BLE001  (the library raises bare Exception)
             raise UserError(f"{origin} is not a tokenizer.json of the `tokenizers` library: {error}") from None
-        self._origin = origin
+        self._origin, self._raw = origin, raw
         self._digest = hashlib.sha256(raw).hexdigest()
         self._vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
 
@@ -192,6 +208,10 @@ class JsonTokenizer:
     def decode(self, ids: Sequence[int]) -> bytes:
         """See `Tokenizer.decode`."""
         return self._tokenizer.decode(list(ids), skip_special_tokens=False).encode("utf-8")
+
+    def to_json(self) -> bytes:
+        """See `Tokenizer.to_json`."""
+        return self._raw
 
 
 def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
@@ -229,3 +249,21 @@ def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
             "tokenizer.json"
         ) from None
     return JsonTokenizer(raw, name)
+
+
+def _tokenizers(purpose: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UserError(f"{purpose} needs the `tokenizers` package: pip install 'planetary-compute[gateway]'") from None
+    return tokenizers
+
+
+def _byte_letters() -> list[str]:
+    """Return the letter that byte-level tokenizers write for each byte (Radford et al. 2019, section 2.2).
+
+    Bytes that are printable in Latin-1 stand for themselves, the others for the code points from 256 on.
+    """
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(BYTE_VALUES)]

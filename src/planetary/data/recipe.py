@@ -1,0 +1,127 @@
+"""What prepared token files depend on, and the key under which they are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from planetary.core.config import Config
+from planetary.core.configuration.schema import DataSource
+from planetary.core.errors import UserError
+from planetary.data.formats import Document
+from planetary.data.sources import STDLIB, SourceContents, documents, source_contents, token_dtype
+from planetary.data.tokenizer import BYTE_TOKENIZER, CHAR_TOKENIZER, U16_TOKENS, Tokenizer, load_tokenizer
+
+FORMAT = 1  # raised whenever the same source would be prepared differently
+SMALL_BATCHES = 8  # a source whose held-out bytes are fewer than so many batches has tokens is a small one
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One of the sources, and its contents."""
+
+    source: str
+    text_key: str
+    weight: float
+    contents: SourceContents
+    dtype: str | None  # of the tokens in it; None: it is text
+
+    @property
+    def kind(self) -> str:
+        """What it is made of."""
+        return self.dtype or ("documents" if self.contents.has_many_documents else "text")
+
+    def documents(self) -> Iterator[Document]:
+        """Yield its documents; it must be text."""
+        return documents(self.contents, self.text_key)
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """What decides about the prepared files before the sources are tokenised."""
+
+    key: str
+    parts: tuple[Part, ...]
+    tokenizer: Tokenizer | None  # None: tokens need none, or it is made of the data's characters
+    characters: bool
+    least_held_out: int  # blocks; 0: whatever `data.held_out_fraction` gives
+
+    @property
+    def names(self) -> str:
+        """The sources, for people."""
+        return ", ".join(part.source for part in self.parts)
+
+    @property
+    def weights(self) -> list[float]:
+        """Of the sources."""
+        return [part.weight for part in self.parts]
+
+    def least_of(self, index: int) -> int:
+        """Return how many blocks of a source must be held out, so that what is mixed of them is `least_held_out`."""
+        return math.ceil(self.least_held_out * self.parts[index].weight / sum(self.weights))
+
+
+def recipe_of(config: Config) -> Recipe:
+    """Read the sources to their ends and return what decides about the files that are made of them.
+
+    Raises:
+        UserError: a source or the tokenizer is not usable, or they do not fit together.
+    """
+    data = config.data
+    parts = tuple(_part(one, data.tokenizer) for one in data.parts)
+    first = parts[0]
+    texts = [part for part in parts if part.dtype is None]
+    if texts and len(texts) < len(parts):
+        raise UserError(
+            f"data.sources has texts ({texts[0].source}) and tokens beside each other: give texts only, or files of "
+            "tokens only"
+        )
+    characters = bool(texts) and data.tokenizer == CHAR_TOKENIZER
+    needs_none = not texts and data.tokenizer in {BYTE_TOKENIZER, CHAR_TOKENIZER, U16_TOKENS}
+    tokenizer = None if characters or needs_none else load_tokenizer(data.tokenizer)
+    # A small source must give a whole batch to measure on. The bound is generous, as a token may take many bytes; above
+    # it the files do not depend on the batch.
+    # Of a mixture the source that has the least for its weight decides how much can be measured on.
+    nbytes = sum(part.contents.nbytes for part in parts)
+    is_small = nbytes * data.held_out_fraction < SMALL_BATCHES * config.tokens_per_batch
+    least = config.train.batch_size if is_small or len(parts) > 1 else 0
+    described: dict[str, object] = {
+        "format": FORMAT,
+        "source": first.contents.digest,
+        "kind": first.kind,
+        "text_key": first.text_key,
+        "tokenizer": CHAR_TOKENIZER if characters else tokenizer.digest if tokenizer else "",
+        "held_out_fraction": data.held_out_fraction,
+        "block_tokens": config.train.sequence_length + 1,
+        "seed": config.run.seed,
+    }
+    if data.sampling != "random":
+        described["in_order"] = True
+    if least:
+        described["least_held_out"] = least
+    if len(parts) > 1:
+        described["mixture"] = [[part.contents.digest, part.kind, part.text_key, part.weight] for part in parts]
+    key = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    return Recipe(key, parts, tokenizer, characters, least)
+
+
+def _part(one: DataSource, tokenizer: str) -> Part:
+    dtype = _dtype_of_tokens(one.source, tokenizer)
+    contents = source_contents(one.source, tokens=dtype is not None)
+    return Part(one.source, one.text_key, one.weight, contents, dtype)
+
+
+def _dtype_of_tokens(source: str, tokenizer: str) -> str | None:
+    """Return the element type of a source that is a token file, and None for text."""
+    dtype = token_dtype(source)
+    if tokenizer != U16_TOKENS:
+        return dtype
+    if dtype not in (None, "ui16") or source == STDLIB or Path(source).suffix == ".jsonl":
+        raise UserError(
+            f'data.tokenizer = "u16" is for a file of 16-bit tokens, but data.source is {source}: leave '
+            "data.tokenizer out, or give the token file"
+        )
+    return "ui16"

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import runpy
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import pytest
 from stablehlo_interpreter import interpret
 
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.autodiff.differentiate import differentiate
 from planetary.compiler.backends.iree import compile_artifact
@@ -20,7 +23,8 @@ from planetary.compiler.backends.targets import Target
 from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import Model, export_model, find_builder
 from planetary.compiler.step.train_step import build_train_step
-from planetary.core.errors import UserError
+from planetary.core.errors import CompileError, UserError
+from planetary.core.tensors import TensorSpec
 from planetary.runtime.host import host_features
 from planetary.runtime.iree_executor import IreeExecutor
 
@@ -35,14 +39,15 @@ def missing(*libraries: str) -> Any:
 
 
 MODELS = [
-    pytest.param("flax_gpt", GPT, marks=missing("flax"), id="flax"),
-    pytest.param("equinox_mlp", MLP, marks=missing("equinox"), id="equinox"),
-    pytest.param("torch_gpt", GPT, marks=missing("torch", "torchax"), id="torch"),
+    pytest.param("flax_gpt:build", GPT, marks=missing("flax"), id="flax"),
+    pytest.param("equinox_mlp:build", MLP, marks=missing("equinox"), id="equinox"),
+    pytest.param("torch_gpt:TorchGpt", GPT, marks=missing("torch", "torchax"), id="torch"),
 ]
 
 
-def source(example: str, function: str = "build") -> str:
-    return f"{EXAMPLES / example}.py:{function}"
+def source(example: str) -> str:
+    file, _, name = example.partition(":")
+    return f"{EXAMPLES / file}.py:{name}"
 
 
 def batch() -> list[np.ndarray]:
@@ -82,19 +87,25 @@ def test_a_jax_librarys_model_keeps_its_loss_and_gradient(example: str, options:
 @missing("torch", "torchax")
 def test_a_pytorch_model_keeps_its_names_loss_and_gradient() -> None:
     import torch
+    from torch.nn.functional import cross_entropy
+
+    from planetary.compiler.frontend.torch_modules import ModuleBuilder
 
     data = batch()
-    make, next_token_loss = (find_builder(source("torch_gpt", name)) for name in ("make", "next_token_loss"))
-    module = make(**{name: value for name, value in GPT.items() if name != "batch_size"}, seed=3)
+    torch.manual_seed(3)
+    made = runpy.run_path(str(EXAMPLES / "torch_gpt.py"))["TorchGpt"]
+    module = made(**{name: value for name, value in GPT.items() if name != "batch_size"})
     tokens, targets = (torch.from_numpy(array) for array in data)
-    expected = next_token_loss(module(tokens), targets)
+    expected = cross_entropy(module(tokens).flatten(0, 1), targets.flatten().long())
     expected.backward()
-    model = export_model(source("torch_gpt"), {**GPT, "seed": 3})
+    model = export_model(source("torch_gpt:TorchGpt"), {**GPT, "seed": 3})
     loss, gradients = exported_gradient(model, data)
     assert loss == pytest.approx(expected.item(), rel=1e-5)
     assert_gradients_equal(gradients, {n: p.grad.numpy() for n, p in sorted(module.named_parameters())})
     assert "head.weight" not in gradients  # tied to the embedding: one parameter
-    logits = find_builder(source("torch_gpt", "logits"))(model.initial("param"), data[0], **GPT)
+    builder = find_builder(source("torch_gpt:TorchGpt"))
+    assert isinstance(builder, ModuleBuilder)
+    logits = builder.logits(model.initial("param"), data[0], **GPT)
     np.testing.assert_allclose(logits, module(tokens).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
@@ -103,7 +114,7 @@ def test_a_module_may_return_its_own_loss() -> None:
     import torch
 
     from planetary.compiler.frontend.export import export_loss
-    from planetary.models.torch_module import from_torch
+    from planetary.torch import from_torch
 
     class Regression(torch.nn.Module):
         def __init__(self) -> None:
@@ -124,11 +135,132 @@ def test_a_module_may_return_its_own_loss() -> None:
         from_torch(3, (x, y))
 
 
+NET = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, width=16, vocab_size=256):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.head = nn.Linear(width, vocab_size)
+
+    def forward(self, tokens):
+        return self.head(torch.relu(self.embedding(tokens)))
+
+
+class Sum(Net):
+    def forward(self, tokens):
+        return super().forward(tokens).sum()
+
+
+def make():
+    return Net()
+
+
+net = Net(width=8)
+"""
+LOSS = """
+
+def loss(output, target):
+    return 2 * nn.functional.cross_entropy(output.flatten(0, 1), target.flatten().long())
+"""
+
+
+@missing("torch", "torchax")
+def test_a_plain_module_is_a_model_with_the_next_token_loss_or_the_files_own(tmp_path: Path) -> None:
+    import torch
+
+    (tmp_path / "net.py").write_text(NET)
+    options = {"batch_size": 2, "sequence_length": 5, "seed": 3}
+    model = export_model(f"{tmp_path / 'net.py'}:Net", {**options, "width": 24})
+    shapes = {spec.name: spec.shape for spec in model.manifest.of_role("param")}
+    assert shapes == {"embedding.weight": (256, 24), "head.bias": (256,), "head.weight": (256, 24)}
+    params = model.initial("param")
+    again = export_model(f"{tmp_path / 'net.py'}:Net", {**options, "width": 24}).initial("param")
+    other = export_model(f"{tmp_path / 'net.py'}:Net", {**options, "width": 24, "seed": 4}).initial("param")
+    np.testing.assert_array_equal(again["head.weight"], params["head.weight"])
+    assert (other["head.weight"] != params["head.weight"]).any()
+    inputs, targets = np.arange(10, dtype=np.int32).reshape(2, 5), np.arange(1, 11, dtype=np.int32).reshape(2, 5)
+    found = float(interpret(model.text, [*params.values(), inputs, targets])[0])
+    hidden = np.maximum(params["embedding.weight"][inputs], 0)
+    scores = torch.from_numpy(hidden @ params["head.weight"].T + params["head.bias"])
+    wanted = torch.nn.functional.cross_entropy(scores.flatten(0, 1), torch.from_numpy(targets).flatten().long())
+    assert found == pytest.approx(float(wanted), rel=1e-5)
+    made = export_model(f"{tmp_path / 'net.py'}:net", options)
+    assert {spec.name: spec.shape for spec in made.manifest.of_role("param")}["head.weight"] == (256, 8)
+    (tmp_path / "own.py").write_text(NET + LOSS)
+    own = export_model(f"{tmp_path / 'own.py'}:Net", {**options, "width": 24})
+    assert float(interpret(own.text, [*params.values(), inputs, targets])[0]) == pytest.approx(2 * found, rel=1e-5)
+
+
+@missing("torch", "torchax")
+@pytest.mark.parametrize(
+    ("name", "options", "error", "text"),
+    [
+        ("make", {}, UserError, r"found Net\. A PyTorch module is named itself: its class, as in net\.py:Net"),
+        ("Net", {"wdith": 3}, UserError, r"does not take the options \['wdith'\]"),
+        (
+            "Sum",
+            {},
+            CompileError,
+            r"takes scores \[batch, sequence, vocabulary\] .* the module returns shape \[\]; put a f",
+        ),
+    ],
+)
+def test_what_cannot_be_a_model_says_what_can(
+    tmp_path: Path, name: str, options: dict[str, int], error: type[Exception], text: str
+) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    with pytest.raises(error, match=text):
+        export_model(f"{tmp_path / 'net.py'}:{name}", options)
+
+
+@missing("torch", "torchax")
+def test_trained_weights_go_back_into_the_module(tmp_path: Path) -> None:
+    import torch
+
+    from planetary.torch import load_into
+
+    trained = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(2, np.float32)}
+    specs = tuple(TensorSpec(name, "f32", value.shape) for name, value in trained.items())
+    info = CheckpointInfo(
+        round=1,
+        config_hash="",
+        model="",
+        model_digest="",
+        param_specs=specs,
+        data_key="",
+        controller=msgspec.Raw(b"{}"),
+        random_state={},
+    )
+    write_checkpoint(tmp_path / "checkpoints", Checkpoint(info, trained, trained), keep=1)
+    module = torch.nn.Linear(3, 2)
+    assert load_into(module, tmp_path) == 1
+    np.testing.assert_array_equal(module.weight.detach().numpy(), trained["weight"])
+    half = torch.nn.Linear(3, 2, dtype=torch.bfloat16)
+    load_into(half, tmp_path)
+    assert half.weight.dtype is torch.bfloat16
+    for wrong, text in (
+        (torch.nn.Linear(2, 2), r"'weight' has shape \[2, 3\] in the run, \[2, 2\] in the module"),
+        (torch.nn.Linear(3, 2, bias=False), "the module has no parameter 'bias'"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2)), "the module has no parameter 'bias'"),
+        (3, "expected a torch.nn.Module"),
+    ):
+        before = [p.clone() for p in wrong.parameters()] if isinstance(wrong, torch.nn.Module) else []
+        with pytest.raises(UserError, match=text):
+            load_into(wrong, tmp_path)
+        assert all((p == q).all() for p, q in zip(wrong.parameters() if before else [], before, strict=True)), (
+            "it was changed"
+        )
+
+
 def test_without_torch_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    from planetary.models.torch_module import torch_function
+    from planetary.torch import torch_function
 
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UserError, match="pip install torch torchax"):
+    with pytest.raises(UserError, match=r"pip install 'planetary-compute\[torch\]'"):
         torch_function(None)
 
 

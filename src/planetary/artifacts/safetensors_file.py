@@ -38,14 +38,18 @@ PIECE_BYTES = 4 << 20
 LARGEST_HEADER = 100_000_000  # the format's own limit
 
 
-def safetensors_pieces(specs: Sequence[TensorSpec], tensors: Tensors) -> Iterator[bytes | memoryview]:
+def safetensors_pieces(
+    specs: Sequence[TensorSpec], tensors: Tensors, metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a file with the tensors of `specs`, in that order, in pieces of at most 4 MiB.
+
+    `metadata`: what the header says of the whole file.
 
     Raises:
         UserError: an element type has no name in the format.
         ValueError: a tensor does not fit its spec.
     """
-    header: dict[str, object] = {}
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0
     for spec in specs:
         if spec.dtype not in NAMES:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
@@ -23,8 +24,10 @@ def digest_of(data: bytes | bytearray | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def write_atomically(path: Path, data: bytes | bytearray | memoryview, files: DurableFiles = DISK) -> None:
-    """Make `path` hold exactly `data`, creating its folder; on any failure `path` is as it was before.
+def write_atomically(
+    path: Path, data: bytes | bytearray | memoryview | Iterator[bytes | memoryview], files: DurableFiles = DISK
+) -> None:
+    """Make `path` hold exactly `data`, or its pieces, creating its folder; on any failure `path` is as it was before.
 
     `files`: the file operations.
 
@@ -36,7 +39,8 @@ def write_atomically(path: Path, data: bytes | bytearray | memoryview, files: Du
         files.make_folder(path.parent)
         file, temporary = files.make_temporary(path.parent, ".new-")
         with file:
-            files.append(file, data)
+            for piece in data if isinstance(data, Iterator) else (data,):
+                files.append(file, piece)
             file.flush()
             files.sync_file(file)
         files.replace(temporary, path)

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from planetary.core.errors import UserError
 from planetary.models.initial import Params, draw, normal, ones, zeros
 from planetary.models.layers import causal_attention, cross_entropy, layer_norm
 from planetary.models.options import configure, require_counts, require_multiple
 
 
 class Gpt2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of the model and of one batch. `sequence_length` is also the number of learned positions."""
+    """Sizes of the model and of one batch. `n_position`: learned positions; absent: as many as `sequence_length`."""
 
     n_layer: int = 4
     n_head: int = 4
@@ -31,11 +32,21 @@ class Gpt2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_length: int = 128
     batch_size: int = 8
     seed: int = 0
+    n_position: int | None = None
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the sizes do not fit together."""
         require_counts("gpt2", self)
         require_multiple("gpt2", self, "n_embd", "n_head")
+        if self.positions < self.sequence_length:
+            raise UserError(
+                f"gpt2: it has n_position={self.positions} positions, fewer than sequence_length={self.sequence_length}"
+            )
+
+    @property
+    def positions(self) -> int:
+        """How many positions the model has learned, or will."""
+        return self.sequence_length if self.n_position is None else self.n_position
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -64,7 +75,7 @@ def parameters(config: Gpt2Config) -> Params:
     }
     return {
         "wte": {"weight": normal(config.vocab_size, width, deviation=0.02)},
-        "wpe": {"weight": normal(config.sequence_length, width, deviation=0.01)},
+        "wpe": {"weight": normal(config.positions, width, deviation=0.01)},
         "h": [block] * config.n_layer,
         "ln_f": norm(),
     }
@@ -89,7 +100,7 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
 
 
 def apply(params: Params, tokens: jax.Array, config: Gpt2Config) -> jax.Array:
-    """Return next-token logits [B, T, V] for `tokens` i32 [B, T], T ≤ `config.sequence_length`."""
+    """Return next-token logits [B, T, V] for `tokens` i32 [B, T], T ≤ `config.positions`."""
     x = params["wte"]["weight"][tokens] + params["wpe"]["weight"][: tokens.shape[1]]
     for block in params["h"]:
         x = x + attention(block["attn"], layer_norm(block["ln_1"], x), config.n_head)
@@ -105,6 +116,11 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Gp
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, configure("gpt2", Gpt2Config, options))
+
+
+def all_options(**options: Any) -> dict[str, Any]:
+    """Return the options with those that are not given, as `build(**options)` takes them."""
+    return msgspec.to_builtins(configure("gpt2", Gpt2Config, options))
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:

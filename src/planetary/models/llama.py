@@ -8,6 +8,7 @@ Shapes are written with B = batch, T = sequence, C = width, H = heads, D = C / H
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +22,35 @@ from planetary.models.layers import causal_attention, cross_entropy, linear, rms
 from planetary.models.options import configure, require_counts, require_multiple
 
 
+class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How Llama 3.1 stretches rotary positions to longer texts than it was first trained on.
+
+    Attributes:
+        factor: by which the slow frequencies are divided.
+        low_freq_factor: a wave longer than `original_max_position_embeddings` / this is slow.
+        high_freq_factor: one shorter than `original_max_position_embeddings` / this keeps its frequency.
+        original_max_position_embeddings: length of the texts at first, in tokens.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+    def stretched(self, frequency: jax.Array) -> jax.Array:
+        """Return the frequencies in use, float32, of the original ones in radians a token."""
+        waves = self.original_max_position_embeddings * frequency / (2 * math.pi)  # waves in an original text
+        kept = (waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        kept = jnp.clip(kept, 0.0, 1.0)
+        return (1 - kept) * frequency / self.factor + kept * frequency
+
+
 class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Sizes of the model and of one batch."""
+    """Sizes of the model and of one batch.
+
+    With `tie_embeddings` the head is the embedding. `n_position` is the longest text that the model is meant for, as it
+    is published with it; the model itself takes any.
+    """
 
     n_layer: int = 4
     n_head: int = 4
@@ -34,6 +62,10 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_length: int = 128
     batch_size: int = 8
     seed: int = 0
+    norm_epsilon: float = 1e-5
+    tie_embeddings: bool = False
+    rope_scaling: RopeScaling | None = None
+    n_position: int | None = None
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the sizes do not fit together."""
@@ -91,34 +123,45 @@ def parameters(config: LlamaConfig) -> Params:
             "down_proj": {"weight": normal(width, hidden, deviation=writes)},
         },
     }
+    head = {"weight": normal(config.vocab_size, width, deviation=0.02)}
     return {
         "model": {
             "embed_tokens": {"weight": normal(config.vocab_size, width, deviation=0.02)},
             "layers": [block] * config.n_layer,
             "norm": {"weight": ones(width)},
         },
-        "lm_head": {"weight": normal(config.vocab_size, width, deviation=0.02)},
+        **({} if config.tie_embeddings else {"lm_head": head}),
     }
 
 
-def rotate(x: jax.Array, base: float) -> jax.Array:
+def rotate(x: jax.Array, base: float, scaling: RopeScaling | None = None) -> jax.Array:
     """Apply rotary positions to `x` [B, T, H, D] (Su et al. 2021, arXiv:2104.09864, eq. 34); channel i pairs
     with channel i + D / 2, as in the published checkpoints.
     """
     length, half = x.shape[1], x.shape[3] // 2
     frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if scaling is not None:
+        frequency = scaling.stretched(frequency)
     angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
     cos, sin = jnp.cos(angle)[:, None, :], jnp.sin(angle)[:, None, :]
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def attention(params: Params, x: jax.Array, n_head: int, n_kv_head: int, rope_base: float) -> jax.Array:
+def attention(
+    params: Params,
+    x: jax.Array,
+    n_head: int,
+    n_kv_head: int,
+    rope_base: float,
+    *,
+    rope_scaling: RopeScaling | None = None,
+) -> jax.Array:
     """Causal self-attention over `x` [B, T, C] with `n_kv_head` keys and values."""
     batch, length, width = x.shape
     size = width // n_head
-    query = rotate(linear(params["q_proj"], x).reshape(batch, length, n_head, size), rope_base)
-    key = rotate(linear(params["k_proj"], x).reshape(batch, length, n_kv_head, size), rope_base)
+    query = rotate(linear(params["q_proj"], x).reshape(batch, length, n_head, size), rope_base, rope_scaling)
+    key = rotate(linear(params["k_proj"], x).reshape(batch, length, n_kv_head, size), rope_base, rope_scaling)
     value = linear(params["v_proj"], x).reshape(batch, length, n_kv_head, size)
     return linear(params["o_proj"], causal_attention(query, key, value))
 
@@ -130,18 +173,20 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
 
 def apply(params: Params, tokens: jax.Array, config: LlamaConfig) -> jax.Array:
     """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
-    model = params["model"]
+    model, epsilon = params["model"], config.norm_epsilon
     x = model["embed_tokens"]["weight"][tokens]
     for layer in model["layers"]:
         x = x + attention(
             layer["self_attn"],
-            rms_norm(layer["input_layernorm"], x),
+            rms_norm(layer["input_layernorm"], x, epsilon),
             config.n_head,
             config.n_kv_head,
             config.rope_base,
+            rope_scaling=config.rope_scaling,
         )
-        x = x + mlp(layer["mlp"], rms_norm(layer["post_attention_layernorm"], x))
-    return linear(params["lm_head"], rms_norm(model["norm"], x))
+        x = x + mlp(layer["mlp"], rms_norm(layer["post_attention_layernorm"], x, epsilon))
+    head = model["embed_tokens"] if config.tie_embeddings else params["lm_head"]
+    return linear(head, rms_norm(model["norm"], x, epsilon))
 
 
 def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: LlamaConfig) -> jax.Array:
@@ -152,6 +197,11 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Ll
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, configure("llama", LlamaConfig, options))
+
+
+def all_options(**options: Any) -> dict[str, Any]:
+    """Return the options with those that are not given, as `build(**options)` takes them."""
+    return msgspec.to_builtins(configure("llama", LlamaConfig, options))
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""`planetary export`: a JAX model as StableHLO with its manifest."""
+"""`planetary export`: a model as StableHLO with its manifest, or a run's for another library."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.errors import EXIT_OK
+from planetary.core.errors import UserError
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -20,15 +21,26 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             (name, shape, type, role and initial value of every argument) and
             init.safetensors. The function is called with the options and returns
             (loss_fn, params, example_batch): loss_fn(params, *example_batch) is a
-            scalar, params any pytree.
+            scalar, params any pytree. With --format hf it is what a run has trained, as
+            a folder for from_pretrained of transformers: config.json, model.safetensors
+            and the tokenizer, for runs of a GPT-2 or a Llama.
         """,
         examples=[
             "planetary export planetary.models.nanochat:build -o nanochat",
             "planetary export my_model.py:build -o my_model --set n_layer=8 --role 'rope.*=buffer'",
+            "planetary export runs/gpt2 --format hf -o my-gpt2",
         ],
     )
-    parser.add_argument("source", metavar="SOURCE", help="module:function or path/to/file.py:function")
+    parser.add_argument(
+        "source", metavar="SOURCE", help="module:function or path/to/file.py:function; with --format hf a run's folder"
+    )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
+    parser.add_argument(
+        "--format",
+        choices=sorted(_WRITERS),
+        default="stablehlo",
+        help="stablehlo (default), or hf: what a run has trained, for transformers",
+    )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="option of the function")
     parser.add_argument(
         "--role",
@@ -38,12 +50,24 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         help="param, buffer, input or target; NAME may be a pattern",
     )
     parser.add_argument("--text", action="store_true", help="also write model.stablehlo.txt, for reading")
+    parser.add_argument(
+        "--checkpoint", type=Path, metavar="DIR", help="with --format hf: one of the run's, instead of the newest"
+    )
     parser.add_argument("--force", action="store_true", help="replace a model that is in DIR")
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    writer, own = _WRITERS[args.format]
+    for name in ("set", "role", "text", "checkpoint"):
+        if getattr(args, name) and name not in own:
+            raise UserError(f"--{name} has no meaning with --format {args.format}")
+    writer(args)
+    return EXIT_OK
+
+
+def _stablehlo(args: argparse.Namespace) -> None:
     from planetary.artifacts.store import write_atomically
     from planetary.cli.option_values import key_values
     from planetary.monitor.human_numbers import count
@@ -55,4 +79,17 @@ def run(args: argparse.Namespace) -> int:
         write_atomically(args.output / "model.stablehlo.txt", model.text.encode())
     size = f"{count(model.param_count)} parameters in {len(model.manifest.of_role('param'))} tensors"
     print(f"{args.output}: {size}, sha256 {model.digest[:12]}")
-    return EXIT_OK
+
+
+def _transformers(args: argparse.Namespace) -> None:
+    from planetary.monitor.human_numbers import count
+    from planetary.run.model.pretrained_export import export_pretrained
+
+    made = export_pretrained(Path(args.source), args.output, checkpoint=args.checkpoint, force=args.force)
+    print(f"{args.output}: {made.architecture}, {count(made.param_count)} parameters of round {made.round}")
+    if made.no_tokenizer:
+        print(f"no tokenizer is in it: {made.no_tokenizer}")
+
+
+_WRITERS = {"stablehlo": (_stablehlo, {"set", "role", "text"}), "hf": (_transformers, {"checkpoint"})}
+"""Format -> what writes it, and the flags that belong to it."""

@@ -32,6 +32,7 @@ from planetary.compiler.frontend.manifest import (
     override_roles,
 )
 from planetary.compiler.frontend.rotary import BASE, RotaryPair, find_rotary_pairs, rotary_table
+from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
 from planetary.core.errors import CompileError, PlanetaryError, UserError
 from planetary.core.tensors import host_dtype, to_host_dtype
 
@@ -179,7 +180,8 @@ def export_model(
         source: `"module:function"` or `"path/to/file.py:function"`. The function is called with `options` and
             returns `(loss_fn, params, example_batch)`: `loss_fn(params, *example_batch)` is a float scalar,
             `params` any pytree of arrays, `example_batch` a sequence of arrays of the batch's shapes and
-            types.
+            types. A PyTorch module (`torch.nn.Module`, a class or an object) may stand for the function; see
+            `compiler.frontend.torch_modules.ModuleBuilder`.
         options: keyword arguments of the function.
         roles: role overrides by flattened name. By default floating-point leaves of `params` are trained,
             other leaves are buffers, the last array of the batch is the target and the others are inputs.
@@ -189,10 +191,23 @@ def export_model(
         CompileError: JAX cannot trace the loss, or the loss is not one float scalar.
     """
     options = dict(options or {})
-    built = _call(source, _find(source), options)
-    if not (isinstance(built, tuple) and len(built) == 3):
-        raise UserError(f"{source} must return (loss_fn, params, example_batch), found {type(built).__name__}")
+    built = checked_build(_call(source, _find(source), options), source)
     return export_loss(*built, name=source.rpartition(":")[0], source=source, options=options, roles=roles)
+
+
+def checked_build(built: Any, source: str) -> tuple[Callable[..., Any], Any, Any]:
+    """Return what a model's function returned. Raises `UserError` saying what it has to return."""
+    if isinstance(built, tuple) and len(built) == 3:
+        return built
+    hint = ""
+    if is_module(built):
+        hint = (
+            ". A PyTorch module is named itself: its class, as in net.py:Net, with model.options for the arguments, or "
+            "a module that the file makes, as in net.py:net"
+        )
+    raise UserError(
+        f"{source} must return (loss_fn, params, example_batch), found {type(built).__name__}{hint} (docs/models.md)"
+    )
 
 
 def export_loss(
@@ -259,6 +274,9 @@ def _find(source: str) -> Callable[..., Any]:
     if not callable(function):
         known = [n for n, f in vars(module).items() if callable(f) and not n.startswith("_")]
         raise UserError(f"{place} has no function {name!r}; it has: {', '.join(known) or 'none'}")
+    if is_module(function):
+        loss = getattr(module, "loss", None)
+        return ModuleBuilder(function, loss if callable(loss) else None, source)
     return function
 
 
@@ -281,7 +299,9 @@ def _load_file(path: Path, source: str) -> Any:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UserError(f"{path} failed while it was loaded: {type(error).__name__}: {error}") from error
+        lacks = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        hint = "; pip install 'planetary-compute[torch]'" if lacks in ("torch", "torchax") else ""
+        raise UserError(f"{path} failed while it was loaded: {type(error).__name__}: {error}{hint}") from error
     return module
 
 

@@ -38,7 +38,8 @@ def export(
     Args:
         source: a function, or its name: `"module:function"` or `"path/to/file.py:function"`. It is called with
             `options` and returns `(loss_fn, params, example_batch)`: `loss_fn(params, *example_batch)` is a float
-            scalar, `params` any pytree of arrays. The name of a model of the zoo stands for its function.
+            scalar, `params` any pytree of arrays. The name of a model of the zoo stands for its function, and so does a
+            PyTorch module that takes tokens.
         folder: gets `model.mlir` (a portable artifact), `manifest.json` and `init.safetensors`, from which a run
             (`model.source`) and `planetary.compile` read it.
         options: keyword arguments of the function.
@@ -62,7 +63,8 @@ def export(
         >>> model.param_count, [argument.role for argument in model.manifest.arguments]
         (3, ['param', 'input', 'target'])
     """
-    from planetary.compiler.frontend.export import export_loss, export_model
+    from planetary.compiler.frontend.export import checked_build, export_loss, export_model
+    from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
     from planetary.models.zoo import ZOO
 
     if folder is not None and (Path(folder) / MANIFEST).exists() and not force:
@@ -73,12 +75,10 @@ def export(
         _find_modules_here()
         model = export_model(ZOO[source].source if source in ZOO else source, options, roles=roles)
     else:
-        built = source(**(options or {}))
-        if not (isinstance(built, tuple) and len(built) == 3):
-            raise UserError(
-                f"{source.__qualname__} must return (loss_fn, params, example_batch), found {type(built).__name__}"
-            )
-        model = export_loss(*built, name=source.__name__, options=options, roles=roles)
+        name = getattr(source, "__qualname__", type(source).__name__)
+        build = ModuleBuilder(source, None, name) if is_module(source) else source
+        built = checked_build(build(**(options or {})), name)
+        model = export_loss(*built, name=name.rpartition(".")[2], options=options, roles=roles)
     if folder is not None:
         model.save(Path(folder))
     return model
@@ -91,13 +91,16 @@ def load(
     roles: Mapping[str, Role] | None = None,
     preset: str | None = None,
 ) -> Model:
-    """Return the model that `source` names: of the zoo, "module:function", a StableHLO file, or an exported folder.
+    """Return the model that `source` names.
+
+    That is one of the zoo, "module:function", a StableHLO file, an exported folder, or a pretrained model's folder.
 
     Raises:
         UserError: there is no such model; options are given to a file, or a preset to a model that is not in the zoo.
         CompileError: it cannot be lowered or parsed.
     """
     from planetary.compiler.frontend.export import export_model, load_model
+    from planetary.core.configuration.pretrained import is_pretrained
     from planetary.models.zoo import ZOO
 
     name = str(source)
@@ -114,8 +117,10 @@ def load(
     if not Path(name).exists():
         raise UserError(
             f"there is no model {name!r}: expected one of the zoo ({', '.join(ZOO)}), module:function, or the "
-            "path of a .mlir file or an exported folder"
+            "path of a .mlir file, an exported folder or a pretrained model's folder"
         )
+    if is_pretrained(Path(name)):
+        return _pretrained(Path(name), options or {}, roles)
     if options:
         raise UserError(f"options (--set) belong to a model function; {name} is a file")
     return load_model(Path(name), roles=roles)
@@ -255,6 +260,17 @@ def vjp(module: str | bytes | os.PathLike[str] | Model, wrt: Sequence[int] = (0,
         except OSError as error:
             raise UserError(f"cannot read the module {module}: {error.strerror or error}") from None
     return differentiate(module, wrt)
+
+
+def _pretrained(folder: Path, options: Mapping[str, Any], roles: Mapping[str, Role] | None) -> Model:
+    from planetary.compiler.frontend.export import export_model
+    from planetary.core.config import config_from_tables
+    from planetary.fabric.preparation.preparation import given_weights
+
+    model = {"source": str(folder), "options": dict(options)}
+    tokenizer = {"tokenizer": "byte"}  # none is needed here, so none is asked for
+    config = config_from_tables({"model": model, "data": tokenizer}).model
+    return given_weights(export_model(config.source, config.options, roles=roles), config)
 
 
 def _find_modules_here() -> None:

@@ -18,6 +18,7 @@ from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.ternary_matrices import read_weights
 from planetary.compiler.check.logits import find_logits
 from planetary.compiler.frontend.export import Model, find_builder, load_model
+from planetary.compiler.frontend.torch_modules import ModuleBuilder
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function, load_config
 from planetary.core.errors import CompileError, UserError
 from planetary.data.sources import token_dtype
@@ -95,9 +96,10 @@ def tokenizer_of_run(run: Path, config: Config) -> Tokenizer:
     """
     data, size = config.data, config.model.options.get("vocab_size", 0)
     are_bytes = data.tokenizer == BYTE_TOKENIZER and isinstance(size, int) and size <= BYTE_VALUES
-    if token_dtype(data.source) is not None and data.tokenizer in BUILT_IN_TOKENIZERS and not are_bytes:
+    tokens = [one.source for one in data.parts if token_dtype(one.source) is not None]
+    if tokens and data.tokenizer in BUILT_IN_TOKENIZERS and not are_bytes:
         raise UserError(
-            f"{run} was trained on tokens ({data.source}), and which text they stand for is not known: name the path "
+            f"{run} was trained on tokens ({tokens[0]}), and which text they stand for is not known: name the path "
             f"of their tokenizer.json as data.tokenizer in {run / CONFIG}"
         )
     return load_tokenizer(data.tokenizer, run)
@@ -237,6 +239,9 @@ def _logits_of(source: str) -> Callable[..., jax.Array]:
     place = source.rpartition(":")[0]
     if str(Path.cwd()) not in sys.path:  # `python my_program` finds modules beside the program
         sys.path.insert(0, str(Path.cwd()))
+    builder = find_builder(source)
+    if isinstance(builder, ModuleBuilder):
+        return builder.logits
     try:
         return find_builder(f"{place}:logits")
     except UserError as error:
@@ -250,5 +255,5 @@ def _code_of(config: Config) -> tuple[Callable[..., jax.Array], Any]:
     source = config.model.source
     logits, builder = _logits_of(source), find_builder(source)
     _, template, _ = builder(**builder_options(config, source))
-    options = builder_options(config, f"{source.rpartition(':')[0]}:logits")
-    return partial(logits, **options), template
+    of = source if isinstance(builder, ModuleBuilder) else f"{source.rpartition(':')[0]}:logits"
+    return partial(logits, **builder_options(config, of)), template

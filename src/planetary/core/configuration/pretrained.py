@@ -1,0 +1,261 @@
+"""Folders as `transformers` keeps pretrained models (`from_pretrained`, `save_pretrained`), and the same models here.
+
+A folder has `config.json`, the weights in safetensors files, and most have `tokenizer.json`. Of some families the model
+here has the same parameters under the same names; a `Layout` says what is called how in both directions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from planetary.core.errors import UserError
+
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer.json"
+_ABSENT = object()
+
+
+class Layout(Protocol):
+    """One family of published models.
+
+    Attributes:
+        model_type: as `config.json` says it.
+        architecture: class of `transformers`.
+        source: function that builds the same model here.
+    """
+
+    @property
+    def model_type(self) -> str: ...
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
+
+    def options(self, published: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options of `source` that a `config.json` stands for.
+
+        Raises:
+            UserError: it asks for what the model here does not have.
+        """
+        ...
+
+    def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return patterns of tensors (own names) that the weights may hold although they are no parameters here."""
+        ...
+
+    def published(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `config.json` of a model built with `options`, all of them."""
+        ...
+
+    def own_name(self, stored: str) -> str:
+        """Return the parameter's name here."""
+        ...
+
+    def stored_name(self, own: str) -> str:
+        """Return the name that `save_pretrained` gives a parameter."""
+        ...
+
+
+class Gpt2Layout:
+    """GPT-2. The head is the embedding; the folder's weights may or may not stand below `transformer.`"""
+
+    model_type = "gpt2"
+    architecture = "GPT2LMHeadModel"
+    source = "planetary.models.gpt2:build"
+    _prefix = "transformer."
+    _only = {  # noqa: RUF012
+        "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+        "layer_norm_epsilon": (1e-5,),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "tie_word_embeddings": (True,),
+        "add_cross_attention": (False,),
+    }
+
+    def options(self, published: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Layout.options`."""
+        _require(published, self._only)
+        options = {name: _size(published, name) for name in ("n_layer", "n_head", "n_embd", "vocab_size")}
+        inner = published.get("n_inner")
+        if inner not in (None, 4 * options["n_embd"]):
+            raise UserError(f"n_inner is {inner}: the model here has 4 * n_embd = {4 * options['n_embd']}")
+        return {**options, "n_position": _size(published, "n_positions")}
+
+    def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Causal masks, and the head where it is stored a second time."""
+        return ("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight")
+
+    def published(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Layout.published`."""
+        return {
+            **{name: options[name] for name in ("n_layer", "n_head", "n_embd", "vocab_size")},
+            "n_positions": options["n_position"] or options["sequence_length"],
+            **{name: values[0] for name, values in self._only.items()},
+        }
+
+    def own_name(self, stored: str) -> str:
+        """See `Layout.own_name`."""
+        return stored.removeprefix(self._prefix)
+
+    def stored_name(self, own: str) -> str:
+        """See `Layout.stored_name`."""
+        return self._prefix + own
+
+
+class LlamaLayout:
+    """Llama, with the rotary positions of Llama 3.1 and the tied head of Llama 3.2 where a folder has them."""
+
+    model_type = "llama"
+    architecture = "LlamaForCausalLM"
+    source = "planetary.models.llama:build"
+    _only = {  # noqa: RUF012
+        "hidden_act": ("silu",),
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+    }
+    _sizes = {  # noqa: RUF012
+        "n_position": "max_position_embeddings",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_embd": "hidden_size",
+        "n_hidden": "intermediate_size",
+        "vocab_size": "vocab_size",
+    }
+
+    def options(self, published: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Layout.options`."""
+        _require(published, self._only)
+        options: dict[str, Any] = {own: _size(published, name) for own, name in self._sizes.items()}
+        options["n_kv_head"] = published.get("num_key_value_heads") or options["n_head"]
+        width = published.get("head_dim")
+        if width not in (None, options["n_embd"] // options["n_head"]):
+            raise UserError(f"head_dim is {width}: the model here has hidden_size / num_attention_heads")
+        options["norm_epsilon"] = float(published.get("rms_norm_eps", 1e-6))
+        options["tie_embeddings"] = bool(published.get("tie_word_embeddings", False))
+        # `rope_parameters` since transformers 5; two keys before.
+        rope = {"rope_theta": published.get("rope_theta", 10_000.0), **(published.get("rope_scaling") or {})}
+        rope |= published.get("rope_parameters") or {}
+        options["rope_base"] = float(rope.pop("rope_theta"))
+        kind = rope.pop("rope_type", rope.pop("type", "default"))
+        rope.pop("type", None)
+        if kind == "llama3":
+            options["rope_scaling"] = rope
+        elif kind != "default":
+            raise UserError(f"rotary positions of type {kind!r}: the model here has those of types 'default', 'llama3'")
+        return options
+
+    def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
+        """Tables of rotary positions, and a tied head where it is stored a second time."""
+        head = ("lm_head.weight",) if options.get("tie_embeddings") else ()
+        return ("model.layers.*.self_attn.rotary_emb.inv_freq", *head)
+
+    def published(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Layout.published`."""
+        scaling = options["rope_scaling"]
+        rope = {"rope_type": "llama3", **scaling} if scaling else {"rope_type": "default"}
+        return {
+            **{name: options[own] for own, name in self._sizes.items() if own != "n_position"},
+            "num_key_value_heads": options["n_kv_head"],
+            "head_dim": options["n_embd"] // options["n_head"],
+            "max_position_embeddings": options["n_position"] or options["sequence_length"],
+            "rms_norm_eps": options["norm_epsilon"],
+            "tie_word_embeddings": options["tie_embeddings"],
+            "rope_parameters": {"rope_theta": options["rope_base"], **rope},
+            "rope_theta": options["rope_base"],  # this and the next for transformers before 5
+            "rope_scaling": rope if scaling else None,
+            **{name: values[0] for name, values in self._only.items()},
+        }
+
+    def own_name(self, stored: str) -> str:
+        """See `Layout.own_name`."""
+        return stored
+
+    def stored_name(self, own: str) -> str:
+        """See `Layout.stored_name`."""
+        return own
+
+
+LAYOUTS: tuple[Layout, ...] = (Gpt2Layout(), LlamaLayout())
+
+
+def is_pretrained(folder: Path) -> bool:
+    """Whether this is such a folder."""
+    return (folder / CONFIG_FILE).is_file()
+
+
+def read_published(folder: Path) -> tuple[Layout, dict[str, Any]]:
+    """Return the layout of a folder, and its `config.json`.
+
+    Raises:
+        UserError: it cannot be read, or is of another family than those in `LAYOUTS`.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        published = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read the pretrained model {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    kind = published.get("model_type") if isinstance(published, dict) else None
+    for layout in LAYOUTS:
+        if layout.model_type == kind:
+            return layout, published
+    known = ", ".join(repr(layout.model_type) for layout in LAYOUTS)
+    raise UserError(f"{path}: model_type is {kind!r}; pretrained models can be of type {known}")
+
+
+def pretrained_tables(tables: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a configuration's tables with what a pretrained folder as `model.source` stands for.
+
+    That is `model.source`, `options`, `weights` and `weights_optional`, and `data.tokenizer` where nothing is said.
+
+    Raises:
+        UserError: the folder is not understood, the tables contradict it, or it has no tokenizer and nothing is said.
+    """
+    layout, published = read_published(folder)
+    try:
+        options = layout.options(published)
+    except UserError as error:
+        raise UserError(f"cannot train the pretrained model {folder}: {error}") from None
+    model, data = dict(tables["model"]), dict(tables.get("data", {}))
+    given = model.get("options", {})
+    if not isinstance(given, Mapping):
+        return dict(tables)  # wrong in itself, and refused as such
+    for name, value in given.items():
+        if name in options and value != options[name]:
+            raise UserError(
+                f"model.options.{name} is {value}, and {folder / CONFIG_FILE} says {options[name]}: leave it out (from "
+                "a file: --set 'model.options={}')"
+            )
+    if model.get("weights"):
+        raise UserError(f"model.weights is {model['weights']}, and {folder} has weights of its own: leave it out")
+    patterns = (*model.get("weights_optional", ()), *layout.unneeded(options))
+    model |= {"source": layout.source, "options": {**options, **given}, "weights": str(folder)}
+    model["weights_optional"] = list(dict.fromkeys(patterns))
+    if "tokenizer" not in data:
+        if not (folder / TOKENIZER_FILE).is_file():
+            raise UserError(
+                f"{folder} has no {TOKENIZER_FILE}, and other tokens than the model was trained with would be noise to "
+                "it: name its tokenizer in data.tokenizer"
+            )
+        data["tokenizer"] = str(folder / TOKENIZER_FILE)
+    return {**tables, "model": model, "data": data}
+
+
+def _require(published: Mapping[str, Any], only: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, values in only.items():
+        found = published.get(name, _ABSENT)
+        if found is not _ABSENT and found not in values:
+            raise UserError(f"{name} is {found!r}: the model here has {values[0]!r} only")
+
+
+def _size(published: Mapping[str, Any], name: str) -> int:
+    value = published.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{CONFIG_FILE} says {name} is {value!r}: expected a number of at least 1")
+    return value

@@ -10,8 +10,9 @@ class Element {
   set textContent(text) { this.own = String(text); this.children = []; }
   setAttribute(name, value) { this.attributes[name] = String(value); }
   append(...nodes) { this.children.push(...nodes); }
+  addEventListener() {}
   replaceChildren(...nodes) { this.own = ""; this.children = nodes; }
-  toJSON() { return {tag: this.tag, text: this.textContent, hidden: this.hidden, name: this.className, children: this.children}; }
+  toJSON() { return {tag: this.tag, attributes: this.attributes, text: this.textContent, hidden: this.hidden, name: this.className, children: this.children}; }
 }
 
 const elements = Object.fromEntries(given.ids.map(id => [id, new Element("")]));
@@ -23,4 +24,4 @@ const document = {
 };
 const fetch = async () => ({ok: true, json: async () => given.status});
 const setTimeout = (_, pause) => process.stdout.write(JSON.stringify({title: document.title, pause, elements}));
-vm.runInNewContext(given.script, {document, fetch, location: {search: ""}, setTimeout, AbortSignal: {timeout: () => null}});
+vm.runInNewContext(given.script, {document, fetch, location: {search: "", hash: given.hash || ""}, history: {replaceState() {}}, addEventListener() {}, URLSearchParams, setTimeout, AbortSignal: {timeout: () => null}});

@@ -111,3 +111,22 @@ def test_beyond_loopback_the_printed_address_has_a_token_without_which_nothing_i
         assert get_as(f"{page}status.json?token=wrong") == 403
         assert get_as(f"{page}status.json?token={token}") == 200
         assert status_source(f"{page}?token={token}")().run == status().run
+
+
+def test_the_configuration_is_shown_without_what_may_be_secret_in_it(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(
+        '[train]\nrounds = 7\n[moe]\nstore = "s3://key:password@bucket/x"\n'
+        '[[sinks]]\nkind = "webhook"\nurl = "https://hooks.example/T0/secret"\n'
+        '[[sinks]]\nkind = "webhook"\nurl_env = "HOOK"\n'
+    )
+    with Dashboard(status, config_file=tmp_path / "config.toml") as board:
+        kind, body = get(board.url + "config.toml")
+    text = body.decode()
+    assert kind == "text/plain; charset=utf-8"
+    assert "rounds = 7" in text
+    assert 'url_env = "HOOK"' in text
+    assert 'store = "s3://…@bucket/x"' in text
+    assert "secret" not in text
+    assert "password" not in text
+    with Dashboard(status, config_file=tmp_path / "absent.toml") as board:
+        assert get(board.url + "config.toml")[1] == b""

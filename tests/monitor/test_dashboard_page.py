@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import re
 import subprocess
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -53,9 +54,9 @@ class Page(HTMLParser):
 class Shown:
     """A status as the page shows it."""
 
-    def __init__(self, drawn: RunStatus) -> None:
+    def __init__(self, drawn: RunStatus, view: str = "") -> None:
         page = Page()
-        given = {"script": page.script, "ids": page.ids, "status": msgspec.to_builtins(drawn)}
+        given = {"script": page.script, "ids": page.ids, "status": msgspec.to_builtins(drawn), "hash": view}
         done = node(
             [str(RUNS_THE_SCRIPT)],
             return_completed_process=True,
@@ -131,6 +132,84 @@ def test_the_page_draws_an_ordinary_run_without_a_word_of_a_mixture() -> None:
     assert shown.elements["done"]["name"] == ""
     assert shown.elements["mixture"]["hidden"]
     assert Shown(status(state="finished")).pause == 10_000
+
+
+def test_a_workers_speed_and_the_reason_of_its_mark_are_in_its_row() -> None:
+    fast, slow = status().workers
+    slow = msgspec.structs.replace(
+        slow,
+        state="training",
+        address="10.0.0.7",
+        step_s=1.25,
+        transfer_s=12.5,
+        share=0.93,
+        last_contribution_at=time.time() - 75,
+        version_lag=1,
+        slow="its inner steps take 1.25 s, those of the others 0.3 s",
+    )
+    shown = Shown(status(workers=(fast, slow)))
+    first, second = shown.rows("workers")
+    assert (first["state"], first["a step"], first["last result"], first["address"]) == ("● training", "–", "–", "–")
+    assert (second["state"], second["a step"], second["transfers"]) == ("● training, slow", "1.3 s", "13 s")
+    assert (second["share of round"], second["behind"], second["address"]) == ("93 %", "1", "10.0.0.7")
+    assert second["last result"].startswith("1:1")
+
+
+def ticks(shown: Shown) -> tuple[list[str], list[str]]:
+    """The labels of the rounds, and those of the losses."""
+    texts = [part for part in shown.elements["chart"]["children"] if part["tag"] == "text"]
+    rounds = [part["text"] for part in texts if part["attributes"].get("text-anchor") == "middle"]
+    return rounds, [part["text"] for part in texts if part["attributes"].get("text-anchor") == "end"]
+
+
+def test_ticks_are_whole_rounds_and_round_losses() -> None:
+    assert ticks(Shown(status())) == ([str(n) for n in range(1, 13)], ["2", "2.5", "3", "3.5", "4", "4.5"])
+    long = tuple((n, 6.0 / n) for n in range(1, 441))
+    shown = Shown(status(rounds=440, loss=long, eval_loss=()))
+    assert ticks(shown)[0] == ["1", "50", "100", "150", "200", "250", "300", "350", "400"]
+
+
+def test_the_view_in_the_address_zooms_and_has_a_log_axis() -> None:
+    long = tuple((n, 6.0 / n) for n in range(1, 441))
+    shown = Shown(status(rounds=440, loss=long, eval_loss=()), "#log&from=100&to=120")
+    rounds, losses = ticks(shown)
+    assert rounds == ["100", "102", "104", "106", "108", "110", "112", "114", "116", "118", "120"]
+    assert all(0.05 <= float(text) <= 0.06 for text in losses)
+    assert (shown.elements["log"]["attributes"]["aria-pressed"], shown.elements["all"]["hidden"]) == ("true", False)
+    whole = Shown(status(rounds=440, loss=long, eval_loss=()), "#log")
+    assert ticks(whole)[1] == ["0.02", "0.03", "0.05", "0.07", "0.1", "0.2", "0.3", "0.5", "0.7", "1", "2", "3", "5"]
+    assert whole.elements["all"]["hidden"]
+    assert "no round is finished in this range" in Shown(status(), "#from=9&to=12").text("chart")
+    assert Shown(status(), "#from=x&to=-5").text("state") == "training"
+
+
+def test_events_the_bigram_line_the_checkpoint_the_disk_and_the_wait_are_shown() -> None:
+    now = time.time()
+    shown = Shown(
+        status(
+            events=((now - 20, "worker a/0 joined"), (now - 10, "worker a/0 lost: killed")),
+            bigram_loss=2.9,
+            learning_rate=0.00123456,
+            checkpoint_round=6,
+            checkpoint_at=now - 42,
+            disk_free=41_200_000_000,
+            waiting_for=("laptop/1",),
+            waiting_since=now - 12,
+        )
+    )
+    first, second = shown.elements["events"]["children"]
+    assert first["text"].endswith("worker a/0 lost: killed")
+    assert second["text"].endswith("worker a/0 joined")
+    assert re.search(r"4\d ssince the checkpoint of round 6", shown.text("tiles"))
+    assert "0.001235learning rate" in shown.text("tiles")
+    assert "41.2 GBfree on the disk" in shown.text("tiles")
+    assert re.fullmatch(r"waiting for laptop/1 \(1\d s\)", shown.text("waiting"))
+    assert not shown.elements["bigram"]["hidden"]
+    dashed = [part for part in shown.elements["chart"]["children"] if "stroke-dasharray" in part["attributes"]]
+    assert len(dashed) == 1
+    plain = Shown(status())
+    assert (plain.text("waiting"), plain.text("events")) == ("", "none yet")
+    assert plain.elements["bigram"]["hidden"]
 
 
 def test_a_mixture_has_a_row_for_every_composer(mixture: Shown) -> None:

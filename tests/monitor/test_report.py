@@ -11,7 +11,7 @@ from run_story import ENDING, EVENTS, FACTS, METRICS, PARAMS, event, history, jo
 from planetary.core.errors import UserError
 from planetary.fabric.protocol.status import MixtureMetrics, ShardMetrics
 from planetary.monitor.picture import draw, tokens_at_losses, write_picture
-from planetary.monitor.recovery import Spread, recoveries, spread
+from planetary.monitor.recovery import Loss, Spread, losses, recoveries, spread
 from planetary.monitor.replay import status_of
 from planetary.monitor.report import build_report, write_report
 from planetary.monitor.run_folder import (
@@ -39,6 +39,29 @@ def test_a_lost_worker_is_timed_until_its_lease_trains_again() -> None:
     (one,) = recoveries(EVENTS)
     assert (one.worker, one.pid, one.lease, one.lost_at) == ("n/1", 2, 3, 118.0)
     assert (one.rejoined_s, one.reassigned_s, one.trained_again_s) == (1.0, 1.5, 2.0)
+
+
+def test_what_faults_cost_is_counted_in_rounds_and_tokens() -> None:
+    accepted = {"tokens": 100, "loss": 2.0, "seconds": 1.0}
+    story = [
+        lease(1.0, "lease_assigned", 1, "a", 1),
+        lease(2.0, "delta_accepted", 1, "a", 1, **accepted),
+        event(3.0, "round_finished", round=1, tokens_total=100),
+        lease(4.0, "delta_accepted", 2, "a", 2, **accepted),
+        event(5.0, "round_finished", round=2, tokens_total=200),
+        lease(6.0, "delta_accepted", 3, "a", 3, **accepted),
+        lost(7.0, "b") | {"silent_s": 0.25},
+        lease(7.0, "lease_returned", 4, "b", 3, to="round", reason="lost", steps=3),
+    ]
+    assert losses(story, 5) == Loss(rounds=0, tokens=60)  # three of five steps
+    withdrawn = [*story, lease(8.0, "delta_withdrawn", 3, "a", 3, reason="the worker that held it was lost")]
+    assert losses(withdrawn, 5) == Loss(rounds=0, tokens=160)
+    back = event(9.0, "rolled_back", mark={"round": 1, "tokens_total": 100}, reason="it was lost")
+    assert losses([*story, back], 5) == Loss(rounds=1, tokens=60 + 100 + 100)
+    resumed = event(9.0, "run_resumed", run="demo", rounds=3, mark={"round": 2, "tokens_total": 200})
+    assert losses([*story, resumed], 5) == Loss(rounds=0, tokens=60 + 100)
+    faults = build_report(history(events=[*EVENTS, *story[6:], back])).faults
+    assert (faults.rounds_lost, faults.detected.count, faults.detected.max_s) == (1, 1, 0.25)
 
 
 def test_another_worker_may_take_over_the_lease_in_a_later_round() -> None:

@@ -155,21 +155,22 @@ def _workers(status: RunStatus) -> RenderableType:
         busy = worker.state == "training"
         table.add_row(
             Text(one_line(worker.name)),
-            Text(f"● {worker.state}", style=_WORKER_STYLE[worker.state]),
+            Text(f"● {worker.state}", style="yellow" if worker.slow else _WORKER_STYLE[worker.state]),
             str(worker.round) if worker.round else "-",
             f"{worker.step}/{status.inner_steps}" if busy and status.inner_steps else "-",
             human.loss(worker.loss if busy else None),
             Text(str(worker.lost_count), style="red" if worker.lost_count else "dim"),
             Text(one_line(" ".join(filter(None, (worker.backend, worker.target)))), style="dim"),
         )
+    below = [Text(one_line(f"{w.name} is slow: {w.slow}"), style="yellow", overflow="fold") for w in shown if w.slow]
     if hidden:
-        return Group(table, Text(f"and {hidden} more workers", style="dim"))
-    return table
+        below.append(Text(f"and {hidden} more workers", style="dim"))
+    return Group(table, *below) if below else table
 
 
 def workers_shown(workers: tuple[WorkerStatus, ...], limit: int) -> tuple[list[WorkerStatus], int]:
-    """Return the workers to list and how many are left out: lost ones first when there are too many."""
+    """Return the workers to list and how many are left out: lost and slow ones first when there are too many."""
     if len(workers) <= limit:
         return list(workers), 0
-    urgent = sorted(workers, key=lambda worker: (worker.state != "lost", -worker.lost_count))
+    urgent = sorted(workers, key=lambda worker: (worker.state != "lost", not worker.slow, -worker.lost_count))
     return urgent[:limit], len(workers) - limit

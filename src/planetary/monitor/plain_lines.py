@@ -34,7 +34,7 @@ def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
 
 def _stage_times(before: RunStatus | None, after: RunStatus) -> list[str]:
     """Return how long a stage that ended took, where that was a second or more."""
-    if before is None or not before.stage_since or before.stage.startswith("waiting"):
+    if before is None or not before.stage_since or not before.stage or before.stage.startswith("waiting"):
         return []
     seconds = after.stage_since - before.stage_since
     return [f"{before.stage}: took {human.duration(seconds)}"] if seconds >= 1 else []
@@ -59,6 +59,10 @@ def _worker_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
         old = known.get(worker.name)
         if worker.lost_count > (old.lost_count if old else 0):
             lines.append(f"worker {worker.name} was lost (pid {old.pid if old else worker.pid})")
+        if worker.slow and not (old and old.slow):
+            lines.append(f"worker {worker.name} is slow: {worker.slow}")
+        elif old and old.slow and not worker.slow and worker.state != "lost":
+            lines.append(f"worker {worker.name} is not slow any more")
         here = worker.state in _PRESENT
         was_here = old is not None and old.state in _PRESENT
         if here and (not was_here or (old is not None and old.pid != worker.pid)):

@@ -20,6 +20,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     lost_at: float  # Unix time in seconds
     reason: str
     lease: int | None  # that it held; None: it was idle or evaluating
+    detected_s: float | None = None  # from its last sign of life until it counted as lost
     reassigned_s: float | None = None  # until the lease was given to a worker again
     trained_again_s: float | None = None  # until that worker began the lease's first inner step
     rejoined_s: float | None = None  # until a worker of the same name was ready again
@@ -72,6 +73,7 @@ def recoveries(events: Iterable[Event]) -> list[Recovery]:
                         lost_at=t,
                         reason=str(event.get("reason", "")),
                         lease=lease,
+                        detected_s=event.get("silent_s"),
                     )
                     rejoin.setdefault(worker, []).append(len(done))
                     if lease is not None:
@@ -80,6 +82,43 @@ def recoveries(events: Iterable[Event]) -> list[Recovery]:
                         reassign[lease] = len(done)
                     done.append(entry)
     return done
+
+
+class Loss(msgspec.Struct, frozen=True, kw_only=True):
+    """What was trained and does not count."""
+
+    rounds: int = 0  # finished ones that a run went back from, or that a resumed run trains again
+    tokens: int = 0  # of these rounds, of contributions that were withdrawn or void, and of steps of lost leases
+
+
+def losses(events: Iterable[Event], inner_steps: int) -> Loss:
+    """Return what all faults of a run cost; `inner_steps` are those of a lease.
+
+    Steps of a lease that was lost count as far as its worker had reported them.
+    """
+    rounds = tokens = done = done_tokens = lease_tokens = 0
+    under_way: dict[int, dict[int, int]] = {}  # round -> task -> tokens that were accepted
+    steps = 0
+    for event in events:
+        match event.get("event"):
+            case "delta_accepted":
+                lease_tokens = int(event.get("tokens", 0))
+                under_way.setdefault(event["round"], {})[event["task"]] = lease_tokens
+            case "delta_withdrawn":
+                tokens += under_way.get(event["round"], {}).pop(event["task"], 0)
+            case "lease_returned":
+                steps += int(event.get("steps", 0))
+            case "round_finished":
+                done, done_tokens = event["round"], int(event.get("tokens_total", done_tokens))
+                under_way.pop(done, None)
+            case "run_resumed" | "rolled_back":
+                mark = event.get("mark", {})
+                rounds += max(0, done - int(mark.get("round", done)))
+                tokens += max(0, done_tokens - int(mark.get("tokens_total", done_tokens)))
+                tokens += sum(sum(tasks.values()) for tasks in under_way.values())
+                under_way.clear()
+                done, done_tokens = int(mark.get("round", done)), int(mark.get("tokens_total", done_tokens))
+    return Loss(rounds=rounds, tokens=tokens + steps * lease_tokens // max(1, inner_steps))
 
 
 class Spread(msgspec.Struct, frozen=True):

@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 import msgspec
 
+from planetary.fabric.protocol.news import LastingNews, news_of
+from planetary.fabric.protocol.records import AnyRecord
 from planetary.fabric.protocol.status import (
     FINAL_STATES,
+    MOST_EVENTS,
     RoundMetrics,
     RunState,
     RunStatus,
@@ -19,6 +22,7 @@ from planetary.fabric.protocol.status import (
 )
 from planetary.monitor.run_folder import Event, RunHistory
 
+_SILENT = frozenset({"round_finished", "lease_assigned", "lease_started", "delta_accepted", "round_started"})
 _ROUNDS_FOR_SPEED = 3  # the newest rounds say how long the next ones take
 
 
@@ -29,12 +33,15 @@ def status_of(history: RunHistory) -> RunStatus:
     started_at, rounds, open_round = 0.0, 0, 0
     under_way: set[int] = set()  # rounds; two where they overlap
     ended_at: float | None = None
+    checkpoint: tuple[int, float | None] = (0, None)
     workers: dict[str, WorkerStatus] = {}
     for event in history.events:
         name = event.get("event")
         workers = _workers_after(workers, event)
         under_way = _under_way_after(under_way, event)
         match name:
+            case "checkpoint_written":
+                checkpoint = int(event["round"]), float(event.get("t", 0.0))
             case "run_started" | "run_resumed":
                 started_at = started_at or float(event.get("t", 0.0))
                 rounds = int(event.get("rounds", rounds))
@@ -75,10 +82,54 @@ def status_of(history: RunHistory) -> RunStatus:
         started_at=started_at,
         ended_at=ended_at,
         seconds_left=seconds / len(recent) * max(0, rounds - done) if recent and not over else None,
-        workers=tuple(workers[key] for key in sorted(workers)),
+        workers=tuple(_with_pace(workers[key], metrics) for key in sorted(workers)),
         message=message,
         mixture=newest_mixture(metrics),
+        notes=_notes(history.events),
+        events=_told(history.events),
+        bigram_loss=history.facts.bigram_loss if history.facts else None,
+        checkpoint_round=checkpoint[0],
+        checkpoint_at=checkpoint[1],
     )
+
+
+def _told(events: Sequence[Event]) -> tuple[tuple[float, str], ...]:
+    """Return the newest events with what the gateway said of them; rounds have their line of metrics."""
+    told: list[tuple[float, str]] = []
+    for event in reversed(events):
+        if len(told) == MOST_EVENTS:
+            break
+        if event.get("event") in _SILENT:
+            continue
+        try:
+            record = msgspec.convert(event, AnyRecord)
+        except msgspec.ValidationError:  # of another kind of run, or another version
+            continue
+        if text := news_of(record):
+            told.append((record.t, text))
+    return tuple(reversed(told))
+
+
+def _notes(events: Sequence[Event]) -> tuple[str, ...]:
+    """Return what people must not miss, as the gateway said it."""
+    lasting, told = LastingNews(), []
+    for event in events:
+        try:
+            record = msgspec.convert(event, AnyRecord)
+        except msgspec.ValidationError:  # of another kind of run, or another version
+            continue
+        told.append(lasting.of(record))
+    return tuple(note for note in told if note)
+
+
+def _with_pace(worker: WorkerStatus, metrics: Sequence[RoundMetrics]) -> WorkerStatus:
+    """Add what the newest line of metrics that has a contribution of the worker says of its speed."""
+    for line in reversed(metrics):
+        for own in line.contributions:
+            if own.worker == worker.name and own.seconds is not None:
+                steps = max(1, line.inner_steps)
+                return msgspec.structs.replace(worker, step_s=own.seconds / steps, share=own.share)
+    return worker
 
 
 def _under_way_after(rounds: set[int], event: Event) -> set[int]:
@@ -112,6 +163,8 @@ def _news(event: Event) -> str:
             return f"{event['worker']} failed: {reason}"
         case "checkpoint_failed":
             return f"no checkpoint of round {event['round']}: {reason}"
+        case "run_paused":
+            return f"the run pauses: {reason}"
         case "stalled":
             return f"stalled: {event.get('why', '')}"
     return ""
@@ -137,15 +190,27 @@ def _workers_after(workers: dict[str, WorkerStatus], event: Event) -> dict[str, 
                 device=event.get("device", ""),
                 chosen=event.get("chosen", ""),
                 verified=event.get("verified", ""),
+                address=event.get("address", ""),
             )
         case "worker_refused":
             new = msgspec.structs.replace(old, state="stopped", pid=pid)
         case "worker_lost":
-            new = msgspec.structs.replace(old, state="lost", lost_count=old.lost_count + 1)
+            new = msgspec.structs.replace(old, state="lost", lost_count=old.lost_count + 1, slow="")
+        case "worker_slow":
+            new = msgspec.structs.replace(old, slow=event.get("reason", ""))
+        case "worker_recovered":
+            new = msgspec.structs.replace(old, slow="")
         case "lease_assigned" | "lease_started":
             new = msgspec.structs.replace(old, state="training", pid=pid, round=int(event["round"]))
         case "delta_accepted":
-            new = msgspec.structs.replace(old, state="ready", loss=event.get("loss"))
+            new = msgspec.structs.replace(
+                old,
+                state="ready",
+                loss=event.get("loss"),
+                last_contribution_at=event.get("t"),
+                transfer_s=event.get("transfer_s"),
+                version_lag=event.get("version_lag"),
+            )
         case "delta_rejected" | "task_failed":
             new = msgspec.structs.replace(old, state="ready")
         case _:

@@ -11,7 +11,8 @@ import msgspec
 
 from planetary.artifacts.store import write_atomically
 from planetary.fabric.protocol.status import RoundMetrics, newest_mixture
-from planetary.monitor.recovery import Recovery, Spread, recoveries, spread
+from planetary.monitor.parts import WorkerPart, workers_of
+from planetary.monitor.recovery import Recovery, Spread, losses, recoveries, spread
 from planetary.monitor.run_folder import Event, RunFacts, RunHistory
 
 BYTES_PER_FLOAT = 4
@@ -61,6 +62,9 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     tasks_failed: int
     checkpoints_failed: int
     resumes: int
+    rounds_lost: int  # finished ones that the run went back from, or trained again after a resume
+    tokens_lost: int  # that were trained and do not count
+    detected: Spread  # from the last sign of life of a lost worker until the gateway counted it as lost
     reassigned: Spread  # until the lost worker's lease was given out again
     trained_again: Spread  # until its first inner step began
     rejoined: Spread  # until the worker itself was back
@@ -94,6 +98,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     speed: Speed
     traffic: Traffic
     faults: Faults
+    workers: tuple[WorkerPart, ...]  # by name; empty where the kind of run does not measure them
     mixture: Mixture | None
     setup: RunFacts | None
 
@@ -102,13 +107,15 @@ def build_report(history: RunHistory) -> Report:
     """Return the report of a run, finished or not."""
     facts = history.facts
     params = facts.params if facts else next((e.get("params") for e in history.events if "params" in e), None)
+    steps = facts.inner_steps if facts else history.metrics[-1].inner_steps if history.metrics else 1
     return Report(
         run=facts.run if facts else history.name,
         outcome=_outcome(history.events),
         quality=_quality(history.metrics, history.baseline, facts),
         speed=_speed(history.events, history.metrics),
         traffic=_traffic(history.metrics, params),
-        faults=_faults(history.events),
+        faults=_faults(history.events, steps),
+        workers=workers_of(history.events, history.metrics),
         mixture=_mixture(history.metrics),
         setup=facts,
     )
@@ -224,11 +231,12 @@ def _mixture(metrics: Sequence[RoundMetrics]) -> Mixture | None:
     )
 
 
-def _faults(events: Sequence[Event]) -> Faults:
+def _faults(events: Sequence[Event], inner_steps: int) -> Faults:
     def number_of(name: str) -> int:
         return sum(event.get("event") == name for event in events)
 
-    each = recoveries(events)
+    each, lost = recoveries(events), losses(events, inner_steps)
+    seen = {(r.worker, r.lost_at): r.detected_s for r in each if r.detected_s is not None}
     return Faults(
         workers_lost=number_of("worker_lost"),
         workers_joined=number_of("worker_joined"),
@@ -237,6 +245,9 @@ def _faults(events: Sequence[Event]) -> Faults:
         tasks_failed=number_of("task_failed"),
         checkpoints_failed=number_of("checkpoint_failed"),
         resumes=number_of("run_resumed"),
+        rounds_lost=lost.rounds,
+        tokens_lost=lost.tokens,
+        detected=spread(list(seen.values())),
         reassigned=spread([r.reassigned_s for r in each if r.reassigned_s is not None]),
         trained_again=spread([r.trained_again_s for r in each if r.trained_again_s is not None]),
         rejoined=spread([r.rejoined_s for r in each if r.rejoined_s is not None]),

@@ -1,0 +1,72 @@
+"""What every sink is: a place outside the run folder that gets its metrics and events."""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+
+from planetary.core.config import Config
+from planetary.core.errors import UserError
+from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.journal import Record
+
+
+class SinkRun(msgspec.Struct, frozen=True):
+    """The run that a sink gets."""
+
+    name: str
+    folder: Path
+    config: Config
+    identity: str  # of the run, in hexadecimal; the same when the run is resumed
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The configuration as `section.key` -> value, without the sinks, whose addresses may be secret."""
+        tables = msgspec.to_builtins(self.config)
+        return {
+            f"{section}.{key}": value
+            for section, table in tables.items()
+            if isinstance(table, dict)
+            for key, value in table.items()
+        }
+
+
+class Sink(ABC):
+    """One place. All methods are called on one thread of its own; they may block, and raise what they like.
+
+    `load` comes first, when the gateway starts, and `open` when the run begins; it comes again before the next call if
+    it raised. Other calls that raise are not repeated.
+    """
+
+    def load(self) -> None:
+        """Import what the sink needs. Raises `UserError` when it is not installed, or not configured."""
+
+    @abstractmethod
+    def open(self, run: SinkRun) -> None:
+        """Begin, or go on with what an earlier gateway of the same run folder began."""
+
+    def wants(self, item: RoundMetrics | Record) -> bool:
+        """Whether the sink does anything with what would be written to it."""
+        return True
+
+    def write_round(self, line: RoundMetrics) -> None:
+        """Take the metrics of a round. A run that went back trains a round again, under its old number."""
+
+    def write_event(self, record: Record) -> None:
+        """Take a record of the journal, with its time."""
+
+    def close(self, ok: bool) -> None:
+        """Flush and end; `ok`: the run finished."""
+
+
+def extra_module(module: str, extra: str) -> ModuleType:
+    """Import a module that an extra brings. Raises `UserError` with the extra's name when it is not installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"{error}; install it with: pip install 'planetary-compute[{extra}]'") from None

@@ -1,0 +1,46 @@
+"""Event files for TensorBoard."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planetary.core.configuration.sinks import TensorboardSink
+from planetary.fabric.protocol.news import news_of
+from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.journal import Record
+from planetary.monitor.sinks.scalars import scalars_of
+from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
+
+
+class Tensorboard(Sink):
+    """Scalars over rounds, and events as text. A resumed run writes another file into the same folder."""
+
+    def __init__(self, options: TensorboardSink) -> None:
+        self._options = options
+        self._writer: Any = None
+        self._round = 0
+
+    def load(self) -> None:
+        """See `Sink`."""
+        extra_module("tensorboardX", "tensorboard")
+
+    def open(self, run: SinkRun) -> None:
+        """See `Sink`."""
+        module = extra_module("tensorboardX", "tensorboard")
+        self._writer = module.SummaryWriter(str(run.folder / (self._options.folder or "tensorboard")))
+
+    def write_round(self, line: RoundMetrics) -> None:
+        """See `Sink`."""
+        for name, value in scalars_of(line).items():
+            self._writer.add_scalar(name, value, line.round)
+        self._writer.flush()
+        self._round = line.round
+
+    def write_event(self, record: Record) -> None:
+        """See `Sink`."""
+        if text := news_of(record):
+            self._writer.add_text("events", text, self._round, walltime=record.t)
+
+    def close(self, ok: bool) -> None:
+        """See `Sink`."""
+        self._writer.close()

@@ -1,0 +1,62 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from planetary.core.configuration.sinks import WandbSink
+from planetary.fabric.protocol.news import news_of
+from planetary.fabric.protocol.records import RunFinished
+from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.journal import Record
+from planetary.monitor.sinks.scalars import scalars_of
+from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
+
+INIT_S = 60.0  # that the server gets to answer
+
+
+class Wandb(Sink):
+    """One run there for a run folder here: a resumed run goes on under the same identifier."""
+
+    def __init__(self, options: WandbSink) -> None:
+        self._options = options
+        self._run: Any = None
+        self._events: Counter[str] = Counter()
+
+    def load(self) -> None:
+        """See `Sink`."""
+        extra_module("wandb", "wandb")
+
+    def open(self, run: SinkRun) -> None:
+        """See `Sink`."""
+        wandb = extra_module("wandb", "wandb")
+        self._run = wandb.init(
+            project=self._options.project,
+            entity=self._options.entity or None,
+            name=self._options.name or run.name,
+            id=run.identity,
+            resume="allow",
+            mode=None if self._options.mode == "auto" else self._options.mode,
+            dir=str(run.folder),
+            config=run.parameters,
+            settings=wandb.Settings(console="off", init_timeout=INIT_S, silent=True, x_disable_stats=True),
+        )
+        # A run that went back logs lower numbers of rounds, which wandb's own counter of steps may not do.
+        self._run.define_metric("*", step_metric="round")
+
+    def write_round(self, line: RoundMetrics) -> None:
+        """See `Sink`."""
+        events = {f"events/{name}": count for name, count in self._events.items()}
+        self._run.log({"round": line.round, **scalars_of(line), **events})
+
+    def write_event(self, record: Record) -> None:
+        """See `Sink`."""
+        if news_of(record):
+            self._events[str(type(record).__struct_config__.tag)] += 1
+        if isinstance(record, RunFinished):
+            self._run.summary["outcome"] = record.reason
+
+    def close(self, ok: bool) -> None:
+        """See `Sink`."""
+        self._run.finish(exit_code=0 if ok else 1)

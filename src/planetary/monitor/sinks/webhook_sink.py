@@ -1,0 +1,66 @@
+"""A POST of JSON for events that somebody wants to be woken up by; with the standard library alone."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+
+import msgspec
+
+from planetary.core.configuration.sinks import WebhookSink
+from planetary.core.errors import PeerError, UserError
+from planetary.fabric.protocol.news import news_of
+from planetary.fabric.protocol.status import RoundMetrics
+from planetary.machine.journal import Record
+from planetary.monitor.sinks.sink import Sink, SinkRun
+from planetary.version import __version__
+
+TIMEOUT_S = 10.0
+
+
+class Webhook(Sink):
+    """Posts `{"run", "text", "event", "t", ...}`: a sentence, which chat services show, and the record's own keys."""
+
+    def __init__(self, options: WebhookSink) -> None:
+        self._options = options
+        self._url, self._run = "", ""
+
+    def load(self) -> None:
+        """See `Sink`."""
+        name = self._options.url_env
+        self._url = self._options.url or os.environ.get(name, "")
+        if not self._url.startswith(("http://", "https://")):
+            raise UserError(f"the environment variable {name} has no URL with http:// or https:// for the webhook")
+
+    def open(self, run: SinkRun) -> None:
+        """See `Sink`."""
+        self._run = run.name
+
+    def wants(self, item: RoundMetrics | Record) -> bool:
+        """See `Sink`."""
+        return isinstance(item, Record) and type(item).__struct_config__.tag in self._options.events
+
+    def write_event(self, record: Record) -> None:
+        """See `Sink`."""
+        event = str(type(record).__struct_config__.tag)
+        text = news_of(record) or event.replace("_", " ")
+        body = {"run": self._run, "text": f"{self._run}: {text}", **msgspec.to_builtins(record)}
+        request = urllib.request.Request(
+            self._url,
+            data=msgspec.json.encode(body),
+            headers={"Content-Type": "application/json", "User-Agent": f"planetary/{__version__}"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+                pass
+        except urllib.error.HTTPError as error:
+            raise PeerError(f"{self._place} answered {error.code} {error.reason}") from None
+        except OSError as error:
+            raise PeerError(f"cannot reach {self._place}: {getattr(error, 'reason', error)}") from None
+
+    @property
+    def _place(self) -> str:
+        """The host alone: the rest of the address may be a secret."""
+        return urllib.parse.urlsplit(self._url).netloc.rpartition("@")[2]

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from planetary.core.config import Config, load_config
-from planetary.core.configuration.experiment import DEFAULTS, EXPERIMENT_KEYS, FIXED, NO_EFFECT, REFUSED
+from planetary.core.configuration.experiment import (
+    DEFAULTS,
+    EXPERIMENT_KEYS,
+    FIXED,
+    NO_EFFECT,
+    REFUSED,
+    WANDB_KEYS,
+)
+from planetary.core.configuration.sinks import WandbSink
 from planetary.core.configuration.strict import FIELDS
 from planetary.core.errors import UserError
 
@@ -52,9 +60,9 @@ def test_every_key_of_an_experiment_is_mapped_or_named(tmp_path: Path, caplog: p
     assert (config.optimizer.learning_rate, config.outer.momentum) == (0.0006, 0.8)
     assert config.run.name == "first-try"
     named = [record.getMessage() for record in caplog.records]
-    assert len(named) == 2
+    assert len(named) == 1
+    assert config.sinks == (WandbSink(project="planets", entity="team"),)
     assert any("trial.json: chunk_size: no effect: a lease is always" in line for line in named)
-    assert any("wandb_project, wandb_entity: no effect: metrics are not sent to wandb" in line for line in named)
 
 
 def test_every_mapped_key_exists_and_none_is_in_two_lists() -> None:
@@ -62,7 +70,9 @@ def test_every_mapped_key_exists_and_none_is_in_two_lists() -> None:
         section, key = dotted.split(".")
         assert key in FIELDS[section]
     assert not set(EXPERIMENT_KEYS) & set(NO_EFFECT)
-    assert not set(REFUSED) & {*EXPERIMENT_KEYS, *NO_EFFECT}
+    assert not set(REFUSED) & {*EXPERIMENT_KEYS, *NO_EFFECT, *WANDB_KEYS}
+    assert not set(WANDB_KEYS) & {*EXPERIMENT_KEYS, *NO_EFFECT}
+    assert set(WANDB_KEYS.values()) <= set(WandbSink.__struct_fields__)
     assert set(DEFAULTS) <= set(EXPERIMENT_KEYS)
     for section, fixed in FIXED.items():
         assert set(fixed) <= set(FIELDS[section])

@@ -22,6 +22,17 @@ def test_the_first_damaged_version_is_compared_with_the_best_before_it() -> None
     assert first_damaged({}, 0.25) is None
 
 
+def test_a_model_that_learns_its_data_by_heart_is_not_damaged() -> None:
+    held_out = {version: 2.0 + 0.2 * version for version in range(20)}  # to 5.8
+    falling = {round_: 3.0 / round_ for round_ in range(1, 20)}
+    assert first_damaged(held_out, 0.25, falling) is None
+    assert first_damaged(held_out, 0.25) == 4
+    rising = {round_: 2.0 + 0.2 * round_ for round_ in range(1, 20)}  # as whoever makes it worse bit by bit gets it
+    assert first_damaged(held_out, 0.25, rising) == 6
+    assert first_damaged(held_out | {12: 8.0}, 0.25, falling) == 12
+    assert first_damaged({0: 5.5, 1: 4.0, 2: 3.0, 3: 3.5, 4: 4.5}, 0.25, {1: 5.5, 2: 4.0, 3: 3.0, 4: 3.4}) == 4
+
+
 def test_rounds_after_a_retreat_are_cautious() -> None:
     assert not is_cautious(3, [4])
     assert is_cautious(4, [4])

@@ -64,21 +64,31 @@ class Bench:
         products = tuple(tuple(float(value) for value in row) for row in deltas @ deltas.T)
         return Table(tuple(tasks), products, 1.0, 10**6)
 
-    def join(self, name: str) -> int:
+    def join(self, name: str, *, identity: str = "", token: str = "") -> int:
         """A worker connects and loads its job; returns its session."""
-        session = self.connect(name)
+        session = self.connect(name, identity=identity, token=token)
         self.tell(e.Received(session, m.Ready(artifact="a" * 64, opt_state_round=0)))
         return session
 
-    def connect(self, name: str, *, trial: bool = False, roles: tuple[str, ...] = ()) -> int:
+    def connect(
+        self,
+        name: str,
+        *,
+        trial: bool = False,
+        roles: tuple[str, ...] = (),
+        identity: str = "",
+        token: str = "",
+        worker: str = "",
+    ) -> int:
         """A worker connects and is given its job; returns its session."""
         self._sessions += 1
         hello = m.Hello(
             role="worker",
             protocol=m.FABRIC.version,
             software="test",
-            token="",
-            worker=f"{name}/0",
+            token=token,
+            identity=identity,
+            worker=worker or f"{name}/0",
             node=name,
             pid=1,
             backend="cpu",

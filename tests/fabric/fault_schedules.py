@@ -175,9 +175,11 @@ def check_the_ledger_sums_to_zero(state: ControllerState) -> None:
 
 
 def check_each_round_has_its_metrics(cluster: SimCluster) -> None:
-    """One line for each round, evaluated unless newer rounds overtook it twice."""
+    """One line for each round, with its held-out loss unless newer rounds overtook it twice."""
     metrics, last = cluster.metrics, cluster.controller.state.round
     assert sorted(metrics) == list(range(1, last + 1))
+    evaluated = {number: line.eval_loss for number, line in metrics.items() if line.eval_loss is not None}
+    assert evaluated == {number: loss for number, loss in cluster.controller.state.evals.items() if number in metrics}
     assert metrics[last].eval_loss is not None
 
 

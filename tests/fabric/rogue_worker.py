@@ -15,6 +15,8 @@ from planetary.fabric.protocol.messages import FABRIC
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
+from planetary.net.identity import Identity
+from planetary.net.invite import read
 from planetary.run.processes.announcement import Announcement
 from planetary.runtime.host import target_features
 from planetary.runtime.iree_executor import iree_version
@@ -39,7 +41,8 @@ def hello(name: str, token: str, **changes: object) -> m.Hello:
         "target_features": target_features("cpu", "host"),
         "iree_version": iree_version(),
     }
-    return m.Hello(**{**fields, **changes})  # type: ignore[arg-type]
+    greeting = m.Hello(**{**fields, **changes})  # type: ignore[arg-type]
+    return Identity(os.urandom(32)).sign(greeting, read(token).authority_fingerprint) if token else greeting
 
 
 async def knock(announced: Announcement, greeting: m.Hello, token: str | None = None) -> m.Welcome | m.Refused:

@@ -13,6 +13,7 @@ from planetary.fabric.protocol.records import (
     RoundFinished,
     RoundStarted,
     RunFinished,
+    RunPaused,
     TaskAborted,
     WorkerLost,
     WorkerRefused,
@@ -136,14 +137,14 @@ def test_a_backend_that_is_only_tried_may_be_wrong() -> None:
     assert bench.task_of(bench.join("n")) > 0
 
 
-def test_a_disk_that_stays_full_costs_no_round_but_is_no_success() -> None:
-    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=2), 2)
+def test_a_disk_that_stays_full_when_the_last_checkpoint_is_due_is_no_success() -> None:
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=2, checkpoint_every=ROUNDS), 2)
     cluster.disk.full = 10**9
     assert cluster.run(600.0), "hangs"
     journal = cluster.journal
     assert [r.round for r in journal if isinstance(r, RoundFinished)] == [1, 2, 3]
     tries = [r.round for r in journal if isinstance(r, CheckpointFailed)]
-    assert tries == [1, 2, *[3] * cluster.policy.last_checkpoint_tries]
+    assert tries == [3] * cluster.policy.last_checkpoint_tries
     end = journal[-1]
     assert isinstance(end, RunFinished)
     assert (end.ok, end.kind, end.round) == (False, "resource", 3)
@@ -152,8 +153,8 @@ def test_a_disk_that_stays_full_costs_no_round_but_is_no_success() -> None:
 
 
 def test_room_that_comes_back_saves_the_last_round() -> None:
-    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=2), 2)
-    cluster.disk.full = 2 + cluster.policy.last_checkpoint_tries - 1
+    cluster = SimCluster(0, small_training(rounds=ROUNDS, workers=2, checkpoint_every=ROUNDS), 2)
+    cluster.disk.full = cluster.policy.last_checkpoint_tries - 1
     assert cluster.run(600.0), "hangs"
     journal = cluster.journal
     assert [r.round for r in journal if isinstance(r, CheckpointWritten)] == [3]
@@ -161,6 +162,53 @@ def test_room_that_comes_back_saves_the_last_round() -> None:
     assert isinstance(end, RunFinished)
     assert (end.ok, end.kind) == (True, "done")
     assert [r.durable for r in journal if isinstance(r, RoundFinished)] == [False, False, True]
+
+
+@pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
+def test_a_run_pauses_when_the_next_checkpoint_cannot_be_written_either(mode: dict[str, bool]) -> None:
+    """It waits as long as it must, loses no round, and goes on by itself when there is room."""
+    cluster = SimCluster(0, small_training(rounds=6, workers=2, **mode), 2)
+    stalls, paused_s = set(), 120.0
+
+    def follow() -> None:
+        if cluster.gateway is None or cluster.gateway.controller is None:
+            return
+        paused = [r for r in cluster.gateway.notes if "pauses until there is room" in r]
+        if paused and cluster.disk.full > 10**6:
+            stalls.add(cluster.gateway.status().message)
+            if not stops:
+                stops.append(cluster.world.now)
+                cluster.world.after(paused_s, lambda: setattr(cluster.disk, "full", 0))
+
+    stops: list[float] = []
+    cluster.disk.full = 10**9
+    assert cluster.run(600.0, follow), "hangs"
+    journal = cluster.journal
+    assert cluster.finished is not None
+    assert cluster.finished.ok
+    assert [r.round for r in journal if isinstance(r, CheckpointFailed)] == [1, 2]
+    assert [r.round for r in journal if isinstance(r, RunPaused)] == [2]
+    assert [r.round for r in journal if isinstance(r, CheckpointWritten)] == [2, 3, 4, 5, 6]
+    [second] = [r for r in journal if isinstance(r, RoundFinished) and r.round == 2]
+    assert second.t > stops[0] + paused_s
+    assert any(text.startswith("the run waits until its checkpoint can be written: ") for text in stalls)
+    assert cluster.gateway is not None
+    assert "checkpoints are written again, beginning with that of round 2" in cluster.gateway.notes
+    assert cluster.gateway.status().checkpoint_round == 6
+
+
+def test_a_paused_run_can_be_stopped() -> None:
+    cluster = SimCluster(0, small_training(rounds=6, workers=2), 2)
+
+    def follow() -> None:
+        gateway = cluster.gateway
+        if gateway is not None and any("pauses until" in note for note in gateway.notes):
+            gateway.stop("stopped by SIGTERM")
+
+    cluster.disk.full = 10**9
+    assert cluster.run(600.0, follow), "hangs"
+    assert cluster.finished is not None
+    assert cluster.finished.kind == "stopped"
 
 
 def _until_a_checkpoint_is_being_written(bench: Bench) -> None:

@@ -103,7 +103,8 @@ def test_a_run_folder_has_one_gateway(tmp_path: Path, shared_cache: Path) -> Non
     assert events(tmp_path / "run")[-1]["ok"]
 
 
-def test_pcps_experiment_runs(tmp_path: Path, shared_cache: Path) -> None:
+def test_pcps_experiment_runs(tmp_path: Path, shared_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
     write_config(tmp_path)
     experiment = {
         "model_path": "planetary.models.nanochat:build",
@@ -224,28 +225,52 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_full_disk_costs_no_checkpoint_and_no_run(tmp_path: Path, shared_cache: Path, small_disk: Path) -> None:
+def test_a_run_on_a_full_disk_pauses_and_goes_on_when_there_is_room(
+    tmp_path: Path, shared_cache: Path, small_disk: Path
+) -> None:
+    folder = tmp_path / "run"
     config = write_config(tmp_path, train__rounds=5, fabric__latency_budget_s=0.5, checkpoint__keep=2)
-    ended = train(tmp_path, shared_cache, config, f"--run-dir={tmp_path / 'run'}")
-    journal = events(tmp_path / "run")
-    assert [e["round"] for e in journal if e["event"] == "checkpoint_written"] == [1, 2]
+    arguments = ("train", config, f"--run-dir={folder}", f"--cache={shared_cache}")
+    with started(*arguments, cwd=tmp_path, log=tmp_path / "train.log") as process:
+        wait_for("a pause", lambda: any(e["event"] == "run_paused" for e in events(folder)), process)
+        assert verify_checkpoint(small_disk / "round-000002") == ""
+        subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
+        assert process.wait(60) == 0, (tmp_path / "train.log").read_text()
+    journal, told = events(folder), (tmp_path / "train.log").read_text()
     failed = [e for e in journal if e["event"] == "checkpoint_failed"]
-    assert {e["round"] for e in failed} == {3, 4, 5}
+    assert [e["round"] for e in failed] == [3, 4]
     assert "No space left on device; the checkpoint of round 2 stays valid" in failed[0]["reason"]
-    # The run went on to its last round; what that gave is not kept, so it is not called a success.
+    assert [e["round"] for e in journal if e["event"] == "checkpoint_written"] == [1, 2, 4, 5]
     assert [e["round"] for e in journal if e["event"] == "round_finished"] == [1, 2, 3, 4, 5]
-    assert ended.code == CODE[ResourceError]
-    assert "what the last one gave could not be kept; round 2 is the newest that is" in ended.said
-    assert "make room" in ended.said
-    assert verify_checkpoint(small_disk / "round-000002") == ""
+    assert load_latest(small_disk).info.round == 5
+    assert "up to 5 are on the disk at once" in told
+    assert "the run will pause when a checkpoint does not fit" in told
+    assert "The run pauses until there is room; the newest is of round 2" in told
+    assert "checkpoints are written again, beginning with that of round 4" in told
 
-    # With room again the run goes on from there.
-    subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-    ended = train(tmp_path, shared_cache, f"--resume={tmp_path / 'run'}")
+
+def test_a_full_disk_at_the_end_is_no_success_and_no_loss(tmp_path: Path, shared_cache: Path, small_disk: Path) -> None:
+    """The disk becomes full after the start, and the one checkpoint is that of the last round."""
+    folder, ballast = tmp_path / "run", small_disk / "ballast"
+    config = write_config(tmp_path, train__rounds=5, fabric__latency_budget_s=0.5, checkpoint__every=5)
+    arguments = ("train", config, f"--run-dir={folder}", f"--cache={shared_cache}")
+    with started(*arguments, cwd=tmp_path, log=tmp_path / "train.log") as process:
+        wait_for("the start", lambda: events(folder), process)
+        ballast.write_bytes(bytes(550_000))
+        assert process.wait(60) == CODE[ResourceError], (tmp_path / "train.log").read_text()
+    told = " ".join((tmp_path / "train.log").read_text().split())
+    assert "what the last one gave could not be kept; round 0 is the newest that is" in told
+    assert "make room" in told
+    assert [e["round"] for e in events(folder) if e["event"] == "round_finished"] == [1, 2, 3, 4, 5]
+
+    # A start without room for one is refused; with room the run goes on from its newest checkpoint.
+    refused = train(tmp_path, shared_cache, f"--resume={folder}")
+    assert refused.code == CODE[ResourceError]
+    assert "make room there" in refused.said
+    ballast.unlink()
+    ended = train(tmp_path, shared_cache, f"--resume={folder}")
     assert ended.code == 0, ended.err
-    journal = events(tmp_path / "run")
-    resumed = [e for e in journal if e["event"] == "run_resumed"]
-    assert [e["mark"]["round"] for e in resumed] == [2]
+    assert [e["mark"]["round"] for e in events(folder) if e["event"] == "run_resumed"] == [0]
     assert load_latest(small_disk).info.round == 5
 
 

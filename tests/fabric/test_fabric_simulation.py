@@ -22,7 +22,7 @@ from planetary.simulation.faults import Fault
 from planetary.simulation.small_training import SmallTraining, encode_story, small_training
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_random_fault_schedules(block: int) -> None:
     sweep(range(block * 40, (block + 1) * 40)).require(RunResumed)
 
@@ -67,6 +67,7 @@ def test_an_epoch_ends_the_run_however_many_workers_come(nodes: int, mode: dict[
     assert cluster.journal[0].rounds == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])
 def test_an_epoch_ends_the_run_whatever_goes_wrong(mode: dict[str, bool]) -> None:
     sweep(range(3000, 3012), checkpoint_every=4, one_epoch=True, **mode)

@@ -9,6 +9,7 @@ from planetary.fabric.protocol.records import (
     RolledBack,
     RoundClosed,
     RunFinished,
+    RunPaused,
 )
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.small_training import small_training
@@ -35,6 +36,16 @@ def test_a_disk_that_is_full_is_told_once_until_there_is_room() -> None:
     assert news.of(END) == "the last checkpoints could not be written: the newest is of round 7"
 
 
+def test_a_run_that_pauses_says_so_and_for_what_it_waits() -> None:
+    news = LastingNews()
+    news.of(written(3))
+    news.of(CheckpointFailed(round=4, reason=FULL))
+    told = news.of(RunPaused(round=5, reason=FULL))
+    assert told.startswith("the checkpoint of round 5 could not be written either: writing failed: No space left")
+    assert told.endswith("The run pauses until there is room; the newest is of round 3")
+    assert news.of(written(5)) == "checkpoints are written again, beginning with that of round 5"
+
+
 def test_without_any_checkpoint_it_says_so() -> None:
     assert news_of_first_failure().endswith("there is none yet")
 
@@ -52,11 +63,11 @@ def test_going_back_from_damage_is_kept_and_going_back_for_a_lost_worker_is_not(
 
 
 def test_a_run_on_a_full_disk_says_so_in_its_notes() -> None:
-    cluster = SimCluster(0, small_training(rounds=3, workers=2), 2)
+    cluster = SimCluster(0, small_training(rounds=3, workers=2, checkpoint_every=3), 2)
     cluster.disk.full = 10**9
     assert cluster.run(600.0), "hangs"
     assert cluster.gateway is not None
     first, *_, last = cluster.gateway.notes
-    assert "the checkpoint of round 1 could not be written" in first
+    assert "the checkpoint of round 3 could not be written" in first
     assert "No space left on device" in first
     assert last == "the last checkpoints could not be written: there is none yet"

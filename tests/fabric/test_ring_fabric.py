@@ -11,7 +11,7 @@ from planetary.simulation.faults import Fault
 from planetary.simulation.small_training import encode_story, small_training
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_fault_schedules(block: int) -> None:
     sweep(range(block * 40, (block + 1) * 40), ring=True).require(DeltaWithdrawn, ReduceRetried)
 
@@ -31,6 +31,7 @@ def test_three_thousand_random_fault_schedules(block: int) -> None:
     sweep(range(first, first + 500), ring=True).require(DeltaWithdrawn, ReduceRetried)
 
 
+@pytest.mark.slow
 def test_rare_checkpoints() -> None:
     """The gateway gets the parameters rarely: newcomers and rolled back runs find those of a worker, or older ones."""
     assert sweep(range(2000, 2020), checkpoint_every=3, ring=True).records[RunResumed] > 0

@@ -38,7 +38,7 @@ def of(cluster: SimCluster, *kinds: type[AnyRecord]) -> list:
     return [record for record in cluster.journal if isinstance(record, kinds)]
 
 
-@pytest.mark.parametrize("block", range(2))
+@pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_fault_schedules(block: int) -> None:
     sweep(range(block * 40, (block + 1) * 40), overlap=True).require(DeltaWithdrawn, ReduceRetried)
 
@@ -58,6 +58,7 @@ def test_two_thousand_random_fault_schedules(block: int) -> None:
     sweep(range(first, first + 500), overlap=True).require(DeltaWithdrawn, ReduceRetried)
 
 
+@pytest.mark.slow
 def test_rare_checkpoints() -> None:
     """Newcomers get a worker's state through the gateway, and the next reduction waits for that."""
     assert sweep(range(2000, 2020), checkpoint_every=3, overlap=True).records[RunResumed] > 0

@@ -20,6 +20,9 @@ from planetary.machine.journal import replay
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
 RING = ("--set=sync.topology=ring", "--set=sync.precision=f64")
+STEPS = 8000
+# Long leases: both workers must be stopped within one, on a busy machine too. Patient connections: for as long.
+SLOW = ("--set=fabric.latency_budget_s=60", f"--set=train.inner_steps={STEPS}")
 SHORT = ("--rounds=2", "--set=train.inner_steps=200", "--set=outer.momentum=0.9")
 
 
@@ -52,9 +55,8 @@ def test_two_workers_end_with_the_stars_bits(tmp_path: Path, shared_cache: Path)
 def test_a_worker_killed_while_the_others_train_the_next_round_costs_a_retry(
     tmp_path: Path, shared_cache: Path
 ) -> None:
-    slow = ("--set=fabric.latency_budget_s=10", "--set=train.inner_steps=2000")
     overlap = ("--set=sync.topology=ring", "--set=sync.overlap=async")
-    run = KillableRun(tmp_path / "run", shared_cache, "--rounds=3", *overlap, *slow)
+    run = KillableRun(tmp_path / "run", shared_cache, "--rounds=3", *overlap, *SLOW)
     try:
         first = run.wait_for_event("lease_started", round=2)
         second = run.wait_for_event("lease_started", round=2)
@@ -82,14 +84,12 @@ def test_a_worker_killed_while_the_others_train_the_next_round_costs_a_retry(
     state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord), ControllerState())
     assert state.round == 3
     assert state.ledger.held == []
-    assert state.ledger.trained * 2000 * 2 * 16 == state.tokens_total
+    assert state.ledger.trained * STEPS * 2 * 16 == state.tokens_total
     assert load_latest(run.folder / "checkpoints").info.round == 3
 
 
 def test_a_worker_killed_in_mid_reduce_costs_a_retry(tmp_path: Path, shared_cache: Path) -> None:
-    # Patient connections: the processes are stopped for a while. Long leases: both must be stopped within one.
-    slow = ("--set=fabric.latency_budget_s=10", "--set=train.inner_steps=2000")
-    run = KillableRun(tmp_path / "run", shared_cache, "--rounds=3", *RING, *slow)
+    run = KillableRun(tmp_path / "run", shared_cache, "--rounds=3", *RING, *SLOW)
     try:
         first = run.wait_for_event("lease_started", round=2)
         second = run.wait_for_event("lease_started", round=2)
@@ -111,6 +111,6 @@ def test_a_worker_killed_in_mid_reduce_costs_a_retry(tmp_path: Path, shared_cach
     state = replay(read_json_lines(run.folder / "events.jsonl", AnyRecord), ControllerState())
     assert state.round == 3
     assert state.ledger.held == []
-    assert state.ledger.trained * 2000 * 2 * 16 == state.tokens_total
+    assert state.ledger.trained * STEPS * 2 * 16 == state.tokens_total
     assert withdrawn["lease"] in [r["lease"] for r in run.of("delta_accepted") if r["round"] > 2]
     assert load_latest(run.folder / "checkpoints").info.round == 3

@@ -18,12 +18,12 @@ from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.core.errors import PlanetaryError
 from planetary.core.step import FunctionSpec
-from planetary.data.slices import SliceOrder
+from planetary.data.slices import LeaseLedger, SliceOrder
 from planetary.data.token_file import TokenFile
-from planetary.fabric.controller.round_end import unreported
+from planetary.fabric.controller.round_end import lines_at_resume
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.records import RunStarted
+from planetary.fabric.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.moe.composer.composer_data import tokens_payload
@@ -316,8 +316,17 @@ class MixtureCluster:
         self.events.clear()
         records = [msgspec.json.decode(line, type=MixtureRecord) for line in self.journal]
         state = replay(records, MixtureState(steps_per_round=self.plan.steps_per_round))
-        late = unreported(records, {line.round for line in self.metrics}, state.round, self.plan.steps_per_round)
-        self._begin(state, [], late)
+        self.metrics, late = lines_at_resume(
+            records,
+            self.metrics,
+            state.round,
+            self.plan.steps_per_round,
+            evaluates=state.evaluates_last(self.policy.rounds),
+        )
+        mark = Mark(state.round, state.tokens_total, 1, LeaseLedger())
+        resumed = RunResumed(run="test", rounds=self.policy.rounds, mark=mark, config_hash="")
+        state.apply(resumed)
+        self._begin(state, [resumed], late)
         for worker in self.workers.values():
             self.connect(worker)
 

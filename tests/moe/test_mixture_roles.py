@@ -10,7 +10,7 @@ from mixture_cluster import MixtureCluster, make_plan
 
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EvalFinished, WorkerJoined
-from planetary.moe.controller.records import ShardGranted
+from planetary.moe.controller.records import ShardGranted, mixture_news
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
@@ -100,3 +100,14 @@ def test_the_flag_takes_the_names_that_the_kinds_of_run_have() -> None:
     assert Mixture.roles == tuple(OFFLOADED.roles)
     names = [role for kind in KINDS for role in kind.roles]
     assert len(set(names)) == len(names)
+
+
+def test_at_the_start_it_is_no_news_that_nobody_composes_yet(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, offloaded(tmp_path))
+    cluster._gateway()
+    assert cluster.controller.stalls.why == "waiting for a worker to connect"
+    for name in "ab":
+        cluster.start(name)
+    assert cluster.finish().ok
+    granted = of_kind(cluster, ShardGranted)
+    assert [mixture_news(record) for record in granted if not record.step] == [""] * len(granted)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import os
 import platform
 import re
 import shutil
@@ -275,6 +276,9 @@ def write_checkpoint(
     try:
         files.make_folder(folder)
         _remove(_leftovers(folder), folder, files)
+        free = files.free_bytes(folder)
+        if free is not None and free < _nbytes(checkpoint):  # rather than to fill the disk to the last byte
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         files.make_folder(temporary)
         _write_files(temporary, checkpoint, files)
         files.sync_folder(temporary)
@@ -356,8 +360,12 @@ def _remove(paths: Iterable[Path], folder: Path, files: DurableFiles) -> None:
             files.remove_tree(path)
 
 
+def _nbytes(checkpoint: Checkpoint) -> int:
+    return sum(2 * 4 * spec.size for spec in checkpoint.info.param_specs)
+
+
 def _failure(folder: Path, checkpoint: Checkpoint, error: OSError) -> str:
-    size = sum(2 * 4 * spec.size for spec in checkpoint.info.param_specs)
+    size = _nbytes(checkpoint)
     reason = error.strerror or str(error)
     kept = list_checkpoints(folder)
     before = f"the checkpoint of round {kept[-1].round} stays valid" if kept else "there is none before it"

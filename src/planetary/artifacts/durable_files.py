@@ -96,6 +96,11 @@ class DurableFiles:
         """Remove an empty folder."""
         path.rmdir()
 
+    def free_bytes(self, path: Path) -> int | None:
+        """Return how many bytes this user may still write where `path` is; None: it is not known."""
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
     def remove_tree(self, path: Path) -> None:
         """Remove a folder of files and folders, one by one."""
         for entry in sorted(path.iterdir()):

@@ -66,8 +66,7 @@ class JsonLinesWriter:
                 # Shrinking a file needs no space, so this also works on a full disk.
                 self._files.truncate(self._fd, self._size)
                 raise ResourceError(
-                    f"cannot append to {self.path}: {error.strerror or error}; "
-                    f"{self._size} bytes of earlier records are intact"
+                    f"cannot append to {self.path}: {error.strerror or error}; what was written before is intact"
                 ) from error
             self._size += len(line)
 

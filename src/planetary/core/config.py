@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from planetary.core.configuration.experiment import experiment_tables
+from planetary.core.configuration.pretrained import is_pretrained, pretrained_tables
 from planetary.core.configuration.ranges import show_found
 from planetary.core.configuration.schema import (
     CheckpointConfig,
@@ -34,8 +35,10 @@ from planetary.core.configuration.schema import (
     TrainConfig,
 )
 from planetary.core.configuration.strict import (
+    LISTS,
     SECTIONS,
     build_config,
+    check_entries,
     check_known,
     check_value,
     expects_text,
@@ -76,7 +79,8 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     """Read a TOML configuration, or PCP's `experiment.json`, with `overrides` in place of its values.
 
     What is checked is the result, so that an override can repair a file. See `apply_overrides` for their form. With a
-    compiled model the shape of the batch is the model's own (0) unless the file says one.
+    compiled model the shape of the batch is the model's own (0) unless the file says one. A folder with a pretrained
+    model is the model that it describes (see `configuration.pretrained`).
 
     Raises:
         UserError: the file cannot be read or parsed, an override is malformed, or a key is unknown, of the wrong type
@@ -105,7 +109,9 @@ def config_from_tables(tables: Mapping[str, Any], overrides: Iterable[str] = ())
     Raises:
         UserError: as `load_config` raises it.
     """
-    copied = {section: dict(table) if isinstance(table, Mapping) else table for section, table in tables.items()}
+    copied: dict[str, Any] = {
+        section: dict(table) if isinstance(table, Mapping) else table for section, table in tables.items()
+    }
     if isinstance(options := copied.get("model", {}), dict) and isinstance(options.get("options"), Mapping):
         options["options"] = dict(options["options"])  # an override may change it
     return _config_of(copied, overrides, origin="the configuration", folder=Path.cwd(), name="run")
@@ -114,6 +120,9 @@ def config_from_tables(tables: Mapping[str, Any], overrides: Iterable[str] = ())
 def _config_of(tables: dict[str, Any], overrides: Iterable[str], *, origin: str, folder: Path, name: str) -> Config:
     _make_paths_absolute(tables, folder)
     _override(tables, overrides, origin)
+    source = tables["model"].get("source") if isinstance(tables.get("model"), dict) else None
+    if isinstance(source, str) and not is_function(source) and is_pretrained(Path(source)):
+        tables = pretrained_tables(tables, Path(source))
     model, train = tables.get("model"), tables.setdefault("train", {})
     if isinstance(model, dict) and isinstance(train, dict):
         source = model.get("source")
@@ -136,12 +145,21 @@ def _toml_tables(text: str, origin: str) -> dict[str, Any]:
 def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
     """Complete every relative path among the values; what is no path, or not even text, stays as it is."""
 
-    def complete(section: str, key: str, names: Callable[[str], bool]) -> None:
-        table = tables.get(section)
-        value = table.get(key) if isinstance(table, dict) else None
-        if isinstance(table, dict) and isinstance(value, str) and value and "://" not in value and names(value):
+    def complete_in(table: dict[str, Any], key: str, names: Callable[[str], bool]) -> None:
+        value = table.get(key)
+        if isinstance(value, str) and value and "://" not in value and names(value):
             table[key] = str(folder / Path(value).expanduser())
 
+    def complete(section: str, key: str, names: Callable[[str], bool]) -> None:
+        if isinstance(table := tables.get(section), dict):
+            complete_in(table, key, names)
+
+    data = tables.get("data")
+    if isinstance(data, dict) and isinstance(sources := data.get("sources"), list):
+        data["sources"] = [dict(one) if isinstance(one, Mapping) else one for one in sources]
+        for one in data["sources"]:
+            if isinstance(one, dict):
+                complete_in(one, "source", lambda value: value != "stdlib")
     complete("model", "source", _names_a_path)
     complete("model", "weights", lambda value: True)
     complete("data", "source", lambda value: value != "stdlib")
@@ -173,10 +191,18 @@ def apply_overrides(config: Config, overrides: Iterable[str]) -> Config:
 
 
 def _override(tables: dict[str, Any], overrides: Iterable[str], place: str) -> None:
-    """Put `section.key=value` settings into tables of `place`; each is checked, but not whether they fit together."""
+    """Put `section.key=value` settings, and whole arrays of tables (`sinks=[…]`), into tables of `place`.
+
+    Each is checked, but not whether they fit together.
+    """
     for override in overrides:
         dotted, equals, text = override.partition("=")
         parts = dotted.strip().split(".")
+        if equals and dotted.strip() in LISTS:
+            origin = f"--set {dotted.strip()}"
+            tables[parts[0]] = _override_value(text.strip(), False, False, origin)
+            check_entries(parts[0], tables[parts[0]], origin)
+            continue
         if not equals or len(parts) < 2 or not all(parts):
             raise UserError(f"--set {override}: expected section.key=value, e.g. --set train.rounds=3")
         section, key, *inner = parts
@@ -213,10 +239,10 @@ def overrides_between(before: Config, after: Config) -> list[str]:
     old, new = msgspec.to_builtins(before), msgspec.to_builtins(after)
     return [
         f"{section}.{key}={toml_value(value)}"
-        for section, table in new.items()
-        for key, value in table.items()
+        for section in SECTIONS
+        for key, value in new[section].items()
         if value != old[section][key]
-    ]
+    ] + [f"{name}={toml_value(new[name])}" for name in LISTS if new[name] != old[name]]
 
 
 def to_toml(config: Config) -> str:

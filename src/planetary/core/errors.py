@@ -19,6 +19,9 @@ found, and what to do. Only the command line turns a class into an exit code.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class PlanetaryError(Exception):
     """Base of every error that planetary raises on purpose."""
@@ -76,3 +79,15 @@ class NumericsError(PlanetaryError):
 
 class ClosedError(PlanetaryError):
     """The object was closed or the run was stopped while something was under way."""
+
+
+def did_you_mean(word: str, known: Iterable[str], written: str = "{}") -> str:
+    """Return "; did you mean X?" with the member of `known` that looks like `word`, or "." if none does.
+
+    Args:
+        word: what somebody wrote.
+        known: what would be right.
+        written: how a member is shown.
+    """
+    near = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {written.format(near[0])}?" if near else "."

@@ -30,13 +30,25 @@ def is_sane(loss: float, best: float | None, rise: float) -> bool:
     return best is None or rise <= 0 or loss <= best * (1 + rise) + LOSS_MARGIN
 
 
-def first_damaged(losses: Mapping[int, float], rise: float) -> int | None:
-    """Return the first version, or round, whose loss is insane after those before it; None when all are sane."""
-    best = None
+def first_damaged(losses: Mapping[int, float], rise: float, training: Mapping[int, float] | None = None) -> int | None:
+    """Return the first version, or round, whose loss is insane after those before it; None when all are sane.
+
+    Args:
+        losses: version, or round -> nats per token.
+        rise: as in `is_sane`.
+        training: round -> training loss, where `losses` are held-out ones. Those of a model that learns its data by
+            heart rise far, but by less than `LOSS_MARGIN` from one to the next, and the training loss does not.
+    """
+    learned = {} if training is None else training
+    unlearned = first_damaged(learned, rise) if learned else 0
+    best = last = None
     for number in sorted(losses):
-        if not is_sane(losses[number], best, rise):
+        loss = losses[number]
+        by_heart = (unlearned is None or number < unlearned) and last is not None and loss <= last + LOSS_MARGIN
+        if not (is_sane(loss, best, rise) or by_heart):
             return number
-        best = losses[number] if best is None else min(best, losses[number])
+        best = loss if best is None else min(best, loss)
+        last = loss
     return None
 
 

@@ -40,6 +40,7 @@ class Opened(Event, frozen=True):
     """A connection was made; the handshake has been passed by the transport."""
 
     session: int
+    run: str = ""  # that the other side named
 
 
 class Received(Event, frozen=True):
@@ -65,6 +66,7 @@ class Closed(Event, frozen=True):
     reason: str
     refused: bool = False
     kind: str = ""  # of the failure for which a worker was refused
+    silent_s: float | None = None  # seconds since anything came from the other side; None: not known
 
 
 class StopRequested(Event, frozen=True):

@@ -85,6 +85,7 @@ class SimCluster:
         self._master: SimulatedMaster | None = None
         self._gateways = 0
         self._closing = False
+        self._was_stopped = False
         self.waits_for = ""
         self.most_kept = (0, 0)
         self._process = self._start_gateway()
@@ -226,15 +227,23 @@ class SimCluster:
         self.gateway = gateway
         try:
             await gateway.start()
-            self.finished = await gateway.run()
+            finished = await gateway.run()
         except ResourceError:
             return 7  # its disk is full; it is started again
+        if finished.kind != "stopped" or not self._was_stopped:
+            self.finished = finished
         return 0
 
     def _ended(self, process: Process) -> None:
-        """No process may end with an exception that is not the way in which its shell ends."""
+        """No process may end with an exception that is not the way in which its shell ends.
+
+        The supervisors leave a run that is stopped, and whoever resumes it lets them join again.
+        """
         if process.error is not None and not self._closing:
             self.failures.append(process.error)
+        for node in self.nodes:
+            if node.supervisor is process and self._was_stopped and self.finished is None and not self._closing:
+                self.world.after(RESTART_GATEWAY_S, node.join)
 
     def _gateway_ended(self, process: Process) -> None:
         if self.finished is not None or self._closing:
@@ -295,6 +304,11 @@ class SimCluster:
             case "lie":
                 self.gossip.lies[fault.worker] = fault.lie
                 self.world.after(fault.seconds, lambda: self.gossip.lies.pop(fault.worker, None))
+            case "stop_gateway":
+                hit = self.gateway is not None and self.finished is None
+                if self.gateway is not None:
+                    self._was_stopped = hit
+                    self.gateway.stop("the operator stops it")
             case "kill_gateway" | "cut_power":
                 hit = self.gateway is not None and self.finished is None
                 if hit:

@@ -194,6 +194,10 @@ class SimulatedFiles(DurableFiles):
         self._begin()
         super().remove_file(path)
 
+    def free_bytes(self, path: Path) -> int | None:
+        """See `DurableFiles`; the disk is full when it is told to be, and has no size."""
+        return None
+
     def remove_folder(self, path: Path) -> None:
         """See `DurableFiles`."""
         self._begin()

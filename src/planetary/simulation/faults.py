@@ -20,6 +20,7 @@ FaultKind = Literal[
     "deafen_node",  # nothing arrives at its node for a while; the others hear it
     "repeat_result",  # its last result is sent again
     "flip_blob",  # a bit changes in a file of its node's cache
+    "stop_gateway",  # the gateway is asked to stop, as by SIGTERM, and started again with --resume
     "kill_gateway",  # the gateway dies and is started again with --resume
     "kill_gateway_writing",  # the same, before one of its next operations on the disk
     "torn_write",  # the same, in the midst of a line of the journal or the metrics
@@ -42,6 +43,7 @@ KINDS: tuple[FaultKind, ...] = (
     "deafen_node",
     "repeat_result",
     "flip_blob",
+    "stop_gateway",
     "kill_gateway",
     "kill_gateway_writing",
     "torn_write",
@@ -56,14 +58,7 @@ class Fault(msgspec.Struct, frozen=True):
 
     Attributes:
         at_s: when, in simulated seconds.
-        kind: of a worker, "kill_worker" (as by SIGKILL), "hang_worker", "slow_worker" (steps take five times as long),
-            "poison_worker" (its next result contains NaN), "repeat_result", or "flip_bit" (ring: its next outer state
-            differs). Of its node, "drop_link", "partition" (cut off for `seconds`), "mute_node" and "deafen_node" (cut
-            off in one direction), or "flip_blob" (a bit of a cached file changes). Of the gateway, which is then
-            resumed, "kill_gateway", "kill_gateway_writing" (before one of its next operations on the disk),
-            "torn_write" (in the midst of one), or "cut_power" (what was not synced is lost). Of its disk, "full_disk"
-            (the next checkpoint is not written) or "no_space" (nothing is written for `seconds`). "lie": for `seconds`
-            the worker sends something else than it trained.
+        kind: see `FaultKind`.
         worker: which one, where it applies; the first is 0.
         seconds: how long, where it applies.
         lie: what it sends: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",

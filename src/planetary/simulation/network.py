@@ -16,7 +16,8 @@ from contextvars import copy_context
 from typing import Any
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.net.network import Listener, MakeProtocol
+from planetary.net.network import Listener, MakeGuest, MakeProtocol
+from planetary.net.strangers import Door, Place
 from planetary.simulation.event_loop import CURRENT, SimulatedLoop
 from planetary.simulation.process import Process
 
@@ -172,12 +173,10 @@ class NetworkOf:
         self._refuse(host, tls)
         return await self._network.dial(self._process, make, port)
 
-    async def listen(
-        self, make: MakeProtocol, host: str, port: int, tls: ssl.SSLContext | None, handshake_s: float
-    ) -> Listener:
-        """See `Network`."""
+    async def listen(self, make: MakeGuest, host: str, port: int, tls: ssl.SSLContext | None, door: Door) -> Listener:
+        """See `Network`. There are no strangers in a simulated world."""
         self._refuse(host, tls)
-        return await self._network.listen(self._process, make, port)
+        return await self._network.listen(self._process, lambda: make(Place()), port)
 
     @staticmethod
     def _refuse(host: str, tls: ssl.SSLContext | None) -> None:

@@ -82,7 +82,7 @@ class SimulatedNode:
         struck: Callable[[str], None],
         ended: Callable[[Process], None],
     ) -> None:
-        """Start the supervisor; `ended` is called with each process that has ended."""
+        """Join at once; `ended` is called with each process that has ended."""
         self.world, self.node, self.name = world, f"node-{number}", f"node-{number}/0"
         self.blobs = folder / self.node
         self.worker: Process | None = None
@@ -93,8 +93,13 @@ class SimulatedNode:
         self._address, self._shutdown_s, self._restart_s = address, shutdown_s, restart_s
         self._open_executor, self._master, self._observe = open_executor, master, observe
         self._ended = ended
-        self.supervisor = world.start(f"supervisor of {self.name}", self.node, self._supervise)
-        self.supervisor.on_exit.append(ended)
+        self.supervisor = self.join()
+
+    def join(self) -> Process:
+        """Start the supervisor, as a person does; return its process."""
+        self.supervisor = self.world.start(f"supervisor of {self.name}", self.node, self._supervise)
+        self.supervisor.on_exit.append(self._ended)
+        return self.supervisor
 
     @property
     def is_up(self) -> bool:

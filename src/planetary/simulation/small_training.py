@@ -44,7 +44,6 @@ from planetary.fabric.protocol.records import (
     RolledBack,
     RoundClosed,
     RoundFinished,
-    RunFinished,
     RunResumed,
 )
 from planetary.fabric.worker.compute import Batch, batches_of
@@ -199,8 +198,6 @@ class SmallTraining:
                     accepted = [a for a in accepted if a.round != record.round]
                 case RoundFinished():
                     round_ = record.round
-                case RunFinished():
-                    break
                 case _:
                     pass
         return dict(states[round_].params)

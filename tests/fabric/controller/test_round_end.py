@@ -35,8 +35,17 @@ def test_the_checkpoint_ends_the_round_that_the_journal_leaves_open() -> None:
     assert late.seconds == journal[-1].t - start.t
     assert finished.delta_norm is not None
     assert late.delta_norm is None  # only the gateway that took the step knew it
-    same = msgspec.structs.replace(late, t=finished.t, seconds=finished.seconds, compute_fraction=0.0)
-    assert same == msgspec.structs.replace(finished, compute_fraction=0.0, delta_norm=None)
+    for one in late.contributions:
+        assert one.seconds is not None
+        assert one.transfer_s is not None
+        assert one.share == pytest.approx((one.seconds + one.transfer_s) / late.seconds)
+    assert without_time(late) == msgspec.structs.replace(without_time(finished), delta_norm=None)
+
+
+def without_time(record: RoundFinished) -> RoundFinished:
+    """The record without what follows from the time that the round took."""
+    contributions = tuple(msgspec.structs.replace(one, share=None) for one in record.contributions)
+    return msgspec.structs.replace(record, t=0.0, seconds=0.0, compute_fraction=0.0, contributions=contributions)
 
 
 def test_where_rounds_overlap_it_counts_from_the_end_of_the_one_before() -> None:

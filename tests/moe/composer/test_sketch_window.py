@@ -173,6 +173,7 @@ def watched(cluster: MixtureCluster, reached: Callable[[], bool]) -> None:
     cluster.until(looked)
 
 
+@pytest.mark.slow
 def test_a_composer_that_comes_back_again_and_again_still_has_one_window_of_sketches_out(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 60, 3)
     for times in range(5):

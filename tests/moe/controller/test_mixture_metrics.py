@@ -9,6 +9,7 @@ import pytest
 from mixture_checks import of_kind
 from mixture_cluster import MixtureCluster, Worker, make_plan
 
+from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import WorkerStatus
 from planetary.moe.controller.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
@@ -146,6 +147,28 @@ def test_every_composer_is_shown_with_its_own_steps_and_a_round_says_who_took_ho
     away, there = (sum(line.mixture.shards[w.driver.machine.shard].steps for line in cluster.metrics) for w in (b, a))
     assert there > away + 10
     assert {line.inner_steps for line in cluster.metrics} == {4}  # the mean
+
+
+def test_a_run_that_is_stopped_while_its_last_model_is_evaluated_evaluates_it_when_it_goes_on(tmp_path: Path) -> None:
+    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=8))
+    workers = [cluster.start(name) for name in "ab"]
+    cluster.until(lambda: cluster.controller.state.round == cluster.policy.rounds)
+    cluster.events.append(e.StopRequested("the operator stops it"))
+    assert cluster.finish().kind == "stopped"
+    last = cluster.metrics[-1]
+    assert (last.round, last.eval_loss) == (cluster.policy.rounds, None)
+    for worker in workers:  # they leave a run that is stopped
+        cluster.kill(worker)
+    cluster.finished = None
+    cluster.restart_gateway()
+    for worker in workers:
+        cluster.start(worker.name)
+    assert last not in cluster.metrics
+    assert cluster.finish().ok
+    assert [line.round for line in cluster.metrics] == list(range(1, last.round + 1))
+    again = cluster.metrics[-1]
+    assert again.eval_loss == cluster.controller.state.evals[last.round]
+    assert (again.tokens, again.mixture.shards) == (last.tokens, last.mixture.shards)
 
 
 def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

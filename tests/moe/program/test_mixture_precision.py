@@ -38,6 +38,7 @@ def apart(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> floa
     )
 
 
+@pytest.mark.slow
 def test_micro_batches_give_the_whole_batchs_gradients_and_rows(tensors: dict[str, np.ndarray]) -> None:
     whole, parts = composer(), composer(micro_batches=2)
     for function in ("gradients", "evaluate"):
@@ -68,6 +69,7 @@ def factors(program: Program, function: str) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_bf16_rounds_the_factors_and_nothing_else(tensors: dict[str, np.ndarray]) -> None:
     exact, low = composer(), composer(precision="bf16")
     assert factors(low.program, "gradients") == {"bf16"}

@@ -140,6 +140,7 @@ def test_a_run_generates_with_real_experts_with_surrogates_and_as_a_composer_has
     assert capsys.readouterr().out.startswith("\t\n")
 
 
+@pytest.mark.slow
 def test_an_exported_run_has_its_surrogates_beside_the_real_model(
     run: Path, saved: SavedTraining, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_offload_from_the_owners_float_sketches_equals_direct_ownership_bit_for_
     assert all(report.sketch_bytes > 0 for report in reports)
 
 
+@pytest.mark.slow
 def test_ternary_experts_learn_the_same_on_composers_and_on_expert_workers() -> None:
     """But for rounding: under offload composers get the scales, which their program would add up in another order."""
     config = replace(TINY, ternary=True)
@@ -131,7 +132,7 @@ def test_more_inner_steps_go_further_and_trust_holds_them_back() -> None:
     assert distance(inner_steps=3, trust=1.0) < distance(inner_steps=3)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_one_composer_takes_the_steps_of_the_ordinary_train_step_bit_for_bit(optimizer: str) -> None:
     """Without clipping: an ordinary step clips all gradients by one norm, a composer each tier by its own.
 

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planetary.core.configuration.strict import nearest
-from planetary.core.errors import UserError
+from planetary.core.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -73,16 +72,17 @@ BLOCKS: Mapping[str, Mapping[str, str]] = {
 """Block of the grouped shape -> its keys that have another name when all keys stand side by side."""
 
 _LEASES = "a lease is always the sequences of one round of one worker (tau × batch_size); PCP calls that diloco_slices"
-_NO_WANDB = "metrics are not sent to wandb; they are in the run folder's metrics.jsonl and on the dashboard"
+_NO_PROJECT = "without wandb_project nothing is sent to wandb"
 _DECOUPLED = "training is plain DiLoCo, without fragments that are merged at different times"
+
+WANDB_KEYS: Mapping[str, str] = {"wandb_project": "project", "wandb_entity": "entity"}
+"""Key of PCP's `experiment.json` -> key of the sink that its `wandb_project` stands for."""
 
 NO_EFFECT: Mapping[str, str] = {
     "chunk_manifest_path": "leases are cut from the whole data file; to train on a part of it, give it as a file",
     "chunk_size": _LEASES,
     "chunk_size_bytes": _LEASES,
     "chunk_size_mode": _LEASES,
-    "wandb_project": _NO_WANDB,
-    "wandb_entity": _NO_WANDB,
     "checkpoint_dir": "checkpoints are kept in the run's folder, runs/NAME/checkpoints",
     "should_resume": "a run is resumed with: planetary train --resume runs/NAME",
     "use_in_graph_accumulation": "a batch is split in the graph wherever train.micro_batches is above 1",
@@ -126,7 +126,7 @@ REFUSED: Mapping[str, str] = {
 """Key that is an error when it has a value -> why."""
 
 
-def experiment_tables(text: str, origin: str, folder: Path) -> dict[str, dict[str, Any]]:
+def experiment_tables(text: str, origin: str, folder: Path) -> dict[str, Any]:
     """Return the tables that an `experiment.json` stands for; `null` and an empty string count as an absent key.
 
     Warns once of the keys that have no effect. A path is taken from `folder` or, as PCP takes it, from the current
@@ -163,11 +163,11 @@ def _flat(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
 def _check_key(key: str, origin: str) -> None:
     if key in REFUSED:
         raise UserError(f"{origin}: {key}: {REFUSED[key]}")
-    known = [*EXPERIMENT_KEYS, *NO_EFFECT]
+    known = [*EXPERIMENT_KEYS, *WANDB_KEYS, *NO_EFFECT]
     if key not in known:
         raise UserError(
-            f"{origin}: unknown key {key}; did you mean {nearest(key, known)}? "
-            f"Keys of experiment.json: {', '.join(EXPERIMENT_KEYS)}. Anything else needs TOML"
+            f"{origin}: unknown key {key}{did_you_mean(key, known)} "
+            f"Keys of experiment.json: {', '.join([*EXPERIMENT_KEYS, *WANDB_KEYS])}. Anything else needs TOML"
         )
 
 
@@ -179,6 +179,8 @@ def _warn(given: Mapping[str, Any], origin: str) -> None:
     if "chunk_shuffle" in given and given.get("sampling", "random") != "fifo":
         why = 'it orders the chunks of sampling = "fifo"; sequences are drawn from the whole file otherwise'
         reasons.setdefault(why, []).append("chunk_shuffle")
+    if "wandb_entity" in given and "wandb_project" not in given:
+        reasons.setdefault(_NO_PROJECT, []).append("wandb_entity")
     for reason, keys in reasons.items():
         log.warning("%s: %s: no effect: %s", origin, ", ".join(keys), reason)
 
@@ -192,8 +194,8 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     return defaults
 
 
-def _tables(values: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
-    tables = {section: dict(fixed) for section, fixed in FIXED.items()}
+def _tables(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    tables: dict[str, Any] = {section: dict(fixed) for section, fixed in FIXED.items()}
     for key, dotted in EXPERIMENT_KEYS.items():  # in this order: an effective batch is the one that counts
         if key not in values:
             continue
@@ -204,6 +206,9 @@ def _tables(values: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]
             value = re.sub(r"[\\/]+", "-", value)  # it names a folder here
         section, name = dotted.split(".")
         tables.setdefault(section, {})[name] = value
+    if "wandb_project" in values:
+        sink = {name: values[key] for key, name in WANDB_KEYS.items() if key in values}
+        tables["sinks"] = [{"kind": "wandb", **sink}]
     return tables
 
 

@@ -56,6 +56,8 @@ def describe(kind: inspect.Type) -> str:
     if isinstance(kind, inspect.DictType):
         value = kind.value_type
         return "a table" if isinstance(value, inspect.AnyType) else f"a table whose values are {describe(value)}"
+    if isinstance(kind, inspect.StructType):
+        return f"tables with {', '.join(field.name for field in kind.fields)}"
     if isinstance(kind, inspect.VarTupleType):
         return f"an array whose values are {describe(kind.item_type)}"
     raise AssertionError(f"no words for {kind}")  # a schema change must add them

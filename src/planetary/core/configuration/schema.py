@@ -25,6 +25,7 @@ from planetary.core.configuration.ranges import (
     Text,
     TrimmedFraction,
 )
+from planetary.core.configuration.sinks import AnySink
 from planetary.core.configuration.step_options import ComputeOptions, UpdateOptions
 
 # What executes the training step: drivers of IREE, or XLA through PJRT; "auto": what is fastest on each machine
@@ -46,7 +47,8 @@ class RunConfig(msgspec.Struct, frozen=True):
 class ModelConfig(msgspec.Struct, frozen=True):
     """`[model]`: what is trained."""
 
-    # "module:function", "path.py:function", or the path of a .mlir or .mlirbc file or of an exported folder
+    # "module:function", "path.py:function", or the path of a .mlir or .mlirbc file, of an exported folder, or of a
+    # folder with a pretrained GPT-2 or Llama as `transformers` keeps it
     source: Text = "planetary.models.nanochat:build"
     options: dict[str, Any] = msgspec.field(default_factory=dict)  # keyword arguments of the function
     # those of a smaller model, which a run with `train.target_minutes` takes where even the fewest rounds of the model
@@ -54,20 +56,33 @@ class ModelConfig(msgspec.Struct, frozen=True):
     smaller: dict[str, Any] = msgspec.field(default_factory=dict)
     # argument name -> role, for a bare .mlir whose arguments are not "parameters, then two of data"
     roles: dict[str, Literal["param", "buffer", "input", "target"]] = msgspec.field(default_factory=dict)
-    # path of a safetensors file whose tensors replace the initial values of the same name; empty: none
+    # path of a safetensors file whose tensors replace the initial values of the same name, or of a pretrained model's
+    # folder; empty: none
     weights: str = ""
     # name patterns that may be missing from that file, or be there without the model knowing them
     weights_optional: tuple[str, ...] = ()
 
 
+class DataSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of several sources: `{ source = "notes/*.md", weight = 0.3 }`."""
+
+    source: Text  # as `data.source`
+    weight: Positive = 1.0  # its share of the training sequences, relative to the others' weights
+    text_key: str = ""  # as `data.text_key`; empty: that
+
+
 class DataConfig(msgspec.Struct, frozen=True):
     """`[data]`: what it is trained on."""
 
-    source: Text = "stdlib"  # "stdlib", or a path or URL of text, .jsonl, .u16 or .u32 tokens
+    # "stdlib", or a path, folder, pattern or URL of text, .jsonl, .csv, parquet, arrow tar or tokens
+    source: Text = "stdlib"
+    # several sources in place of one, mixed by weight: [{ source = "stdlib", weight = 0.7 }, { source = "notes/*.md",
+    # weight = 0.3 }]; a table may have a `text_key` of its own
+    sources: tuple[DataSource, ...] = ()
     # "byte"; "char": the sorted characters of the data; "u16": the source is raw 16-bit tokens, whatever its name; or
     # the path of a `tokenizer.json`
     tokenizer: Text = "byte"
-    text_key: Text = "text"  # the key that holds the text in a .jsonl line
+    text_key: Text = "text"  # the field or column that holds the text of a record; "a.b" is the field b of a
     held_out_fraction: ProperFraction = 0.05  # share of the data that is never trained on
     # "path": workers open the token file themselves (shared disk or URL); "gateway": tokens travel with the
     # task
@@ -79,6 +94,12 @@ class DataConfig(msgspec.Struct, frozen=True):
     max_epochs: Index = (
         0  # passes over the training data; they end the run, however many workers take part. 0: no limit
     )
+
+    @property
+    def parts(self) -> tuple[DataSource, ...]:
+        """All sources, each with its own `text_key`: `sources`, else the one `source`."""
+        given = self.sources or (DataSource(self.source),)
+        return tuple(DataSource(one.source, one.weight, one.text_key or self.text_key) for one in given)
 
 
 class TrainConfig(ComputeOptions, frozen=True):
@@ -136,6 +157,7 @@ class FabricConfig(msgspec.Struct, frozen=True):
     target: Text = "host"
     island: Count = 1  # devices of one worker, which run every step together; above 1 for PJRT only
     threads: Index = 0  # per worker; 0: the workers of one machine share its cores
+    compilers: Count = 1  # targets that the gateway compiles for at once
 
 
 class SyncConfig(msgspec.Struct, frozen=True):
@@ -208,6 +230,7 @@ class Config(msgspec.Struct, frozen=True):
     moe: MoeConfig = MoeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    sinks: tuple[AnySink, ...] = ()  # `[[sinks]]`, as many as there are places
 
     @property
     def tokens_per_batch(self) -> int:

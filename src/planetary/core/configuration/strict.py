@@ -6,16 +6,17 @@ The rules come from the types in `schema`; this file only finds the words for wh
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
-from difflib import SequenceMatcher
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
 from planetary.core.configuration.ranges import convert_value, describe, show_found
-from planetary.core.configuration.schema import ALIASES, Config
-from planetary.core.errors import UserError
+from planetary.core.configuration.schema import ALIASES, Config, DataConfig
+from planetary.core.configuration.sinks import WebhookSink
+from planetary.core.errors import UserError, did_you_mean
 
 log = logging.getLogger(__name__)
 
@@ -35,40 +36,52 @@ WARMUP_SHARE = 5
 """A warm-up that does not fit into its run becomes one part in so many of the run."""
 
 SECTIONS: Mapping[str, type[msgspec.Struct]] = {
-    name: _section_type(field) for name, field in _struct_fields(Config).items()
+    name: _section_type(field)
+    for name, field in _struct_fields(Config).items()
+    if isinstance(field.type, inspect.StructType)
 }
 """Section name -> its type, in the order of the file."""
+
+
+def _kinds_of(entries: inspect.Field) -> dict[str, type[msgspec.Struct]]:
+    assert isinstance(entries.type, inspect.VarTupleType)
+    assert isinstance(entries.type.item_type, inspect.UnionType)
+    structs = [kind for kind in entries.type.item_type.types if isinstance(kind, inspect.StructType)]
+    return {str(struct.tag): struct.cls for struct in structs}
+
+
+LISTS: Mapping[str, Mapping[str, type[msgspec.Struct]]] = {
+    name: _kinds_of(field) for name, field in _struct_fields(Config).items() if name not in SECTIONS
+}
+"""Name of an array of tables -> the tables' types by their `kind`."""
 
 FIELDS: Mapping[str, Mapping[str, inspect.Field]] = {name: _struct_fields(struct) for name, struct in SECTIONS.items()}
 """Section name -> key -> what is known about the key."""
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """Return the member of `known` that looks most like `word`."""
-    return max(known, key=lambda candidate: SequenceMatcher(None, word, candidate).ratio())
-
-
-def _nearest_key(section: str, key: str) -> str:
-    """The known key that was probably meant: the same word in another section beats a similar one in this
-    section.
-    """
+def _meant_key(section: str, key: str) -> str:
+    """See `did_you_mean`: the same word in another section beats a similar one in this section."""
     elsewhere = [f"{name}.{key}" for name, fields in FIELDS.items() if key in fields]
     if elsewhere:
-        return elsewhere[0]
-    return f"{section}.{nearest(key, list(FIELDS[section]))}"
+        return f"; did you mean {elsewhere[0]}?"
+    return did_you_mean(key, list(FIELDS[section]), f"{section}.{{}}")
 
 
 def check_known(section: str, key: str | None, origin: str) -> None:
     """Raise `UserError` unless `section` (and `key` in it, when given) exists; `origin` says where it was
     written.
     """
+    if section in LISTS and key is None:
+        return
+    if section in LISTS:
+        raise UserError(f'{origin}: {section} is an array of tables: {section} = [{{ kind = "…", … }}]')
     if section not in SECTIONS:
         homes = [f"[{name}] {section}" for name, fields in FIELDS.items() if section in fields]
-        meant = homes[0] if homes else f"[{nearest(section, list(SECTIONS))}]"
-        raise UserError(f"{origin}: unknown section {section!r}; did you mean {meant}? Sections: {', '.join(SECTIONS)}")
+        meant = f"; did you mean {homes[0]}?" if homes else did_you_mean(section, list(SECTIONS), "[{}]")
+        raise UserError(f"{origin}: unknown section {section!r}{meant} Sections: {', '.join(SECTIONS)}")
     if key is not None and key not in FIELDS[section]:
         raise UserError(
-            f"{origin}: unknown key {section}.{key}; did you mean {_nearest_key(section, key)}? "
+            f"{origin}: unknown key {section}.{key}{_meant_key(section, key)} "
             f"Keys of [{section}]: {', '.join(FIELDS[section])}"
         )
 
@@ -96,6 +109,41 @@ def check_value(section: str, key: str, value: object, origin: str) -> Any:
         raise UserError(f"{origin}: {section}.{key}: expected {describe(kind)}, found {show_found(value)}") from None
 
 
+def check_entries(name: str, value: object, origin: str) -> tuple[Any, ...]:
+    """Return an array of tables as the structs that their kinds name, or raise `UserError`."""
+    if not isinstance(value, list | tuple):
+        raise UserError(f"{origin}: {name}: expected tables [[{name}]], found {show_found(value)}")
+    return tuple(_check_entry(name, LISTS[name], entry, origin) for entry in value)
+
+
+def _check_entry(name: str, kinds: Mapping[str, type[msgspec.Struct]], entry: object, origin: str) -> msgspec.Struct:
+    if not isinstance(entry, Mapping):
+        raise UserError(f"{origin}: {name}: expected a table [[{name}]], found {show_found(entry)}")
+    kind = entry.get("kind", "")
+    if kind not in kinds:
+        found = f'found "{kind}"' if kind else "found none"
+        raise UserError(f"{origin}: {name}: expected a kind, one of {', '.join(kinds)}; {found}")
+    struct, values = kinds[kind], {}
+    fields = _struct_fields(struct)
+    for key, value in entry.items():
+        if key == "kind":
+            continue
+        if key not in fields:
+            raise UserError(
+                f'{origin}: {name} of kind "{kind}": unknown key {key}{did_you_mean(key, list(fields))} '
+                f"Its keys: {', '.join(fields)}"
+            )
+        wanted = next(field.type for field in msgspec.structs.fields(struct) if field.name == key)
+        try:
+            values[key] = convert_value(value, wanted)
+        except ValueError:
+            raise UserError(
+                f'{origin}: {name} of kind "{kind}": {key}: expected {describe(fields[key].type)}, '
+                f"found {show_found(value)}"
+            ) from None
+    return struct(**values)
+
+
 def build_config(tables: Mapping[str, object], origin: str) -> Config:
     """Turn plain tables into a `Config`; absent keys get their defaults, and the warm-up is fitted to the run.
 
@@ -110,6 +158,9 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
     sections: dict[str, Any] = {}
     for section, table in tables.items():
         check_known(section, None, origin)
+        if section in LISTS:
+            sections[section] = check_entries(section, table, origin)
+            continue
         if not isinstance(table, Mapping):
             raise UserError(f"{origin}: {section}: expected a section [{section}], found {show_found(table)}")
         values = {}
@@ -152,11 +203,38 @@ def _check_together(config: Config, origin: str) -> None:
             f"{origin}: run.name: expected the name of one folder, found {show_found(name)}; the place of "
             "the run folders is run.dir"
         )
+    for sink in config.sinks:
+        if isinstance(sink, WebhookSink) and bool(sink.url) == bool(sink.url_env):
+            raise UserError(f'{origin}: sinks of kind "webhook": expected either url or url_env')
+        if isinstance(sink, WebhookSink) and sink.url and not sink.url.startswith(("http://", "https://")):
+            raise UserError(f'{origin}: sinks of kind "webhook": url: expected http:// or https://')
+    _check_sources(config, origin)
     if config.train.batch_size % config.train.micro_batches:
         raise UserError(
             f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "
             f"{config.train.micro_batches}: the parts of a batch must be equal"
         )
+
+
+def _check_sources(config: Config, origin: str) -> None:
+    data = config.data
+    if not data.sources:
+        return
+    if data.source != DataConfig().source:
+        raise UserError(
+            f"{origin}: data.source and data.sources are both given: put {data.source} among the sources, or leave one "
+            "of the two out"
+        )
+    if data.sampling != "random":
+        raise UserError(
+            f'{origin}: data.sampling: expected "random" with data.sources, found "{data.sampling}": what is mixed has '
+            "no order of its own"
+        )
+    names = [one.source for one in data.sources]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{origin}: data.sources names {twice[0]} twice: give it once, with the sum of its weights")
+    if not all(math.isfinite(one.weight) for one in data.sources):
+        raise UserError(f"{origin}: data.sources: expected weights that are finite numbers > 0")
 
 
 def with_fitting_warmup(config: Config, total: int) -> Config:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from planetary.core.errors import UserError
 
@@ -63,13 +63,16 @@ def toml_value(value: object) -> str:
     raise UserError(f"a value of type {type(value).__name__} cannot be written to a TOML file: {value!r}")
 
 
-def toml_document(tables: Mapping[str, Mapping[str, object]]) -> str:
-    """Return sections of keys as one TOML document that reads back as the same tables."""
+def toml_document(tables: Mapping[str, Mapping[str, object] | Sequence[Mapping[str, object]]]) -> str:
+    """Return sections of keys, and arrays of such, as one TOML document that reads back as the same tables.
+
+    An empty array is left out.
+    """
     blocks = []
-    for section, table in tables.items():
-        lines = [
-            f"[{_key(section)}]",
-            *(f"{_key(key)} = {toml_value(value)}" for key, value in table.items()),
-        ]
-        blocks.append("\n".join(lines))
+    for section, content in tables.items():
+        head = f"[{_key(section)}]"
+        entries = [content] if isinstance(content, Mapping) else list(content)
+        for table in entries:
+            lines = [f"{_key(key)} = {toml_value(value)}" for key, value in table.items()]
+            blocks.append("\n".join([head if content is table else f"[{head}]", *lines]))
     return "\n\n".join(blocks) + "\n"

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.guard import Guard
-from planetary.fabric.controller.metrics_lines import MetricsLines
 from planetary.fabric.controller.ring import Ring
+from planetary.fabric.controller.round_end import MetricsLines
 from planetary.fabric.controller.run_controller import RunController, RunPhase
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.star import Star
@@ -24,7 +24,7 @@ from planetary.fabric.controller.training import Training
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
-from planetary.fabric.protocol.records import CheckpointFailed, CheckpointWritten, EndKind, Mark, RolledBack
+from planetary.fabric.protocol.records import CheckpointWritten, EndKind, Mark, RolledBack
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import ControllerState, contradiction
 from planetary.fabric.protocol.status import RoundMetrics
@@ -61,7 +61,7 @@ class Controller(RunController[RoundsDesk]):
     def _deadlines(self) -> Iterable[float | None]:
         return (
             self.training.ask_again_at,
-            self.training.checkpoint_again_at,
+            self.training.checkpoint.again_at,
             self._startup_deadline(),
             self.topology.next_deadline(),
         )
@@ -105,7 +105,6 @@ class Controller(RunController[RoundsDesk]):
                 self.desk.append(CheckpointWritten(round=event.round, path=event.path, seconds=event.seconds))
                 self.lines.add(self.training.checkpoint_done(now))
             case e.CheckpointLost():
-                self.desk.append(CheckpointFailed(round=event.round, reason=event.reason))
                 self.lines.add(self.training.checkpoint_lost(event.reason, now))
 
     def _payload_sent(self, session: int, now: float) -> None:
@@ -114,15 +113,16 @@ class Controller(RunController[RoundsDesk]):
             if task is not None:
                 task.sent(now)
 
-    def _payload_arrives(self, session: int, message: int) -> None:
+    def _payload_arrives(self, session: int, message: int, now: float) -> None:
         if session in self.desk.workers:
-            self.desk.workers[session].arriving.add(message)
+            self.desk.workers[session].arriving.setdefault(message, now)
 
     def _arrived(self, session: int, message: int, now: float) -> None:
         worker = self.desk.workers.get(session)
-        if worker is not None and message in worker.arriving:
-            worker.arriving.discard(message)
-            worker.arrived_at = now
+        if worker is not None:
+            since = worker.arriving.pop(message, None)
+            worker.arrival_s = 0.0 if since is None else now - since
+            worker.arrived_at = worker.arrived_at if since is None else now
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
         match message := event.message:
@@ -167,7 +167,7 @@ class Controller(RunController[RoundsDesk]):
 
     def _go_on(self, now: float) -> None:
         """Do everything that has become possible."""
-        if self.phase is RunPhase.STOPPING and not self.training.checkpoint_under_way:
+        if self.phase is RunPhase.STOPPING and not self.training.checkpoint.under_way:
             self._end("stopped", self._stop_reason)
         if self.state.ended is not None:
             return
@@ -268,7 +268,7 @@ class Controller(RunController[RoundsDesk]):
         length, done, kept = self.policy.length, self.state.round, self.state.durable_round
         if kept < done:
             what = f"all {done} rounds are trained, but what the last one gave could not be kept"
-            return "resource", f"{what}; round {kept} is the newest that is: {self.training.unkept}"
+            return "resource", f"{what}; round {kept} is the newest that is: {self.training.checkpoint.unkept}"
         reason = f"all {length.rounds} rounds are done"
         if done < length.rounds:
             reason = f"data.max_epochs is reached: all {length.leases} leases of data are trained, in {done} rounds"
@@ -276,7 +276,7 @@ class Controller(RunController[RoundsDesk]):
 
     def _stop(self, reason: str) -> None:
         """End once the checkpoint under way is in the journal (both name the same round); at once if asked again."""
-        if self.training.checkpoint_under_way and self.phase is RunPhase.RUNNING:
+        if self.training.checkpoint.under_way and self.phase is RunPhase.RUNNING:
             self._advance_phase("stop")
             self._stop_reason = reason
         else:
@@ -291,6 +291,7 @@ class Controller(RunController[RoundsDesk]):
             self._lose(worker, reason, now)
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
+        self.training.leases.pace.forget(worker.worker)
         if worker.train is not None:
             self.training.leases.orphan(worker.train, worker.worker, reason, now)
         if worker.evaluate is not None:

@@ -62,7 +62,7 @@ class Guard:
     def damage(self) -> tuple[int, str] | None:
         """Return the version that is of no use, and why; None when nothing speaks against any."""
         state, rise = self._desk.state, self._rise()
-        bad = first_damaged(state.evals, rise)
+        bad = first_damaged(state.evals, rise, state.train_losses)
         if bad is not None:
             best = min(state.evals[v] for v in state.evals if v < bad)
             return bad, f"the held-out loss of round {bad} is {state.evals[bad]:.4g}, it was {best:.4g}"
@@ -123,5 +123,5 @@ class Guard:
 
     def _sane(self) -> list[int]:
         evals = self._desk.state.evals
-        bad = first_damaged(evals, self._rise())
+        bad = first_damaged(evals, self._rise(), self._desk.state.train_losses)
         return [version for version in evals if bad is None or version < bad]

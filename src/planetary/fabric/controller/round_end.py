@@ -1,9 +1,14 @@
-"""What is said of a round that is finished: its record, and its line of metrics."""
+"""What is said of a round that is finished: its record, and its line of metrics, which waits for its held-out loss."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
+import msgspec
+
+from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.evaluation import Evaluation
+from planetary.fabric.protocol.events import WriteMetrics
 from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import OpenRound
 from planetary.fabric.protocol.status import ContributionMetrics, RoundMetrics
@@ -29,33 +34,36 @@ def finished_record(
         compute_fraction=min(1.0, busy / (workers * seconds)),
         durable=durable,
         delta_norm=delta_norm,
-        contributions=_contributions(opened),
+        contributions=_contributions(opened, seconds),
     )
 
 
-def _contributions(opened: OpenRound) -> tuple[ContributionMetrics, ...]:
+def _contributions(opened: OpenRound, round_s: float) -> tuple[ContributionMetrics, ...]:
     """Return what is known of each contribution: of those that count, and of those that were refused."""
-    counted = {c.task: c for c in opened.contributions}
+    counted = {
+        c.task: ContributionMetrics(
+            worker=c.worker,
+            loss=c.loss,
+            seconds=c.seconds,
+            grad_norm=c.grad_norm,
+            transfer_s=c.transfer_s,
+            share=min(1.0, (c.seconds + c.transfer_s) / round_s),
+            waited_s=c.waited_s,
+            version_lag=c.version_lag,
+        )
+        for c in opened.contributions
+    }
     if opened.judged is None:
-        return tuple(
-            ContributionMetrics(worker=c.worker, loss=c.loss, seconds=c.seconds, grad_norm=c.grad_norm)
-            for c in opened.contributions
+        return tuple(counted.values())
+    return tuple(
+        msgspec.structs.replace(
+            counted.get(measure.task) or ContributionMetrics(worker=measure.worker, loss=measure.loss),
+            delta_norm=measure.delta_norm,
+            cosine=measure.cosine,
+            refused=measure.refused,
         )
-    lines = []
-    for measure in opened.judged.measures:
-        own = counted.get(measure.task)
-        lines.append(
-            ContributionMetrics(
-                worker=measure.worker,
-                loss=measure.loss,
-                seconds=None if own is None else own.seconds,
-                grad_norm=None if own is None else own.grad_norm,
-                delta_norm=measure.delta_norm,
-                cosine=measure.cosine,
-                refused=measure.refused,
-            )
-        )
-    return tuple(lines)
+        for measure in opened.judged.measures
+    )
 
 
 def finished_by_checkpoint(
@@ -102,6 +110,24 @@ def unreported(records: Sequence[Record], told: Collection[int], until: int, inn
     return [metrics_of(ends[number], inner_steps) for number in sorted(ends)]
 
 
+def lines_at_resume(
+    records: Sequence[Record], written: Sequence[RoundMetrics], until: int, inner_steps: int, *, evaluates: bool
+) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
+    """Return the metrics that stay as they are written, and those that are to be written by the run that goes on.
+
+    Args:
+        records: the journal, before it is resumed.
+        written: the metrics so far, of rounds up to `until`.
+        until: the round that the run goes on from.
+        inner_steps: of each round.
+        evaluates: whether the parameters of `until` are evaluated now. A stop may have come before that, and have
+            written the line of the round without its held-out loss; it is written again.
+    """
+    stay = [line for line in written if line.round < until or not evaluates]
+    late = unreported(records, {line.round for line in written}, until, inner_steps)
+    return stay, late + [line for line in written if line.round == until and evaluates]
+
+
 def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
     """Return a round's metrics as far as the journal knows them; the shell adds the bytes."""
     return RoundMetrics(
@@ -120,3 +146,28 @@ def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
         delta_norm=finished.delta_norm,
         contributions=finished.contributions,
     )
+
+
+class MetricsLines:
+    """Each finished round gets one line, complete where its parameters are evaluated."""
+
+    def __init__(self, desk: RoundsDesk, evaluation: Evaluation, lines: Iterable[RoundMetrics]) -> None:
+        """Start with lines that an earlier incarnation of the gateway left unwritten."""
+        self._desk, self._evaluation = desk, evaluation
+        self._lines = {metrics.round: metrics for metrics in lines}
+
+    def add(self, metrics: RoundMetrics | None) -> None:
+        """Keep the line of a round that is finished now; None: it is not."""
+        if metrics is not None:
+            self._lines[metrics.round] = metrics
+
+    def write(self, *, everything: bool = False) -> None:
+        """Write the lines of rounds that are not evaluated any more; or all of them, at the end of the run."""
+        for round_ in sorted(self._lines):
+            if everything or round_ not in self._evaluation.versions:
+                loss = self._desk.state.evals.get(round_)
+                self._desk.out.append(WriteMetrics(msgspec.structs.replace(self._lines.pop(round_), eval_loss=loss)))
+
+    def forget_after(self, round_: int) -> None:
+        """The run went back: rounds after this one were not."""
+        self._lines = {number: metrics for number, metrics in self._lines.items() if number <= round_}

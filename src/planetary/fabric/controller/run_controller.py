@@ -133,7 +133,7 @@ class RunController(ABC, Generic[DeskT]):
     def _payload_sent(self, session: int, now: float) -> None:
         """Take note of a payload sent in turn that has left the gateway."""
 
-    def _payload_arrives(self, session: int, message: int) -> None:
+    def _payload_arrives(self, session: int, message: int, now: float) -> None:
         """Take note of a message (its id) whose tensors have begun to arrive."""
 
     def _arrived(self, session: int, message: int, now: float) -> None:
@@ -170,12 +170,12 @@ class RunController(ABC, Generic[DeskT]):
             case e.Closed():
                 self.desk.forget(event.session)
                 if event.session in self.desk.workers:
-                    self._lose(self.desk.workers[event.session], event.reason, now)
+                    self._lose(self.desk.workers[event.session], event.reason, now, event.silent_s)
             case e.PayloadSent():
                 if self.desk.payload_sent(event.session, event.message):
                     self._payload_sent(event.session, now)
             case e.PayloadArrives():
-                self._payload_arrives(event.session, event.message.id)
+                self._payload_arrives(event.session, event.message.id, now)
             case e.SendFailed() if event.session in self.desk.workers:
                 self._could_not_send(self.desk.workers[event.session], event.reason, now)
             case e.Compiled():
@@ -193,12 +193,14 @@ class RunController(ABC, Generic[DeskT]):
         session, message = event.session, event.message
         self._arrived(session, message.id, now)
         if session in self.desk.workers:
+            self.desk.workers[session].heard_at = now
             self._from_worker(self.desk.workers[session], event, now)
             return
         if isinstance(message, m.Hello):
             for replaced in self.membership.hello(session, message):
                 self._lose(replaced, "replaced by a newer connection of the same worker", now)
             if session in self.desk.workers:
+                self.desk.workers[session].address, self.desk.workers[session].heard_at = event.host, now
                 self._greeted(self.desk.workers[session], now)
         elif session in self.desk.supervisors:
             ended = self.membership.supervisor_says(self.desk.supervisors[session], message)
@@ -245,8 +247,8 @@ class RunController(ABC, Generic[DeskT]):
 
     # --- workers ----------------------------------------------------------------------------------------------
 
-    def _lose(self, worker: WorkerSession, reason: str, now: float) -> None:
-        self.membership.remove(worker, reason, now)
+    def _lose(self, worker: WorkerSession, reason: str, now: float, silent_s: float | None = None) -> None:
+        self.membership.remove(worker, reason, now, silent_s)
         self._lost(worker, reason, now)
 
     def _restart(self, worker: WorkerSession, reason: str, now: float) -> None:

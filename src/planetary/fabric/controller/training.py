@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 
 from planetary.diloco.rounds import Action, decide_round
+from planetary.fabric.controller.checkpointing import Checkpointing
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.guard import Guard
 from planetary.fabric.controller.leases import Leases
 from planetary.fabric.controller.round_end import finished_record, metrics_of
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Outcome, Topology
-from planetary.fabric.protocol.events import WriteCheckpoint
 from planetary.fabric.protocol.records import Mark, RoundStarted
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
@@ -31,10 +31,7 @@ class Training:
         self.leases = Leases(desk, topology, guard, now)
         self._began: dict[int, float] = {}  # round under way -> when it was opened
         self._finished_at = -math.inf  # when the last round was finished
-        self._checkpoint_pending = False  # the round is not finished before
-        self._checkpoint_failures = 0  # of the round that has ended
-        self.checkpoint_again_at: float | None = None
-        self.unkept = ""  # why the last round's parameters are not on the disk, "" when they are
+        self.checkpoint = Checkpointing(desk, guard)
         self.first_round_open = False  # whether this incarnation has opened a round
         self.ask_again_at: float | None = None
         self.stall = ""  # why the round cannot go on, "" while it can
@@ -53,7 +50,7 @@ class Training:
         state = self._desk.state
         if state.closing is not None:
             return state.closing
-        ends = self._checkpoint_pending or self._topology.busy
+        ends = self.checkpoint.pending or self._topology.busy
         return state.open if ends else None
 
     @property
@@ -61,11 +58,6 @@ class Training:
         """The round that is trained."""
         opened = self._desk.state.open
         return None if opened is self.ended else opened
-
-    @property
-    def checkpoint_under_way(self) -> bool:
-        """Whether a checkpoint is being written now."""
-        return self._checkpoint_pending and self.checkpoint_again_at is None
 
     def open(self, now: float) -> None:
         """Begin the next round with every ready worker."""
@@ -84,12 +76,8 @@ class Training:
         Returns the round when its parameters have come to exist (`outer_step_done` is to follow), or where to go back
         to when everything that was trained since is lost.
         """
-        self.ask_again_at, self.stall = None, ""
-        if self.checkpoint_again_at is not None:
-            self.stall = f"the last checkpoint is tried again: {self.unkept}"
-            if now >= self.checkpoint_again_at:
-                self.checkpoint_again_at = None
-                self._write_checkpoint()
+        self.ask_again_at, self.stall = None, self.checkpoint.stall
+        self.checkpoint.go_on(now)
         ended = self.ended
         if ended is not None and self._topology.busy:
             outcome = self._reduce(ended, now)
@@ -117,7 +105,7 @@ class Training:
             self.stall = f"round {opened.round}: {verdict.why}"
 
     def _close(self, opened: OpenRound, why: str, now: float) -> None:
-        self.leases.end(opened, why)
+        self.leases.end(opened, why, now)
         if self._topology.overlaps and self._desk.goes_on_after(opened.round):
             self.open(now)
         self._topology.begin(opened, why, now)
@@ -148,33 +136,18 @@ class Training:
         for worker in self._desk.ready_workers():  # they travel while the checkpoint is being written
             self._topology.send_parameters(worker, round_)
         if self._desk.checkpoint_due(round_):
-            self._checkpoint_pending = True
-            self._write_checkpoint()
+            self.checkpoint.begin()
             return None
         return self._finish(durable=False, now=now)
-
-    def _write_checkpoint(self) -> None:
-        self._desk.out.append(WriteCheckpoint(self._desk.state.mark(), self._guard.protected()))
 
     def checkpoint_done(self, now: float) -> RoundMetrics:
         """The checkpoint is written."""
-        self._checkpoint_pending, self._checkpoint_failures, self.unkept = False, 0, ""
+        self.checkpoint.done()
         return self._finish(durable=True, now=now)
 
     def checkpoint_lost(self, reason: str, now: float) -> RoundMetrics | None:
-        """The checkpoint could not be written.
-
-        The next round's will do as well; but the last one is what the run was for, so it is tried again for a while:
-        then this returns None.
-        """
-        policy, state = self._desk.policy, self._desk.state
-        self.unkept = reason
-        self._checkpoint_failures += 1
-        if self._desk.is_last(state.round + 1) and self._checkpoint_failures < policy.last_checkpoint_tries:
-            self.checkpoint_again_at = now + policy.round.grace_s
-            return None
-        self._checkpoint_pending, self._checkpoint_failures = False, 0
-        return self._finish(durable=False, now=now)
+        """The checkpoint could not be written; while it is tried again this returns None."""
+        return None if self.checkpoint.lost(reason, now) else self._finish(durable=False, now=now)
 
     def _finish(self, *, durable: bool, now: float) -> RoundMetrics:
         state = self._desk.state

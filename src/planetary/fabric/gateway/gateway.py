@@ -10,6 +10,7 @@ import asyncio
 import logging
 import ssl
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -27,13 +28,22 @@ from planetary.core.tensors import TensorSpec
 from planetary.data.fitting import changes
 from planetary.data.prepare import PreparedData
 from planetary.fabric.controller.run_controller import RunController
+from planetary.fabric.gateway.invite_list import Guests, InviteList
 from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock
 from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.admission import invite_of
 from planetary.fabric.protocol.news import LastingNews, news_of
-from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RunFinished, RunResumed, RunStarted
-from planetary.fabric.protocol.status import RoundMetrics, RunStatus
+from planetary.fabric.protocol.records import (
+    CheckpointWritten,
+    RoundClosed,
+    RoundFinished,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+)
+from planetary.fabric.protocol.status import MOST_EVENTS, RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import Traffic
 from planetary.fabric.shell.outbox import Outbox
 from planetary.fabric.shell.shell import Shell
@@ -62,6 +72,7 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int
     resume: bool
     resume_from: Path | None = None  # a checkpoint to resume from instead of the newest
+    forgive: tuple[str, ...] = ()  # workers whose ban and key a resumed run forgets
     # threads of each of the run's workers, which are all on this machine: `train.target_minutes` is then kept to. None:
     # they are anywhere, and `train.rounds` counts
     local_threads: int | None = None
@@ -74,17 +85,25 @@ class Security(msgspec.Struct, frozen=True):
         tls: of the server.
         tokens: checks the invite in a peer's first message.
         authority: the one that both come from; the ring topology needs it, for connections among workers.
+        invites: the invites that were made and revoked.
     """
 
     tls: ssl.SSLContext | None = None
     tokens: TokenCheck | None = None
     authority: Authority | None = None
+    invites: InviteList | None = None
 
     @staticmethod
     def by(authority: Authority) -> Security:
-        """Return what an authority vouches for."""
-        tokens = TokenCheck(secret=authority.invite_secret, authority_fingerprint=authority.fingerprint)
-        return Security(authority.server_context(), tokens, authority)
+        """Return what an authority vouches for: a machine with an invite that is not revoked, and a key of its own."""
+        invites = InviteList(authority)
+        tokens = TokenCheck(
+            secret=authority.invite_secret,
+            authority_fingerprint=authority.fingerprint,
+            revoked=invites,
+            identified=True,
+        )
+        return Security(authority.server_context(), tokens, authority, invites)
 
 
 class PreparedRun(Protocol):
@@ -120,6 +139,18 @@ class RunStart(Protocol):
         ...
 
 
+class Follower(Protocol):
+    """Gets a run's metrics and events as they are written. Its methods return at once and do not raise."""
+
+    def write_round(self, line: RoundMetrics) -> None:
+        """Take the metrics of a round."""
+        ...
+
+    def write_event(self, record: Record) -> None:
+        """Take a record of the journal, with its time."""
+        ...
+
+
 PreparedT = TypeVar("PreparedT", bound=PreparedRun)
 StartT = TypeVar("StartT", bound=RunStart)
 ControllerT = TypeVar("ControllerT", bound=RunController[Any])
@@ -130,6 +161,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     Attributes:
         protocol: what is said in this kind of run.
+        followers: get its metrics and events.
     """
 
     protocol: ClassVar[WireProtocol] = m.FABRIC
@@ -151,8 +183,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.started_at = 0.0  # Unix time in seconds
         self.ended_at: float | None = None
         self.metrics: list[RoundMetrics] = []
+        self.checkpoint_at: float | None = None  # Unix time in seconds at which the newest was written, if known
+        self.bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
+        self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)  # see `RunStatus`
         self.news = ""  # the newest event worth telling
         self.notes: list[str] = []  # what was decided before training, and what must not be missed during it
+        self.followers: list[Follower] = []
         self._lasting = LastingNews()
         self.prepared: PreparedT | None = None
         self.controller: ControllerT | None = None
@@ -163,12 +199,14 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.store = BlobStore(options.cache / "blobs", system.files)
         self._shell: Shell[e.Finish] | None = None
         self._server: Server | None = None
+        self._guests = Guests(security.invites) if security.invites is not None else None
+        self._watch: asyncio.Task[None] | None = None
         self._lock: RunLock | None = None
         self._journal: JsonLinesWriter | None = None
         self._metrics_file: JsonLinesWriter | None = None
         self._sessions = 0
         self._outboxes: dict[int, Outbox] = {}
-        self._work = Background(self._compile_for, self._post, system.clock)
+        self._work = Background(self._compile_for, self._post, system.clock, config.fabric.compilers)
         self._stop_reason: str | None = None
 
     # --- what a kind of run adds ------------------------------------------------------------------------------
@@ -254,6 +292,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             tls=self._security.tls,
             network=self._system.network,
         )
+        if self._guests is not None:
+            self._watch = asyncio.get_running_loop().create_task(self._guests.watch())
 
     def stop(self, reason: str) -> None:
         """End the run in order; it can be resumed. Called on the event loop."""
@@ -296,10 +336,19 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         note = (
             f"train.target_minutes = {train.target_minutes:g} has no effect: {why}; the run has {train.rounds} rounds"
         )
-        self.notes.append(note)
-        log.info("%s", note)
+        self.note(note)
         settled = msgspec.structs.replace(train, target_minutes=0.0)
         self.config = msgspec.structs.replace(self.config, train=settled)
+
+    def note(self, text: str) -> None:
+        """Keep what was decided for people, and log it."""
+        self.notes.append(text)
+        log.info("%s", text)
+
+    def warn(self, text: str) -> None:
+        """Keep what people must not miss, and log it. Called on the event loop."""
+        self.notes.append(text)
+        log.warning("%s", text)
 
     def _stopped(self) -> e.Finish:
         return e.Finish(False, self._stop_reason or "stopped", "stopped")
@@ -331,6 +380,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         return task.result()
 
     async def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         await self._work.finish()  # a checkpoint under way is
         for outbox in list(self._outboxes.values()):
             try:
@@ -352,9 +403,13 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
         When nothing is: "", and when the last thing was, or since when the stage is what it is.
         """
-        for target, since in self._work.compiling.items():
+        for target, since in reversed(self._work.compiling.items()):
             return f"compiling and verifying the training step for {target}, kept for the next run", since
         return "", max(self.stage_since, self._work.compiled_at)
+
+    def wall_of(self, monotonic: float) -> float:
+        """Return the Unix time, in seconds, of a moment on the controller's clock."""
+        return self._clock.wall() + monotonic - self._clock.monotonic()
 
     def _set_stage(self, stage: str) -> None:
         self.stage, self.stage_since = stage, self._clock.wall()
@@ -400,9 +455,11 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._outboxes[session] = outbox
         reason = "the connection ended"
         assert self._shell is not None
+        if self._guests is not None:
+            self._guests.came(connection, invite_of(hello))
         try:
             self._admit(connection, session, is_worker=is_worker)
-            self._shell.post(e.Received(session, hello))
+            self._shell.post(e.Received(session, hello, host=connection.peer_host))
             counted = connection.bytes_received
             while True:
                 received = await connection.receive()
@@ -416,7 +473,10 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         finally:
             outbox.abandon()
             self._outboxes.pop(session, None)
-            self._shell.post(e.Closed(session, reason))
+            if self._guests is not None:
+                self._guests.left(connection)
+            silent_s = asyncio.get_running_loop().time() - connection.last_received
+            self._shell.post(e.Closed(session, reason, silent_s=silent_s))
 
     def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
         """Say what a peer that showed its token may send."""
@@ -457,9 +517,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
                 if outbox is not None:
                     self._work.add(self._close_session(outbox, instruction.reason))
             case e.Compile():
-                target = f"{instruction.backend}:{instruction.target}"
-                self._set_stage(f"compiling and verifying the training step for {target}")
                 self._work.compile(instruction)
+                log.info("%s", self.compiling[0])
             case e.WriteMetrics():
                 self._write_metrics(instruction.metrics)
             case e.Finish():
@@ -472,23 +531,35 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         # Whatever happens to the power: a checkpoint must not outlive the records of the round that it is of, nor tasks
         # on workers the record from which their numbers are counted.
         durable = isinstance(record, RunStarted | RunResumed | RoundClosed | RoundFinished | RunFinished)
-        self._journal.append(msgspec.structs.replace(record, t=self._clock.wall()), durable=durable)
+        record = msgspec.structs.replace(record, t=self._clock.wall())
+        self._journal.append(record, durable=durable)
+        for follower in self.followers:
+            follower.write_event(record)
         text = self._news_of(record)
         if text:
             # The displays show the rounds themselves; one that is finished makes older news old.
             self.news = "" if isinstance(record, RoundFinished) else text
+            if self.news:
+                self.events.append((record.t, text))
             log.info("%s", text)
-        note = self._lasting.of(record)
-        if note:
-            self.notes.append(note)
-            log.warning("%s", note)
+        if isinstance(record, CheckpointWritten):
+            self.checkpoint_at = record.t
+        if note := self._lasting.of(record):
+            self.warn(note)
 
     def _write_metrics(self, metrics: RoundMetrics) -> None:
         assert self._metrics_file is not None
         up, down, ring = self._bytes_of(metrics.round)
-        metrics = msgspec.structs.replace(metrics, bytes_up=up, bytes_down=down, bytes_ring=ring)
+        metrics = msgspec.structs.replace(  # an earlier gateway may have counted some
+            metrics,
+            bytes_up=metrics.bytes_up + up,
+            bytes_down=metrics.bytes_down + down,
+            bytes_ring=metrics.bytes_ring + ring,
+        )
         self._metrics_file.append(metrics)
         self.metrics.append(metrics)
+        for follower in self.followers:
+            follower.write_round(metrics)
 
     async def _close_session(self, outbox: Outbox, reason: str) -> None:
         try:
@@ -507,8 +578,10 @@ class Background:
         compile_for: Callable[[CompileTarget], Awaitable[Published]],
         post: Callable[[e.Event], None],
         clock: Clock,
+        compilers: int,
     ) -> None:
-        """`compile_for` compiles and verifies what workers run; `post` takes the events."""
+        """`compile_for` compiles and verifies what workers run, `compilers` at once; `post` takes the events."""
+        self._free_compilers = asyncio.Semaphore(compilers)
         self._compile_for, self.post, self._clock = compile_for, post, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self.compiled_at = 0.0  # Unix time in seconds at which compiling last ended; 0: it never did
@@ -516,6 +589,7 @@ class Background:
 
     def compile(self, instruction: e.Compile) -> None:
         """Begin; `Compiled` or `CompileFailed` is posted."""
+        self.compiling[f"{instruction.backend}:{instruction.target}"] = self._clock.wall()
         self.add(self._compile(instruction), name="compile")
 
     def add(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
@@ -535,11 +609,12 @@ class Background:
     async def _compile(self, instruction: e.Compile) -> None:
         backend, target, features = instruction.backend, instruction.target, instruction.features
         began, name = self._clock.monotonic(), f"{backend}:{target}"
-        self.compiling.setdefault(name, self._clock.wall())
         try:
             if note := nearest(backend, target)[1]:
                 log.info("%s", note)
-            published = await self._compile_for(CompileTarget(backend, target, features))
+            async with self._free_compilers:  # each takes some hundred MB; whoever has an invite can ask for one
+                began, self.compiling[name] = self._clock.monotonic(), self._clock.wall()
+                published = await self._compile_for(CompileTarget(backend, target, features))
         except PlanetaryError as error:
             self.post(e.CompileFailed(backend, target, features, str(error)))
             return

@@ -11,6 +11,7 @@ from planetary.core.config import Config, config_hash
 from planetary.core.errors import NumericsError, ResourceError
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.ring import state_digest
+from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.rounds_start import outer_state_of
 from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.preparation.parameters import Parameters
@@ -23,9 +24,17 @@ class RoundWork:
     """Each method blocks, and returns the event that answers its instruction."""
 
     def __init__(
-        self, config: Config, prepared: Prepared, parameters: Parameters, system: System, *, folder: Path
+        self,
+        config: Config,
+        prepared: Prepared,
+        parameters: Parameters,
+        system: System,
+        *,
+        folder: Path,
+        room: DiskRoom,
     ) -> None:
-        """`folder`: of the run."""
+        """`folder`: of the run; `room`: on its disk."""
+        self._room = room
         self._config, self._prepared, self._parameters = config, prepared, parameters
         self._folder, self._files, self._clock = folder / CHECKPOINTS, system.files, system.clock
 
@@ -81,4 +90,6 @@ class RoundWork:
             path = write_checkpoint(self._folder, checkpoint, keep=keep, protected=protected, files=self._files)
         except ResourceError as error:
             return e.CheckpointLost(round_, str(error))
+        finally:
+            self._room.look()
         return e.CheckpointDone(round_, path.name, self._clock.monotonic() - began)

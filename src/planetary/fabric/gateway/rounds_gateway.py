@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,16 +13,17 @@ from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.core.config import Config
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import TensorSpec
-from planetary.data.fitting import fit_to_data, length_of
 from planetary.data.reader import read_slice
 from planetary.fabric.controller.controller import Controller
+from planetary.fabric.gateway.disk_room import DiskRoom
+from planetary.fabric.gateway.fitted_run import fit_run
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.round_work import RoundWork
 from planetary.fabric.gateway.rounds_start import Start, begin, trim_metrics
 from planetary.fabric.gateway.run_status import status_of
 from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.gateway.topology import GatewayTopology, topology_of
-from planetary.fabric.preparation.budget import Speed, fit, smaller, why_smaller
+from planetary.fabric.preparation.budget import Speed
 from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
 from planetary.fabric.preparation.fitting import local_target, measure_speed
 from planetary.fabric.preparation.parameters import Parameters
@@ -36,8 +36,6 @@ from planetary.fabric.shell.system import SYSTEM, System
 from planetary.net.authority import Authority
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
-
-log = logging.getLogger(__name__)
 
 Prepare = Callable[[Config, Path, Callable[[str], None], StepRecord | None], Prepared]
 """As `prepare_run`."""
@@ -64,6 +62,7 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         """See `Gateway`; the other arguments are functions that a simulation replaces."""
         super().__init__(config, options, security, system=system)
         self._prepare_run, self._compile_apart = prepare, compile_for
+        self.room = DiskRoom(options.folder, system.files)
         self._topology = topology(config, options.host, security.authority)
 
     def status(self) -> RunStatus:
@@ -76,38 +75,21 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         """Set length and model of a new run whose time is given; return what it is made of then, None to stop."""
         if self.options.local_threads is None or not self.is_unfitted:
             return prepared
-        speed = await self._interruptible(self._measure(prepared))
-        if speed is None:
+        fitted = await fit_run(self.config, prepared, self._measure, self._prepare_again, self.note)
+        if fitted is None:
             return None
-        spent_s = 0.0
-        if (config := smaller(self.config, speed)) is not None:
-            self._note(why_smaller(self.config, speed))
-            spent_s = speed.made_s
-            found = await self._interruptible(
-                asyncio.to_thread(self._prepare_run, config, self.options.cache, self._set_stage, None)
-            )
-            if found is None:
-                return None
-            prepared, self.config = found, config
-            speed = await self._interruptible(self._measure(prepared))
-            if speed is None:
-                return None
-        chosen = fit(self.config, speed, spent_s=spent_s)
-        self.config = fit_to_data(chosen.config, prepared.data)
-        length = length_of(self.config, prepared.data.train.count)  # data.max_epochs may allow fewer rounds
-        self._note(chosen.sentence(speed, length.expected_rounds))
+        self.config, prepared = fitted
         return prepared
 
-    async def _measure(self, prepared: Prepared) -> Speed:
-        config, threads = self.config, self.options.local_threads
-        assert threads is not None
-        return await measure_speed(
-            config, prepared, local_target(config), threads=threads, cache=self.options.cache, stage=self._set_stage
-        )
+    async def _prepare_again(self, config: Config) -> Prepared | None:
+        work = asyncio.to_thread(self._prepare_run, config, self.options.cache, self._set_stage, None)
+        return await self._interruptible(work)
 
-    def _note(self, text: str) -> None:
-        self.notes.append(text)
-        log.info("%s", text)
+    async def _measure(self, config: Config, prepared: Prepared) -> Speed | None:
+        target, threads, cache = local_target(config), self.options.local_threads, self.options.cache
+        assert threads is not None
+        work = measure_speed(config, prepared, target, threads=threads, cache=cache, stage=self._set_stage)
+        return await self._interruptible(work)
 
     def _prepare(self) -> Prepared:
         own = own_record(self.options, StepRecord)
@@ -116,12 +98,15 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         return prepared
 
     def _begin(self, prepared: Prepared) -> Start:
+        text, fits = self.room.check(prepared.step.spec.params, self.config.checkpoint.keep)
+        if text:
+            self.note(text) if fits else self.warn(text)
         self._topology.start()
         return begin(self.config, self.options, prepared, self._topology, self._system.files)
 
     def _control(self, prepared: Prepared, start: Start) -> Controller:
         if why := start.policy.length.why_shorter():
-            self._note(why)
+            self.note(why)
         return Controller(start.policy, start.state, self._clock.monotonic(), start.unreported)
 
     def _release(self) -> None:
@@ -167,7 +152,9 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
     def _round_work(self) -> RoundWork:
         """What instructions do in threads."""
         assert self.prepared is not None
-        return RoundWork(self.config, self.prepared, self.parameters, self._system, folder=self.options.folder)
+        return RoundWork(
+            self.config, self.prepared, self.parameters, self._system, folder=self.options.folder, room=self.room
+        )
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
         match instruction:

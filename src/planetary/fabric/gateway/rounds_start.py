@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,16 +20,18 @@ from planetary.data.slices import LeaseLedger
 from planetary.diloco.judgement import JUDGES
 from planetary.diloco.outer import OuterState, initial_state
 from planetary.diloco.rounds import RoundPolicy
-from planetary.fabric.controller.round_end import finished_by_checkpoint, unreported
+from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.round_end import finished_by_checkpoint, lines_at_resume
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk
 from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
+from planetary.fabric.protocol.run_fold import forgiven
 from planetary.fabric.protocol.state import ControllerState
 from planetary.fabric.protocol.status import RoundMetrics
-from planetary.machine.journal import replay
+from planetary.machine.journal import Record, replay
 
 if TYPE_CHECKING:
     from planetary.fabric.gateway.gateway import GatewayOptions
@@ -118,11 +121,15 @@ def _resume(
         run=config.run.name, rounds=policy.length.expected_rounds, mark=mark, config_hash=policy.config_hash
     )
     state.apply(resumed)
-    metrics = trim_metrics(folder / METRICS, mark.round, files)
-    untold = unreported(earlier, {line.round for line in metrics}, mark.round, config.train.inner_steps)
+    for pardon in (pardons := forgiven(state, options.forgive)):
+        state.apply(pardon)
+    evaluates = mark.round not in state.evals and RoundsDesk(policy, state).eval_due(mark.round)
+    metrics, untold = resume_metrics(
+        folder / METRICS, earlier, mark.round, config.train.inner_steps, evaluates=evaluates, files=files
+    )
     write_atomically(folder / CONFIG, to_toml(config).encode(), files)
     write_record(folder, prepared.record, files)
-    records: list[AnyRecord] = [resumed] if late is None else [late, resumed]
+    records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *pardons]
     return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
 
 
@@ -172,6 +179,20 @@ def trim_metrics(path: Path, round_: int, files: DurableFiles = DISK) -> list[Ro
     kept = [line for line in read_json_lines(path, RoundMetrics) if line.round <= round_]
     write_atomically(path, b"".join(msgspec.json.encode(line) + b"\n" for line in kept), files)
     return kept
+
+
+def resume_metrics(
+    path: Path,
+    records: Sequence[Record],
+    until: int,
+    inner_steps: int,
+    *,
+    evaluates: bool,
+    files: DurableFiles = DISK,
+) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
+    """Cut the file of metrics to what stays of it; see `lines_at_resume`, whose result it returns."""
+    stay, late = lines_at_resume(records, trim_metrics(path, until, files), until, inner_steps, evaluates=evaluates)
+    return trim_metrics(path, max((line.round for line in stay), default=0), files), late
 
 
 def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
-from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.fabric.protocol.status import FINAL_STATES, RunState, RunStatus, WorkerState, WorkerStatus
 
 if TYPE_CHECKING:
     from planetary.fabric.controller.controller import Controller
     from planetary.fabric.controller.desk import AnyDesk
+    from planetary.fabric.controller.pace import Latest
     from planetary.fabric.gateway.gateway import Gateway
     from planetary.fabric.gateway.rounds_gateway import RoundsGateway
     from planetary.fabric.protocol.records import RunFinished
@@ -59,6 +61,8 @@ def base_status(host: Gateway[Any, Any, Any], state: Progress | None, rounds_lef
         started_at=host.started_at,
         message=host.news,
         notes=tuple(host.notes),
+        events=tuple(host.events),
+        bigram_loss=host.bigram_loss,
     )
     if state is None:
         return status
@@ -113,27 +117,56 @@ def status_of(gateway: RoundsGateway) -> RunStatus:
     if controller is None:
         return base_status(gateway, None)
     state = controller.state
-    stage, since = gateway.compiling
-    if not stage:
-        stage = controller.stalls.why or _stage(gateway, controller)
+    waiting_for, waiting_since = controller.training.leases.waited_for()
+    run_state = _run_state(controller)
+    stage, since = stage_of(gateway, run_state, controller.stalls.why or _finishing(controller))
     return msgspec.structs.replace(
         base_status(gateway, state, controller.desk.rounds_left),
-        state=_run_state(controller),
+        state=run_state,
         stage=stage,
         stage_since=since,
         round=state.open.round if state.open is not None else state.round,
         reducing=state.closing.round if state.closing is not None else 0,
-        workers=workers_seen(
-            controller.desk, state.losses, lambda worker: _worker(worker, state.losses.get(worker.worker, 0))
-        ),
-        message=controller.stalls.why or gateway.news,
+        workers=workers_seen(controller.desk, state.losses, partial(_worker, gateway, controller)),
+        learning_rate=_learning_rate(controller),
+        checkpoint_round=state.durable_round,
+        checkpoint_at=gateway.checkpoint_at,
+        checkpoint_bytes=gateway.room.checkpoint_bytes,
+        disk_free=gateway.room.free,
+        waiting_for=tuple(waiting_for),
+        waiting_since=gateway.wall_of(waiting_since) if waiting_for else 0.0,
+        message=message_of(gateway, controller.stalls.why),
     )
 
 
-def _stage(gateway: RoundsGateway, controller: Controller) -> str:
-    if controller.evaluation.versions and controller.is_trained:
-        return "evaluating the last parameters"
-    return gateway.stage
+def stage_of(host: Gateway[Any, Any, Any], state: RunState, why: str) -> tuple[str, float]:
+    """Return what is being done, for people, and since when (Unix time in seconds).
+
+    `why`: what the run waits for, or does besides training; "" for nothing. A run that trains, or ended, does nothing
+    else, unless something is compiled.
+    """
+    stage, since = host.compiling
+    idle = "" if state == "training" or state in FINAL_STATES else host.stage
+    return stage or why or idle, since
+
+
+def message_of(host: Gateway[Any, Any, Any], why: str) -> str:
+    """Return the newest event worth telling; `why`: what the run waits for, "" for nothing.
+
+    While something is compiled that is the stage, and that workers wait for it is no news.
+    """
+    return host.news if host.compiling[0] else why or host.news
+
+
+def _learning_rate(controller: Controller) -> float | None:
+    """Return the rate with which the open round begins."""
+    desk = controller.desk
+    return None if desk.state.open is None else desk.policy.schedule.rate(desk.first_step)
+
+
+def _finishing(controller: Controller) -> str:
+    is_evaluating = controller.evaluation.versions and controller.is_trained
+    return "evaluating the last parameters" if is_evaluating else ""
 
 
 def _run_state(controller: Controller) -> RunState:
@@ -145,8 +178,10 @@ def _run_state(controller: Controller) -> RunState:
     return "finishing" if controller.is_trained else "waiting"
 
 
-def _worker(worker: WorkerSession, lost: int) -> WorkerStatus:
-    train = worker.train
+def _worker(gateway: RoundsGateway, controller: Controller, worker: WorkerSession) -> WorkerStatus:
+    train, run = worker.train, controller.state
+    latest = controller.training.leases.pace.latest.get(worker.worker)
+    version = train.version if train is not None else worker.version
     state: WorkerState = "ready"
     if worker.phase is not Phase.READY:
         state = "fetching"
@@ -156,11 +191,23 @@ def _worker(worker: WorkerSession, lost: int) -> WorkerStatus:
         state = "evaluating"
     loss = train.loss if train is not None else None
     return msgspec.structs.replace(
-        connected_worker(worker, state, lost),
+        connected_worker(worker, state, run.losses.get(worker.worker, 0)),
         round=train.round if train is not None else 0,
         step=train.step if train is not None else 0,
         loss=loss if loss is not None and math.isfinite(loss) else None,
+        version_lag=run.version - version if version >= 0 else None,
+        slow=run.slow.get(worker.worker, ""),
+        **({} if latest is None else _contribution(gateway, latest)),
     )
+
+
+def _contribution(gateway: RoundsGateway, latest: Latest) -> dict[str, float | None]:
+    return {
+        "last_contribution_at": gateway.wall_of(latest.at),
+        "step_s": latest.times.step_s,
+        "transfer_s": latest.times.transfer_s,
+        "share": latest.share,
+    }
 
 
 def connected_worker(worker: WorkerSession, state: WorkerState, lost: int) -> WorkerStatus:
@@ -176,4 +223,5 @@ def connected_worker(worker: WorkerSession, state: WorkerState, lost: int) -> Wo
         chosen=worker.chosen,
         verified=worker.verified,
         lost_count=lost,
+        address=worker.address,
     )

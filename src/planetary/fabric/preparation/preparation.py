@@ -142,17 +142,18 @@ def schedule_of(config: Config, total_steps: int) -> Schedule:
 
 
 def given_weights(model: Model, config: ModelConfig) -> Model:
-    """Return the model with the values of the file that `model.weights` names.
+    """Return the model with the values of the file, or of the pretrained model's folder, that `model.weights` names.
 
     Raises:
         UserError: it cannot be read, or does not fit.
     """
+    from planetary.artifacts.pretrained_weights import read_pretrained
     from planetary.artifacts.ternary_matrices import read_weights
     from planetary.compiler.frontend.weights import with_weights
 
     path = Path(config.weights)
     try:
-        specs, tensors, ternary = read_weights(path)
+        specs, tensors, ternary = (*read_pretrained(path), ()) if path.is_dir() else read_weights(path)
     except OSError as error:
         raise UserError(f"cannot read model.weights {path}: {error.strerror or error}") from error
     except TrustError as error:

@@ -337,7 +337,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    13,
+    14,
     *SESSION,
     Hello,
     WorkerStarted,

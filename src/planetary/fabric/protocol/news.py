@@ -16,8 +16,16 @@ def news_of(record: Record) -> str:
             return f"worker {record.worker} joined (process {record.pid}){how}"
         case r.WorkerRefused():
             return f"worker {record.worker} refused: {record.reason}"
+        case r.WorkerBanned():
+            return f"worker {record.worker} is banned: {record.reason}"
+        case r.WorkerForgiven():
+            return f"worker {record.worker} is forgiven, and its name may belong to another machine"
         case r.WorkerLost():
             return f"worker {record.worker} lost: {record.reason}"
+        case r.WorkerSlow():
+            return f"worker {record.worker} is slow: {record.reason}"
+        case r.WorkerRecovered():
+            return f"worker {record.worker} is not slow any more"
         case r.LeaseReturned() if record.task:
             return f"lease {record.lease} returned by {record.worker}: {record.reason}"
         case r.DeltaRejected():
@@ -37,6 +45,8 @@ def news_of(record: Record) -> str:
             return f"round {record.round} finished: loss {record.loss:.4f}, {record.tokens} tokens"
         case r.CheckpointFailed():
             return f"checkpoint of round {record.round} failed: {record.reason}"
+        case r.RunPaused():
+            return f"the run pauses: {record.reason}"
         case r.Stalled():
             return record.why
         case r.RunResumed():
@@ -67,6 +77,11 @@ class LastingNews:
                 return (
                     f"the checkpoint of round {record.round} could not be written: {record.reason}. The run goes on "
                     f"and tries it again with the next ones; {self._newest()}"
+                )
+            case r.RunPaused():
+                return (
+                    f"the checkpoint of round {record.round} could not be written either: {record.reason}. The run "
+                    f"pauses until there is room; {self._newest()}"
                 )
             case r.RolledBack() if record.bad:
                 return f"the run went back to round {record.mark.round}: {record.reason}"

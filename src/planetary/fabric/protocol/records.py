@@ -76,6 +76,8 @@ class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
     device: str = ""  # as its driver names it
     verified: str = ""  # what the comparison on it found, in words; "": there was nothing to compare with
     chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
+    address: str = ""  # that it connected from
+    identity: str = ""  # public key of its machine, to which its name belongs from now on; "": of a local run
 
 
 class WorkerRefused(Record, frozen=True, kw_only=True, tag="worker_refused"):
@@ -89,6 +91,24 @@ class WorkerRefused(Record, frozen=True, kw_only=True, tag="worker_refused"):
     reason: str
 
 
+class WorkerBanned(Record, frozen=True, kw_only=True, tag="worker_banned"):
+    """A worker is not used any more."""
+
+    worker: str
+    node: str
+    kind: EndKind
+    reason: str
+    identity: str = ""  # public key of its machine; "": of a local run
+    invite: str = ""  # id of the invite that it came with
+    lasting: bool = False  # whether it was for what it sent: then for its machine, and after a resume, too
+
+
+class WorkerForgiven(Record, frozen=True, kw_only=True, tag="worker_forgiven"):
+    """A person forgives a worker when the run is resumed: neither a ban nor a key counts for its name any more."""
+
+    worker: str
+
+
 class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
     """A worker that had joined is gone."""
 
@@ -96,6 +116,22 @@ class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
     pid: int
     node: str
     reason: str
+    silent_s: float | None = None  # since its last sign of life, of whatever kind is known; None: an older journal
+
+
+class WorkerSlow(Record, frozen=True, kw_only=True, tag="worker_slow"):
+    """A worker is slower than the others since some rounds; the reason says in what."""
+
+    round: int
+    worker: str
+    reason: str
+
+
+class WorkerRecovered(Record, frozen=True, kw_only=True, tag="worker_recovered"):
+    """A worker that was slow is as fast as the others since some rounds."""
+
+    round: int
+    worker: str
 
 
 class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
@@ -138,6 +174,7 @@ class LeaseReturned(Record, frozen=True, kw_only=True, tag="lease_returned"):
     round: int
     lease: int
     task: int  # 0 when nobody held it any more
+    steps: int = 0  # inner steps that its holder had reported, for nothing
     worker: str
     to: str  # "round": it is offered again in this round; "pool": it goes to a later round
     reason: str
@@ -156,6 +193,9 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     loss: float
     seconds: float
     grad_norm: float = 0.0  # of its last inner step
+    transfer_s: float = 0.0  # until what it needed had left the gateway, and while its result arrived
+    waited_s: float = 0.0  # for which the round waited for it alone
+    version_lag: int = 0  # how many versions older than the newest its parameters were
 
 
 class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
@@ -263,6 +303,13 @@ class CheckpointFailed(Record, frozen=True, kw_only=True, tag="checkpoint_failed
     reason: str
 
 
+class RunPaused(Record, frozen=True, kw_only=True, tag="run_paused"):
+    """Two checkpoints in a row could not be written; nothing is trained until the newest of them is."""
+
+    round: int
+    reason: str
+
+
 class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
     """All held-out batches of a version were evaluated."""
 
@@ -314,7 +361,11 @@ AnyRecord = (
     | ArtifactPublished
     | WorkerJoined
     | WorkerRefused
+    | WorkerBanned
+    | WorkerForgiven
     | WorkerLost
+    | WorkerSlow
+    | WorkerRecovered
     | RoundStarted
     | LeaseAssigned
     | LeaseStarted
@@ -331,12 +382,8 @@ AnyRecord = (
     | RoundFinished
     | CheckpointWritten
     | CheckpointFailed
+    | RunPaused
     | EvalFinished
     | Stalled
     | RunFinished
 )
-
-
-def decode_record(line: bytes | str) -> AnyRecord:
-    """Parse one line of `events.jsonl`; raises `msgspec.ValidationError` or `msgspec.DecodeError`."""
-    return msgspec.json.decode(line, type=AnyRecord)

@@ -49,6 +49,7 @@ class TrainInFlight(InFlight):
     lease: int
     assigned_at: float
     progress_at: float
+    version: int  # of the parameters that it begins from
     step: int = 0
     started: bool = False
     loss: float | None = None
@@ -82,8 +83,13 @@ class WorkerSession(msgspec.Struct):
     roles: tuple[str, ...] = ()  # those that its operator allows it; empty: all
     verified: str = ""  # what that comparison found, in words
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
-    arriving: set[int] = msgspec.field(default_factory=set)  # ids of messages with tensors that are on their way here
+    address: str = ""  # that it connected from
+    identity: str = ""  # public key of its machine; "" in a local run, and without TLS
+    invite: str = ""  # id of the invite that it came with
+    heard_at: float = 0.0  # when its newest message came; heartbeats are none
+    arriving: dict[int, float] = msgspec.field(default_factory=dict)  # message with tensors -> since when it comes in
     arrived_at: float = 0.0  # when the last of them was here
+    arrival_s: float = 0.0  # seconds that it took
     train: TrainInFlight | None = None
     evaluate: EvalInFlight | None = None
 
@@ -109,3 +115,4 @@ class SupervisorSession(msgspec.Struct):
     node: str
     child_pid: int = 0  # 0: its worker process is not running
     restart_expected: bool = True
+    identity: str = ""  # public key of its machine

@@ -25,6 +25,9 @@ from planetary.fabric.protocol.records import (
     RoundFinished,
     RoundStarted,
     RunResumed,
+    WorkerLost,
+    WorkerRecovered,
+    WorkerSlow,
 )
 from planetary.fabric.protocol.run_fold import RunFold
 from planetary.machine.journal import Record
@@ -48,6 +51,9 @@ class Contribution(msgspec.Struct):
     loss: float
     seconds: float
     grad_norm: float = 0.0
+    transfer_s: float = 0.0
+    waited_s: float = 0.0
+    version_lag: int = 0
 
 
 class OpenRound(msgspec.Struct):
@@ -86,6 +92,7 @@ class ControllerState(RunFold):
         lengths: of the deltas that counted, by round; see `diloco.judgement.Judgement`.
         refusals: rounds of which a worker's contribution or its held-out loss was refused, by worker.
         retreats: versions that the run went back from because they were of no use.
+        slow: why each slow worker is.
     """
 
     version: int = 0
@@ -97,6 +104,7 @@ class ControllerState(RunFold):
     lengths: list[float] = msgspec.field(default_factory=list)
     refusals: dict[str, list[int]] = msgspec.field(default_factory=dict)
     retreats: list[int] = msgspec.field(default_factory=list)
+    slow: dict[str, str] = msgspec.field(default_factory=dict)
 
     def mark(self) -> Mark:
         """Return what a checkpoint of the round that has just been closed must remember.
@@ -145,6 +153,10 @@ class ControllerState(RunFold):
                 _withdraw(self, record)
             case RoundStarted():
                 _start(self, record)
+            case WorkerSlow():
+                self.slow[record.worker] = record.reason
+            case WorkerRecovered() | WorkerLost():
+                self.slow.pop(record.worker, None)
             case LeaseAssigned():
                 _assign(self, record)
             case LeaseStarted():
@@ -165,6 +177,9 @@ class ControllerState(RunFold):
                         record.loss,
                         record.seconds,
                         record.grad_norm,
+                        record.transfer_s,
+                        record.waited_s,
+                        record.version_lag,
                     )
                 )
             case RoundClosed():
@@ -296,6 +311,7 @@ def _finish(state: ControllerState, record: RoundFinished) -> None:
 def _resume(state: ControllerState, record: RunResumed) -> None:
     state.durable_round = record.mark.round
     _go_back(state, record.mark)
+    state.slow.clear()  # nobody is there
     state.next_task += _LOST_TASKS
 
 

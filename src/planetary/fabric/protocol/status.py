@@ -22,6 +22,8 @@ WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating",
 """starting: its process runs; fetching: it loads the artifact; ready: connected and idle; lost: gone, may
 come back; stopped: it ended on purpose."""
 
+MOST_EVENTS = 100  # in a status
+
 FINAL_STATES: frozenset[RunState] = frozenset({"finished", "failed", "stopped"})
 
 
@@ -41,6 +43,14 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0  # inner steps finished in its task; of a composer: since the end of the round before, for its shard
     loss: float | None = None  # of that inner step
     lost_count: int = 0  # how often it was lost in this run
+    address: str = ""  # that it connected from
+    # Of its newest contribution; None before the first, and where the kind of run does not measure it
+    last_contribution_at: float | None = None  # Unix time in seconds
+    step_s: float | None = None  # seconds of an inner step
+    transfer_s: float | None = None  # until what it needed had left the gateway, and while its result arrived
+    share: float | None = None  # of the round's time that it spent in inner steps and transfers
+    version_lag: int | None = None  # how many versions older than the newest its parameters are
+    slow: str = ""  # why it is slower than the others; "": it is not
 
 
 class ShardMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +111,15 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
     notes: tuple[str, ...] = ()  # what was decided, and what must not be missed, oldest first; each is told once
     mixture: MixtureMetrics | None = None  # of a mixture: see `newest_mixture`
+    events: tuple[tuple[float, str], ...] = ()  # (Unix time in seconds, what happened), oldest first; the newest ones
+    learning_rate: float | None = None  # of the inner optimizer at the start of the open round
+    bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
+    checkpoint_round: int = 0  # of the newest checkpoint; 0: there is none
+    checkpoint_at: float | None = None  # Unix time in seconds at which it was written; None: not known
+    checkpoint_bytes: int | None = None  # size of one; None: not known
+    disk_free: int | None = None  # bytes that were free after the newest was written; None: not known
+    waiting_for: tuple[str, ...] = ()  # workers without whose results the open round does not go on
+    waiting_since: float = 0.0  # Unix time in seconds: when the others were done
 
 
 class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,6 +132,10 @@ class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
     delta_norm: float | None = None  # Euclidean norm of the start of the round minus its end parameters; ring: None
     cosine: float | None = None  # of its delta with the mean of all that count; ring: None
     refused: str = ""  # why it does not count; "": it does
+    transfer_s: float | None = None  # until what it needed had left the gateway, and while its result arrived
+    share: float | None = None  # of the round's time that the worker spent in inner steps and transfers
+    waited_s: float | None = None  # for which the round waited for it alone
+    version_lag: int | None = None  # how many versions older than the newest its parameters were
 
 
 class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):

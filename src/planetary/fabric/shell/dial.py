@@ -15,6 +15,7 @@ from planetary.machine.events import Closed, Event, Opened
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
+from planetary.net.identity import Identity
 from planetary.net.network import TCP, Network
 from planetary.net.session import Greeting, Refused
 from planetary.wire.inbox import Allocate, Received, allocate_any
@@ -29,6 +30,7 @@ class Address(msgspec.Struct, frozen=True):
     port: int
     token: str  # "": plain TCP, on loopback only
     connect_s: float = 8.0  # for a connection and its handshake
+    identity: Identity | None = None  # of this machine; None without a token
 
 
 class Dialler:
@@ -51,6 +53,8 @@ class Dialler:
         self._protocol = protocol
         self._trust = Trust(address.token) if address.token else Trust.plain_loopback()
         self._hello = msgspec.structs.replace(hello, token=address.token)
+        if address.identity is not None and self._trust.invite is not None:
+            self._hello = address.identity.sign(self._hello, self._trust.invite.authority_fingerprint)
         self._post = post
         self._received = received
         self._allocate = allocate
@@ -97,7 +101,7 @@ class Dialler:
                 self._post(Closed(session, answer.reason, refused=not answer.retry, kind=answer.kind))
                 return
             self._outbox = Outbox(connection, self._sent)
-            self._post(Opened(session))
+            self._post(Opened(session, answer.run))
             while True:
                 self._received(session, await connection.receive())
         except (TrustError, UserError) as error:

@@ -12,7 +12,10 @@ from pathlib import Path
 import msgspec
 
 from planetary.fabric.shell.child import Child, describe_exit, on_stop_signals
+from planetary.fabric.supervisor.node_news import NodeNews, read_report
 from planetary.fabric.supervisor.restarts import Restarts
+
+LOOK_EVERY_S = 0.5  # at the supervisors' reports
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     restart_first_s: float
     restart_limit_s: float
     shutdown_s: float
+    place: str  # of the gateway
+    reports: tuple[Path, ...]  # that the supervisors write; see `supervisor_machine`
     final_codes: frozenset[int]
 
 
@@ -40,13 +45,27 @@ class NodeManager:
     async def run(self) -> int:
         """Return the highest exit status of the supervisors' last runs."""
         on_stop_signals(self.stop)
+        news = NodeNews(self._options.place, len(self._options.names))
+        talking = asyncio.get_running_loop().create_task(self._talk(news))
         codes = await asyncio.gather(
             *(
                 self._keep(index, name, command)
                 for index, (name, command) in enumerate(zip(self._options.names, self._options.commands, strict=True))
             )
         )
+        talking.cancel()
+        self._look(news)
         return max(codes, default=0)
+
+    async def _talk(self, news: NodeNews) -> None:
+        while True:
+            self._look(news)
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _look(self, news: NodeNews) -> None:
+        """Log what the supervisors report."""
+        for line in news.lines([read_report(path) for path in self._options.reports], time.monotonic()):
+            log.info("%s", line)
 
     def stop(self, reason: str) -> None:
         """End all supervisors, then return from `run`."""

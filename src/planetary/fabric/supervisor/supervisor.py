@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import logging
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from planetary.artifacts.store import write_atomically
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
@@ -16,8 +18,10 @@ from planetary.fabric.shell.child import ChildProcess, describe_exit, on_stop_si
 from planetary.fabric.shell.dial import Address, Dialler
 from planetary.fabric.shell.shell import Shell
 from planetary.fabric.shell.system import SYSTEM, System
+from planetary.fabric.supervisor.node_news import SupervisorReport
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
+from planetary.machine.machine import Machine
 from planetary.version import __version__
 from planetary.wire.inbox import Received, refuse_tensors
 
@@ -35,7 +39,12 @@ class SupervisorOptions(msgspec.Struct, frozen=True, kw_only=True):
     restart_first_s: float
     restart_limit_s: float
     shutdown_s: float  # how long the worker gets to end by itself
+    report: Path | None = None  # file for the node manager
     final_codes: frozenset[int]  # exit statuses of the worker after which a restart cannot help
+
+
+def _without_time(report: SupervisorReport) -> SupervisorReport:
+    return msgspec.structs.replace(report, retry_in_s=None)
 
 
 class SupervisorShell:
@@ -46,7 +55,8 @@ class SupervisorShell:
         self._system = system
         self._child: ChildProcess | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        machine = SupervisorMachine(
+        self._reported: SupervisorReport | None = None
+        self._machine = machine = SupervisorMachine(
             options.name,
             restarts=Restarts(
                 options.name,
@@ -58,7 +68,7 @@ class SupervisorShell:
             redial_first_s=0.2,
             redial_limit_s=2.0,
         )
-        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, system.clock, system.observe)
+        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, system.clock, self._observe)
         hello = m.Hello(
             role="supervisor",
             protocol=m.FABRIC.version,
@@ -89,6 +99,18 @@ class SupervisorShell:
         for task in self._tasks:
             task.cancel()
         return end
+
+    def _observe(self, machine: Machine[Any, Any]) -> None:
+        self._system.observe(machine)
+        path = self._options.report
+        if path is None:
+            return
+        report = self._machine.report(self._system.clock.monotonic())
+        # Seconds that pass are no news; a new attempt is, and so is its end.
+        if self._reported is None or _without_time(report) != _without_time(self._reported):
+            self._reported = report
+            with contextlib.suppress(PlanetaryError):  # it is for people alone
+                write_atomically(path, msgspec.json.encode(report), self._system.files)
 
     def _received(self, session: int, received: Received) -> None:
         self._shell.post(e.Received(session, received.message))

@@ -13,6 +13,7 @@ from planetary.core.errors import PlanetaryError, TrustError
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import KillProcess, ProcessExited, ProcessStarted, StartProcess
 from planetary.fabric.protocol.records import error_class
+from planetary.fabric.supervisor.node_news import SupervisorReport
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.machine.events import Closed, Dial, Event, Exit, Instruction, Opened, Received, Send, StopRequested, Tick
 from planetary.machine.machine import check_invariants
@@ -63,6 +64,7 @@ class SupervisorMachine:
         self.name = name
         self._restarts = restarts
         self._link = Redial(name, first_s=redial_first_s, limit_s=redial_limit_s)
+        self._run, self._away = "", ""  # the gateway's; why there is no connection
         self._pid = 0
         self._starts = 0
         self._started_at = 0.0
@@ -90,6 +92,19 @@ class SupervisorMachine:
         self._link.validate()
         check_invariants(f"supervisor {self.name}", self._invariants())
 
+    def report(self, now: float) -> SupervisorReport:
+        """Return what people may want to know."""
+        retry_at = self._link.next_deadline()
+        return SupervisorReport(
+            link=self._link.state,
+            run=self._run,
+            error=self._away,
+            retry_in_s=None if retry_at is None else max(0.0, retry_at - now),
+            pid=self._pid,
+            restarts=max(0, self._starts - 1),
+            ended=self._stop_reason,
+        )
+
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         phase = self.phase
         has_process = phase in {SupervisorPhase.RUNNING, SupervisorPhase.STOPPING}
@@ -102,10 +117,14 @@ class SupervisorMachine:
             case Tick():
                 self._on_time(now)
             case Opened():
-                if self._link.opened(event.session) and self._pid:
+                if self._link.opened(event.session):
+                    self._run, self._away = event.run, ""
+                if self._link.connected and self._pid:
                     self._send(m.WorkerStarted(pid=self._pid, attempt=self._starts))
             case Closed():
-                if self._link.closed(event.session, now) and event.refused:
+                newest = self._link.closed(event.session, now)
+                self._away = event.reason if newest else self._away
+                if newest and event.refused:
                     self._error = error_class(event.kind) if event.kind else TrustError
                     self._stop(event.reason)
             case Received() if event.session == self._link.session:

@@ -136,7 +136,7 @@ class MixtureController(RunController[MixtureDesk]):
         self.syncing.payload_sent(session, now)
         self.patience.sent(session, now)
 
-    def _payload_arrives(self, session: int, message: int) -> None:
+    def _payload_arrives(self, session: int, message: int, now: float) -> None:
         self.patience.arrives(session, message)
 
     def _arrived(self, session: int, message: int, now: float) -> None:
@@ -347,8 +347,10 @@ class MixtureController(RunController[MixtureDesk]):
         if missing:
             others = sorted(w.worker for w in self.desk.workers.values() if not w.may(COMPOSER))
             idle = f"; {', '.join(others)} may not or cannot compose" if others else ""
-            shards = ", ".join(map(str, missing))
-            return f"no composer for shard {shards}: {self.membership.whom_we_wait_for()}{idle}"
+            whom = self.membership.whom_we_wait_for()
+            if not by_shard and not others and not any(self.syncing.steps()):
+                return whom  # the start: that nobody composes yet is no news
+            return f"no composer for shard {', '.join(map(str, missing))}: {whom}{idle}"
         unsaved = [n for n, shard in enumerate(self.state.shards) if shard.progress < self.policy.plan.steps]
         if unsaved and self._all_steps_are_taken:
             whose = ", ".join(f"{n} ({by_shard[n].worker})" for n in unsaved)

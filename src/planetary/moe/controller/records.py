@@ -193,6 +193,10 @@ class MixtureState(RunFold, kw_only=True):
         layers = len(self.owners) if self.experts else 0
         return tuple(self.experts[shard, layer].payload for layer in range(layers))
 
+    def evaluates_last(self, rounds: int) -> bool:
+        """Whether the last of `rounds` is finished, and its model not evaluated yet."""
+        return self.round == rounds and rounds not in self.evals
+
     def needed(self) -> set[str]:
         """Return the names of all payloads that the run may still ask for."""
         names = {s.payload for s in self.shards} | {s.surrogates for s in self.shards}
@@ -270,7 +274,7 @@ class MixtureState(RunFold, kw_only=True):
 def mixture_news(record: Record) -> str:
     """Say a record of this file in a sentence, or "" when nobody is waiting to hear it."""
     match record:
-        case ShardGranted():
+        case ShardGranted() if record.step:  # at the start all shards are given out
             return f"{record.worker} is the composer of shard {record.shard} from step {record.step} on: {record.why}"
         case SpeakerChanged():
             return f"the composer of shard {record.by} speaks for the experts of shard {record.shard}: {record.why}"

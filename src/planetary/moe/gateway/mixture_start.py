@@ -15,11 +15,11 @@ from planetary.artifacts.store import write_atomically
 from planetary.core.config import Config, config_hash, to_toml
 from planetary.core.errors import TrustError, UserError
 from planetary.data.slices import LeaseLedger
-from planetary.fabric.controller.round_end import unreported
-from planetary.fabric.gateway.rounds_start import trim_metrics
+from planetary.fabric.gateway.rounds_start import resume_metrics
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS, METRICS
 from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.protocol.records import Mark, RunResumed, RunStarted
+from planetary.fabric.protocol.run_fold import forgiven
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
 from planetary.moe.controller.mixture_events import MixturePolicy
@@ -94,11 +94,13 @@ def begin_mixture(
     mark = Mark(state.round, state.tokens_total, 1, LeaseLedger())
     resumed = RunResumed(run=config.run.name, rounds=config.train.rounds, mark=mark, config_hash=policy.config_hash)
     state.apply(resumed)
+    for pardon in (pardons := forgiven(state, options.forgive)):
+        state.apply(pardon)
     write_atomically(folder / CONFIG, to_toml(config).encode())
     write_record(folder, prepared.record)
-    metrics = trim_metrics(folder / METRICS, state.round)
-    late = unreported(earlier, {line.round for line in metrics}, state.round, steps)
-    return MixtureStart(policy, state, [resumed], metrics, late)
+    evaluates = state.evaluates_last(config.train.rounds)
+    metrics, late = resume_metrics(folder / METRICS, earlier, state.round, steps, evaluates=evaluates)
+    return MixtureStart(policy, state, [resumed, *pardons], metrics, late)
 
 
 def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: PreparedMixture, folder: Path) -> None:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from planetary.fabric.gateway.run_status import base_status, connected_worker, ended_as, workers_seen
+from planetary.fabric.gateway.run_status import (
+    base_status,
+    connected_worker,
+    ended_as,
+    message_of,
+    stage_of,
+    workers_seen,
+)
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
 from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
 
@@ -23,14 +30,16 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
         return base_status(gateway, None)
     state, run_state = controller.state, _run_state(controller)
     finishing = "evaluating the last round's model" if run_state == "finishing" else ""
+    stage, since = stage_of(gateway, run_state, controller.stalls.why or finishing)
     return msgspec.structs.replace(
         base_status(gateway, state),
         state=run_state,
-        stage=controller.stalls.why or finishing or gateway.stage,
+        stage=stage,
+        stage_since=since,
         round=min(state.round + 1, gateway.config.train.rounds),
         workers=workers_seen(controller.desk, state.losses, lambda worker: worker_status(controller, worker)),
         mixture=newest_mixture(gateway.metrics),
-        message=controller.stalls.why or gateway.news,
+        message=message_of(gateway, controller.stalls.why),
     )
 
 

@@ -60,11 +60,6 @@ def dense_specs(config: LatentMoeConfig) -> tuple[TensorSpec, ...]:
     return _specs(dense_parameters(config))
 
 
-def expert_specs(config: LatentMoeConfig, slots: int) -> tuple[TensorSpec, ...]:
-    """Return the weights of one layer's experts: `up`, `down` and for SwiGLU `gate`, each [slots, ...]."""
-    return _specs(expert_parameters(config, slots))
-
-
 def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: StepOptions) -> Program:
     """Build a composer's program.
 

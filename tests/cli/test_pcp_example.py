@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from planetary.core.config import load_config
+from planetary.core.configuration.sinks import WandbSink
 from planetary.run.model.trained_model import can_generate
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pcp"
@@ -24,13 +26,14 @@ def test_the_example_trains_unchanged(tmp_path: Path) -> None:
         [*command, f"--cache={tmp_path / 'cache'}"],
         check=False,
         cwd=tmp_path,
+        env={**os.environ, "WANDB_MODE": "offline"},
         capture_output=True,
         text=True,
         timeout=280,
     )
     assert ended.returncode == 0, ended.stderr
-    assert "wandb_project: no effect: metrics are not sent to wandb" in ended.stderr
     run = tmp_path / "runs" / "pcp-small"
+    assert load_config(run / "config.toml").sinks == (WandbSink(project="pcp-distributed"),)
     rounds = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [line["round"] for line in rounds] == [1, 2, 3, 4, 5, 6]
     assert rounds[-1]["eval_loss"] < rounds[0]["eval_loss"] < 5.6  # ln 256: nothing learned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import pytest
 from planetary.cli.main import main
 from planetary.cli.option_values import key_values, seconds
 from planetary.core.errors import PeerError, UserError
+from planetary.fabric.gateway.invite_list import read_invites
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.monitor.dashboard import Dashboard
 from planetary.net.authority import Authority
-from planetary.net.invite import verify
+from planetary.net.invite import read, verify
 from planetary.run.places import default_state_folder
 from planetary.run.status_source import status_source
 
@@ -56,8 +58,17 @@ def output(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-def test_watch_shows_an_ended_run_and_stops(ended_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["watch", str(ended_run)]) == 0
+def test_watch_on_a_pipe_prints_the_status_once(ended_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in ([], ["--once"]):
+        assert main(["watch", str(ended_run), *flags]) == 0
+        lines = output(capsys).splitlines()
+        assert lines[0].startswith("run ")
+        assert ": finished, round 1 of 1" in lines[0]
+        assert "training loss 2.5000, held-out loss 2.4000" in lines
+
+
+def test_watch_follows_a_run_to_its_end_and_stops(ended_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["watch", str(ended_run), "--follow"]) == 0
     lines = output(capsys).splitlines()
     assert lines[-1] == "finished"
     assert any(line.startswith("round 1/1: train loss 2.5000, eval loss 2.4000") for line in lines)
@@ -117,6 +128,48 @@ def test_an_invite_is_accepted_by_the_gateway_whose_folder_made_it(
     invite = verify(token, authority.invite_secret, authority.fingerprint, role="worker", now=before)
     assert before + 7199 <= invite.expires <= time.time() + 7200
     assert main(["invite", "--expires", "soon"]) == 2
+
+
+def test_invites_are_listed_and_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANETARY_STATE", str(tmp_path / "state"))
+    assert main(["invite", "--list"]) == 0
+    assert output(capsys).strip() == "No invites were made here."
+    assert main(["invite"]) == 0
+    assert main(["invite", "--for", "gpu-box", "--expires", "never"]) == 0
+    anybody, personal = (read(token) for token in output(capsys).split())
+    assert (anybody.node, personal.node, personal.expires) == ("", "gpu-box", 0)
+    assert main(["invite", "--revoke", personal.id[:6]]) == 0
+    assert personal.id in output(capsys)
+    assert main(["invite", "--list"]) == 0
+    head, first, second = output(capsys).splitlines()
+    assert head.split() == ["ID", "MADE", "FOR", "STATE"]
+    assert first.startswith(anybody.id)
+    assert "any node" in first
+    assert "good until" in first
+    assert second.startswith(personal.id)
+    assert "gpu-box" in second
+    assert "revoked" in second
+    invites = read_invites(tmp_path / "state", time.time())
+    assert personal.id in invites
+    assert anybody.id not in invites
+    if os.name == "posix":
+        assert (tmp_path / "state" / "invites.jsonl").stat().st_mode & 0o777 == 0o600
+    for wrong in (["--revoke", "zz"], ["--revoke", ""], ["--for", "a b"]):
+        assert main(["invite", *wrong]) == 2
+    assert "no invite of the list" in capsys.readouterr().err
+    assert main(["invite", "--revoke", "0123456789ab"]) == 0  # made elsewhere, or by a gateway's start
+    assert "0123456789ab" in read_invites(tmp_path / "state", time.time())
+
+
+def test_a_running_gateway_sees_what_is_revoked_meanwhile(tmp_path: Path) -> None:
+    running, command = (read_invites(tmp_path, 0.0) for _ in range(2))
+    name = read(command.issue(1.0)).id
+    assert name not in running
+    assert name in running.issued
+    command.revoke(name, 2.0)
+    assert name in running
 
 
 def test_durations_and_options() -> None:

@@ -99,8 +99,7 @@ def explain(error: BaseException) -> str:
     if isinstance(error, BrokenPipeError):
         return ""
     if isinstance(error, KeyboardInterrupt):
-        how = f"; go on with: {error}" if str(error) else ""
-        return f"stopped by Ctrl+C{how}"
+        return str(error) or "stopped by Ctrl+C"
     if (extra := missing_extra(error)) is not None:
         assert isinstance(error, ModuleNotFoundError)
         return (

@@ -14,7 +14,7 @@ from planetary.fabric.protocol.status import RunStatus
 from planetary.fabric.shell.child import on_stop_signals
 from planetary.monitor.screen import Screen, open_screen
 from planetary.run.processes.announcement import Announcement
-from planetary.run.processes.local_run import LocalRun, Outcome
+from planetary.run.processes.local_run import LocalRun
 from planetary.run.status_source import status_source
 
 
@@ -56,7 +56,14 @@ class ScreenObserver:
             self._screen.show(status)
 
 
-async def run_until_signal(run: LocalRun) -> Outcome:
-    """Carry `run` out; SIGTERM and SIGINT stop it."""
-    on_stop_signals(lambda _: run.stop())
-    return await run.run()
+async def run_until_signal(run: LocalRun) -> str:
+    """Carry `run` out; SIGTERM and SIGINT stop it. Return how it was stopped, or "" if it finished."""
+    stopped_by: list[str] = []
+
+    def stop(how: str) -> None:
+        stopped_by.append(how)
+        run.stop()
+
+    on_stop_signals(stop)
+    outcome = await run.run()
+    return "" if outcome == "finished" else (stopped_by or ["stopped"])[0]

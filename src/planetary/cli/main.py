@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib
 import logging
 import os
@@ -14,7 +13,7 @@ from typing import Any, NoReturn
 
 from planetary.cli.command_table import COMMANDS, GROUPS, HelpFormatter
 from planetary.cli.errors import EXIT_CODE_HELP, EXIT_USAGE, report_error
-from planetary.core.errors import UserError
+from planetary.core.errors import UserError, did_you_mean
 from planetary.version import __version__
 
 _DEBUG_HELP = "show the traceback of an error"
@@ -65,8 +64,7 @@ class _Parser(argparse.ArgumentParser):
         flag = next((text.partition("=")[0] for text in rest if text.startswith("-")), None)
         if flag is None:
             self.error(f"no argument {' '.join(rest)!r} is expected there")
-        near = difflib.get_close_matches(flag, self._flags, n=1)
-        meant = f"; did you mean {near[0]}?" if near else "."
+        meant = did_you_mean(flag, self._flags)
         raise UserError(f"{self._who}there is no flag {flag}{meant} `{self.prog} --help` shows the flags")
 
     @property
@@ -106,9 +104,11 @@ def _check_command(arguments: Sequence[str]) -> None:
     name = _command_in(arguments)
     if name is None or name in COMMANDS:
         return
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"the commands are {', '.join(COMMANDS)}."
-    raise UserError(f"there is no command {name!r}; {hint} `planetary --help` explains them.")
+    commands = ", ".join(COMMANDS)
+    meant = did_you_mean(name, COMMANDS, "{!r}")
+    raise UserError(
+        f"there is no command {name!r}{meant} The commands are {commands}; `planetary --help` explains them."
+    )
 
 
 def _list_of_commands() -> str:

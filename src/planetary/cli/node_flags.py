@@ -19,6 +19,7 @@ from planetary.core.configuration.schema import BACKEND_ALIASES, Backend, Timing
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError
 from planetary.core.printable import as_name
 from planetary.fabric.shell.dial import Address
+from planetary.net.identity import Identity
 from planetary.run.kinds import KINDS
 from planetary.run.places import cache_folder
 from planetary.runtime.backends import PJRT_TARGET, is_pjrt
@@ -105,14 +106,15 @@ def pass_on(args: argparse.Namespace, token_file: Path | None) -> list[str]:
 
 
 def address_of(args: argparse.Namespace, host: str, port: int) -> Address:
-    """Return the gateway's address with the token. Raises `UserError` when there is none."""
+    """Return the gateway's address with the token and this machine's key. Raises `UserError` without a token."""
     token = read_token(args)
     if not token and not args.plain_loopback:
         raise UserError(
             "no invite token: make one on the gateway's machine with `planetary invite` and pass it with --token-file "
             "(or --plain-loopback for a gateway on this machine that was started so)"
         )
-    return Address(host, port, token, Timings(args.latency_budget).connect_s)
+    identity = Identity.open(state_folder(args) / "identity.key") if token else None
+    return Address(host, port, token, Timings(args.latency_budget).connect_s, identity)
 
 
 def read_token(args: argparse.Namespace) -> str:

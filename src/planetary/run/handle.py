@@ -30,6 +30,7 @@ from planetary.run.processes.round_observer import OnRound, RoundObserver
 from planetary.run.status_source import status_source
 
 if TYPE_CHECKING:
+    from planetary.run.model.pretrained_export import PretrainedExport
     from planetary.run.model.trained_model import TrainedModel
 
 STOP_ELSEWHERE_S = 30.0  # for a gateway of another program to end after SIGTERM
@@ -158,6 +159,24 @@ class Run:
 
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
         return "".join(continue_text(self._model(round, experts), prompt, max_tokens, sampling))
+
+    def save_pretrained(
+        self, folder: str | os.PathLike[str], *, round: int | None = None, force: bool = False
+    ) -> PretrainedExport:
+        """Write the trained model into a folder that `from_pretrained` of `transformers` loads, with its tokenizer.
+
+        Args:
+            folder: gets config.json, model.safetensors (float32), tokenizer.json and tokenizer_config.json.
+            round: whose checkpoint is used; by default the newest.
+            force: replace a model that is in `folder`.
+
+        Raises:
+            UserError: no checkpoint, a model that `transformers` does not have, or `folder` holds one already.
+        """
+        from planetary.run.model.pretrained_export import export_pretrained
+
+        path = self._checkpoint_path(round) if round is not None else None
+        return export_pretrained(self.folder, Path(folder), checkpoint=path, force=force)
 
     def _model(self, round_: int | None, experts: str) -> TrainedModel:
         from planetary.run.model.trained_model import load_trained

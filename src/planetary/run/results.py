@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planetary.artifacts.checkpoint import list_checkpoints
+from planetary.core.errors import PlanetaryError, ResourceError
+from planetary.fabric.gateway.run_files import CHECKPOINTS, has_run
+
 if TYPE_CHECKING:
-    from planetary.core.errors import PlanetaryError
+    from planetary.fabric.protocol.events import Finish
     from planetary.fabric.protocol.records import EndKind
 
 
@@ -20,6 +26,29 @@ def write_results(folder: Path) -> None:
         history = load_history(folder)
         write_report(folder, build_report(history))
         write_picture(folder, history)
+
+
+async def results_after(running: Awaitable[Finish], folder: Path) -> Finish:
+    """Return how a run ended, its report and picture written; when it failed, what it failed of is raised first."""
+    try:
+        end = await running
+    except BaseException as error:
+        with contextlib.suppress(PlanetaryError):  # such as a full disk, which would be told in place of `error`
+            write_results(folder)
+        if isinstance(error, ResourceError):
+            raise resumable(error, folder) from error
+        raise
+    write_results(folder)
+    return end
+
+
+def resumable(error: ResourceError, folder: Path) -> ResourceError:
+    """Return the error with how the run in `folder` goes on once what it lacked is there."""
+    if not has_run(folder):
+        return error
+    entries = list_checkpoints(folder / CHECKPOINTS)
+    kept = f"The newest checkpoint is of round {entries[-1].round}" if entries else "No round has a checkpoint yet"
+    return ResourceError(f"{error}. {kept}. Mend that, then run: planetary train --resume {folder}")
 
 
 def failure_of(kind: EndKind, reason: str, folder: Path) -> PlanetaryError:

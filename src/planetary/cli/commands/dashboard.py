@@ -32,13 +32,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    from planetary.fabric.gateway.run_files import CONFIG
     from planetary.monitor.dashboard import Dashboard
     from planetary.monitor.run_folder import METRICS
     from planetary.run.status_source import status_source
 
     read = status_source(args.run)
     read()  # a folder that is no run is an error now, not a page that stays empty
-    with Dashboard(read, Path(args.run) / METRICS, host=args.host, port=args.port) as dashboard:
+    folder = Path(args.run)
+    with Dashboard(read, folder / METRICS, folder / CONFIG, host=args.host, port=args.port) as dashboard:
         print(f"{dashboard.url}  (Ctrl+C ends it)", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

@@ -36,6 +36,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="with --resume: this checkpoint instead of the newest"
     )
+    parser.add_argument(
+        "--forgive",
+        action="append",
+        default=[],
+        metavar="WORKER",
+        help="with --resume: lift this worker's ban, and let its name belong to another machine; may be given several "
+        "times",
+    )
     parser.add_argument("--baseline", action="store_true", help="also train the same tokens on one worker, plainly")
     parser.add_argument("--workers", type=int, metavar="N", help="number of workers")
     parser.add_argument("--rounds", type=int, metavar="R", help="number of rounds")
@@ -77,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.checkpoint is not None and args.resume is None:
         raise UserError("train: --checkpoint says where to resume from, so it needs --resume RUN")
+    if args.forgive and args.resume is None:
+        raise UserError("train: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
     overrides = list(args.set)
     overrides += [f"fabric.workers={args.workers}"] if args.workers is not None else []
     overrides += [f"train.rounds={args.rounds}"] if args.rounds is not None else []
@@ -95,6 +105,7 @@ def run(args: argparse.Namespace) -> int:
         cache=cache_folder(args.cache),
         resume=args.resume is not None,
         checkpoint=args.checkpoint,
+        forgive=tuple(args.forgive),
         plain=args.plain_loopback,
         dashboard_port=args.dashboard_port,
     )
@@ -104,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         baseline = baseline_of(load_config(folder / CONFIG), folder)
         if baseline is not None:
             plain, place = baseline
-            _train(plain, replace(options, folder=place, resume=False, checkpoint=None), quiet=args.json)
+            _train(plain, replace(options, folder=place, resume=False, checkpoint=None, forgive=()), quiet=args.json)
             write_results(folder)
     report = build_report(load_history(folder))
     if args.json:
@@ -123,15 +134,19 @@ def _train(config: Config, options: LocalRunOptions, *, quiet: bool) -> None:
     import os
 
     from planetary.cli.live_display import ScreenObserver, run_until_signal
+    from planetary.fabric.gateway.run_files import has_run
     from planetary.run.processes.local_run import LocalRun
 
     with contextlib.ExitStack() as stack:
         observer = None
         if not quiet:
             observer = stack.enter_context(contextlib.closing(ScreenObserver(options.folder)))
-        outcome = asyncio.run(run_until_signal(LocalRun(config, options, observer)))
-    if outcome == "stopped":
-        raise KeyboardInterrupt(f"planetary train --resume {os.path.relpath(options.folder)}")
+        stopped = asyncio.run(run_until_signal(LocalRun(config, options, observer)))
+    if stopped:
+        how = stopped.replace("SIGINT", "Ctrl+C")
+        if has_run(options.folder):
+            how += f"; go on with: planetary train --resume {os.path.relpath(options.folder)}"
+        raise KeyboardInterrupt(how)
 
 
 def _say_what_happened(folder: Path, report: Any) -> None:

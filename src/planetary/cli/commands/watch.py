@@ -19,14 +19,20 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "watch",
         description="""
-            Follow a run in the terminal until it ends: a live panel, or one line per
-            finished round when standard output is no terminal. Ctrl+C stops watching
-            and leaves the run alone.
+            Follow a run in the terminal until it ends: a live panel. Where standard
+            output is no terminal the status is printed once, as text; --follow prints
+            one line per finished round and event instead, until the run ends. Ctrl+C
+            stops watching and leaves the run alone.
         """,
-        examples=["planetary watch runs/stdlib", "planetary watch http://127.0.0.1:8090/"],
+        examples=[
+            "planetary watch runs/stdlib",
+            "planetary watch http://127.0.0.1:8090/ | mail -s run me@example.org",
+            "planetary watch runs/stdlib --json",
+        ],
     )
     parser.add_argument("run", metavar="RUN", help="run folder, or the URL of a gateway's dashboard")
-    parser.add_argument("--once", action="store_true", help="show the status once and exit")
+    parser.add_argument("--once", action="store_true", help="print the status once, as text, and exit")
+    parser.add_argument("--follow", action="store_true", help="go on until the run ends, also on a pipe")
     parser.add_argument("--json", action="store_true", help="print the status once, as JSON, and exit")
     return parser
 
@@ -43,12 +49,18 @@ def run(args: argparse.Namespace) -> int:
 
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(read()), indent=2).decode() + "\n")
         return EXIT_OK
+    if args.once or not (args.follow or sys.stdout.isatty()):
+        from planetary.core.clock import SystemClock
+        from planetary.monitor.status_text import status_text
+
+        sys.stdout.write(status_text(read(), SystemClock().wall()))
+        return EXIT_OK
     pause = threading.Event()
     status = read()  # before the screen is taken, so that an error is not drawn over
     with open_screen() as screen:
         while True:
             screen.show(status)
-            if args.once or status.state in FINAL_STATES:
+            if status.state in FINAL_STATES:
                 return EXIT_OK
             try:
                 pause.wait(_PAUSE_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,17 +13,21 @@ import msgspec
 
 from planetary.core.clock import SystemClock
 from planetary.core.config import Config, config_hash
+from planetary.core.errors import ClosedError
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
+from planetary.fabric.gateway.run_files import CONFIG, METRICS
 from planetary.fabric.protocol.status import RunStatus
 from planetary.fabric.shell.child import end_with_parent, on_stop_signals
 from planetary.monitor.dashboard import Dashboard
 from planetary.monitor.run_folder import collect_facts, write_facts
+from planetary.monitor.sinks.kinds import follow
 from planetary.net.authority import Authority
 from planetary.net.invite import mint
 from planetary.run.kinds import kind_of
 from planetary.run.processes.announcement import Announcement
-from planetary.run.results import failure_of, write_results
+from planetary.run.results import failure_of, results_after
 
+ALIVE_S = 5.0  # that a gateway which is well answers within
 INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
 
 
@@ -56,6 +61,13 @@ async def host_run(config: Config, options: HostOptions, listening: Callable[[An
     gateway = kind_of(config).gateway(config, options.gateway, security)
     await gateway.start()
 
+    def report(text: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(gateway.warn, text)
+
+    sinks = follow(config.sinks, config.run.name, folder, lambda: gateway.config, report)
+    gateway.followers.append(sinks)
+
     last: list[RunStatus] = []
 
     def read_status() -> RunStatus:
@@ -66,13 +78,24 @@ async def host_run(config: Config, options: HostOptions, listening: Callable[[An
 
         try:
             last[:] = [asyncio.run_coroutine_threadsafe(status(), loop).result(timeout=10)]
-        except (RuntimeError, TimeoutError, concurrent.futures.CancelledError):
+        except (RuntimeError, TimeoutError, concurrent.futures.CancelledError) as error:
             if not last:
-                raise
+                raise ClosedError("the gateway ends, and nothing was seen of it before") from error
         return last[0]
 
-    metrics = folder / "metrics.jsonl"
-    with Dashboard(read_status, metrics, host=options.dashboard_host, port=options.dashboard_port) as dashboard:
+    def is_alive() -> bool:
+        """Whether the event loop does anything."""
+
+        async def nothing() -> None: ...
+
+        try:
+            asyncio.run_coroutine_threadsafe(nothing(), loop).result(timeout=ALIVE_S)
+        except (RuntimeError, TimeoutError, concurrent.futures.CancelledError):
+            return False
+        return True
+
+    host, port, files = options.dashboard_host, options.dashboard_port, (folder / METRICS, folder / CONFIG)
+    with Dashboard(read_status, *files, is_alive=is_alive, host=host, port=port) as dashboard:
         on_stop_signals(gateway.stop)
         if options.ends_with_parent:
 
@@ -81,10 +104,12 @@ async def host_run(config: Config, options: HostOptions, listening: Callable[[An
 
             end_with_parent(orphaned)
         listening(Announcement(options.gateway.host, gateway.port, dashboard.url, token, str(folder)))
+        ok = False
         try:
-            end = await gateway.run(lambda prepared: _write_facts(gateway, prepared))
+            end = await results_after(gateway.run(lambda prepared: _write_facts(gateway, prepared)), folder)
+            ok = end.ok
         finally:
-            write_results(folder)
+            await asyncio.to_thread(sinks.close, ok)  # last: a process that has to end soon is killed meanwhile
     if not end.ok:
         raise failure_of(end.kind, end.reason, folder)
 
@@ -97,6 +122,7 @@ def _write_facts(gateway: Gateway[Any, Any, Any], prepared: PreparedRun) -> None
     if isinstance(prepared.data.tokenizer, CharTokenizer):
         prepared.data.tokenizer.save(gateway.options.folder)
     bigram = bigram_baseline(prepared.data, prepared.data.eval_chunks(config))
+    gateway.bigram_loss = bigram.loss
     facts = collect_facts(
         run=config.run.name,
         params=prepared.param_count,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tempfile
 from pathlib import Path
 from typing import Literal, Protocol
@@ -15,8 +14,7 @@ from planetary.core.errors import PeerError, PlanetaryError, ResourceError
 from planetary.fabric.gateway.run_files import CONFIG
 from planetary.fabric.shell.child import Child, describe_exit, planetary_command
 from planetary.run.processes.announcement import Announcement, read_announcement, read_failure
-from planetary.runtime.backends import CPU_BACKENDS, check_device
-from planetary.runtime.host import usable_cores
+from planetary.run.processes.local_node import LocalNode, check_backend, node_flags, threads_of
 
 START_LIMIT_S = 60.0  # for the gateway's process to listen
 LOOK_EVERY_S = 0.25
@@ -32,6 +30,7 @@ class LocalRunOptions(msgspec.Struct, frozen=True, kw_only=True):
     cache: Path
     resume: bool = False
     checkpoint: Path | None = None  # to resume from; None: the newest
+    forgive: tuple[str, ...] = ()  # workers whose ban a resumed run forgets
     plain: bool = False  # no TLS between the processes
     dashboard_port: int = 0  # 0: any
 
@@ -68,22 +67,29 @@ class LocalRun:
 
         Raises:
             PlanetaryError: the error that the gateway ended with.
+            ResourceError: this machine cannot compute what the configuration asks for.
         """
+        check_backend(self._config)
         with tempfile.TemporaryDirectory(prefix="planetary-") as scratch:
             announced_in = Path(scratch) / "announcement"
             gateway = await self._start_gateway(Path(scratch), announced_in)
-            node: Child | None = None
+            node: LocalNode | None = None
             try:
                 announcement = await self._announced(gateway, announced_in)
                 if announcement is not None:
                     if self._observer is not None:
                         self._observer.listening(announcement)
-                    node = await self._start_node(announcement, Path(scratch))
-                    await self._follow(gateway)
+                    place = (self._options.folder, self._options.cache, Path(scratch))
+                    node = LocalNode(self._start, node_flags(self._config, announcement, *place), self._logs)
+                    await self._follow(gateway, node)
             finally:
-                code = await self._end(gateway, node)
+                code = await gateway.end(STOP_LIMIT_S)  # first, so that it can close its sessions
+                if node is not None:
+                    await node.end(STOP_LIMIT_S * 3 / 4)
             if self._observer is not None:
                 await self._observer.ended()
+            if node is not None and node.failure:
+                raise ResourceError(node.failure)
             if self._stop.is_set():
                 return "stopped"
             if code != 0:
@@ -107,44 +113,18 @@ class LocalRun:
         flags += [f"--cache={options.cache}", f"--port={self._config.fabric.port}"]
         flags += [f"--gateway-port={options.dashboard_port}"]
         flags += ["--plain-loopback"] if options.plain else []
-        flags += [f"--local-threads={self._threads}"]
+        flags += [f"--local-threads={threads_of(self._config)}"]
         if options.resume:
             written = load_config(options.folder / CONFIG)
             flags += [f"--resume={options.folder}"]
             flags += [f"--set={override}" for override in overrides_between(written, self._config)]
             flags += [f"--checkpoint={options.checkpoint}"] if options.checkpoint is not None else []
+            flags += [f"--forgive={name}" for name in options.forgive]
         else:
             resolved = scratch / f"{self._config.run.name}.toml"
             resolved.write_text(to_toml(self._config))
             flags += [f"--gateway-config={resolved}", f"--run-dir={options.folder}"]
         return await self._start("gateway", flags, "gateway.log")
-
-    @property
-    def _threads(self) -> int:
-        """Of each worker; 0 for GPUs."""
-        fabric = self._config.fabric
-        if fabric.backend not in {"auto", *CPU_BACKENDS}:
-            check_device(fabric.backend, 0, fabric.threads or None)
-            return 0
-        return fabric.threads or max(1, usable_cores() // fabric.workers)
-
-    async def _start_node(self, announcement: Announcement, scratch: Path) -> Child:
-        fabric, options = self._config.fabric, self._options
-        flags = [f"--host={announcement.host}", f"--port={announcement.port}", f"--scale={fabric.workers}"]
-        # "host" is the default for every backend, and a CPU's: of a GPU it means the backend's own default.
-        target = "" if fabric.target == "host" else fabric.target
-        flags += [f"--backend={fabric.backend}", f"--target={target}", "--node-name=local"]
-        flags += [f"--island={fabric.island}"]
-        flags += [f"--threads={self._threads}", f"--latency-budget={fabric.latency_budget_s}"]
-        flags += [f"--cache={options.cache}", f"--state={options.folder / 'workers'}", f"--logs={self._logs}"]
-        if announcement.token:
-            token_file = scratch / "token"
-            token_file.touch(mode=0o600)
-            token_file.write_text(announcement.token)
-            flags += [f"--token-file={token_file}"]
-        else:
-            flags += ["--plain-loopback"]
-        return await self._start("node-manager", flags, "node.log")
 
     async def _start(self, role: str, flags: list[str], log: str) -> Child:
         child = await Child.start(planetary_command(role, *flags), log=self._logs / log)
@@ -168,29 +148,19 @@ class LocalRun:
             ended.cancel()
         return announcement
 
-    async def _end(self, gateway: Child, node: Child | None) -> int:
-        """End the remaining processes, the gateway first so that it can close its sessions; return its status."""
-        code = await gateway.end(STOP_LIMIT_S)
-        if node is not None:
-            with contextlib.suppress(PlanetaryError):
-                try:
-                    async with asyncio.timeout(STOP_LIMIT_S / 4):
-                        await node.wait()  # the gateway's last message ends it
-                except TimeoutError:
-                    await node.end(STOP_LIMIT_S / 2)
-        return code
-
-    async def _follow(self, gateway: Child) -> None:
-        """Let the observer look until the gateway ends or the run is to stop."""
+    async def _follow(self, gateway: Child, node: LocalNode) -> None:
+        """Let the observer look until the gateway ends, the run is to stop, or its node manager gives up."""
         ended = asyncio.ensure_future(gateway.wait())
         stopping = asyncio.ensure_future(self._stop.wait())
+        kept = asyncio.ensure_future(node.keep())
         try:
-            while not (ended.done() or stopping.done()):
+            while not (ended.done() or stopping.done() or node.failure):
                 if self._observer is not None:
                     await self._observer.look()
-                await asyncio.wait((ended, stopping), timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
+                waiters = {ended, stopping} if kept.done() else {ended, stopping, kept}
+                await asyncio.wait(waiters, timeout=LOOK_EVERY_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for waiter in (ended, stopping):
+            for waiter in (ended, stopping, kept):
                 waiter.cancel()
 
     def _error_of(self, announced_in: Path, code: int) -> PlanetaryError:

@@ -37,12 +37,25 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="with --resume: this checkpoint instead of the newest"
     )
+    parser.add_argument(
+        "--forgive",
+        action="append",
+        default=[],
+        metavar="WORKER",
+        help="with --resume: lift this worker's ban, and let its name belong to another machine; may be given several "
+        "times",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--host", help="address that workers connect to (default: fabric.host, 127.0.0.1)")
     parser.add_argument("--port", type=port, help="port that workers connect to (default: fabric.port, else 8080)")
     parser.add_argument("--gateway-host", default="127.0.0.1", help="address of the dashboard (default: %(default)s)")
-    parser.add_argument("--gateway-port", type=port, default=18010, help="its port (default: %(default)s; 0: any)")
+    parser.add_argument(
+        "--gateway-port",
+        type=port,
+        default=18010,
+        help="port of the dashboard, as PCP calls it; workers connect to --port (default: %(default)s; 0: any)",
+    )
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="certificate authority and invites (default: ~/.planetary/gateway)"
     )
@@ -88,6 +101,7 @@ def _run(args: argparse.Namespace) -> None:
             port=args.port if args.port is not None else config.fabric.port or DEFAULT_PORT,
             resume=args.resume is not None,
             resume_from=args.checkpoint,
+            forgive=tuple(args.forgive),
             local_threads=args.local_threads,
         ),
         state=_state(args),
@@ -107,6 +121,8 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
         raise UserError("gateway: give either --gateway-config FILE for a new run or --resume RUN")
     if args.checkpoint is not None and args.resume is None:
         raise UserError("gateway: --checkpoint says where to resume from, so it needs --resume RUN")
+    if args.forgive and args.resume is None:
+        raise UserError("gateway: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
     if args.resume is not None:
         return resumed_run(args.resume, args.set)
     return new_run(args.gateway_config, args.set, args.run_dir)

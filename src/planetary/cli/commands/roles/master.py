@@ -77,22 +77,25 @@ def run(args: argparse.Namespace) -> int:
     from planetary.collectives import Master
     from planetary.core.clock import SystemClock
     from planetary.core.errors import ClosedError
+    from planetary.fabric.gateway.invite_list import InviteList
     from planetary.fabric.shell.child import end_with_parent
     from planetary.net.authority import Authority
     from planetary.net.invite import mint
     from planetary.run.places import default_state_folder
 
     log_to_stderr("master", verbose=getattr(args, "debug", False))
-    authority, token_file = None, None
+    authority, token_file, revoked = None, None, ()
     if not args.plain_loopback:
         now = SystemClock().wall()
         state = (args.state or default_state_folder()).absolute()
         authority = Authority.open(state, now)
+        revoked = InviteList(authority)
         token_file = _write_invite(state, mint(authority.invite_secret, authority.fingerprint, expires=now + 7 * 86400))
     silent_s = seconds(args.silent_after, "--silent-after")
     master = Master(
         args.listen,
         authority=authority,
+        revoked=revoked,
         journal=args.journal,
         grace_s=seconds(args.grace, "--grace"),
         alive_s=silent_s / 10,

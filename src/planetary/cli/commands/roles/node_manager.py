@@ -77,6 +77,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     import asyncio
     import os
+    import tempfile
 
     from planetary.cli import node_flags
     from planetary.cli.logs import log_to_stderr
@@ -109,12 +110,16 @@ def run(args: argparse.Namespace) -> int:
     if args.backend in {"auto", *CPU_BACKENDS} and args.threads == 0:
         args.threads = max(1, usable_cores() // args.scale)
     timings = Timings(args.latency_budget)
-    with node_flags.token_for_children(args) as token_file:
+    with (
+        node_flags.token_for_children(args) as token_file,
+        tempfile.TemporaryDirectory(prefix="planetary-node-") as scratch,
+    ):
         connect = address_text(args.host, args.port)
         if args.backend == "auto":
             _choose_backend(args, node, connect, token_file)
         flags = node_flags.pass_on(args, token_file)
         names = tuple(f"{node}/{index}" for index in range(args.scale))
+        reports = tuple(Path(scratch) / f"{index}.json" for index in range(args.scale))
         options = NodeOptions(
             names=names,
             commands=tuple(
@@ -125,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
                         f"--device-id={index}",
                         f"--worker-name={name}",
                         f"--node-name={node}",
+                        f"--report={reports[index]}",
                         *flags,
                     )
                 )
@@ -135,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
             restart_first_s=timings.restart_first_s,
             restart_limit_s=timings.restart_limit_s,
             shutdown_s=timings.shutdown_s,
+            place=connect,
+            reports=reports,
             final_codes=node_flags.FINAL_CODES,
         )
 

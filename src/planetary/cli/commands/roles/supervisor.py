@@ -25,6 +25,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--connect", required=True, metavar="HOST:PORT", help="the gateway's worker port")
     parser.add_argument("--device-id", type=int, default=0, help="which device of the backend (default: 0)")
+    parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)  # file for the node manager
     parser.add_argument("--worker-name", default="", help="name of the worker (default: NODE/DEVICE)")
     add_node_flags(parser)
     return parser
@@ -69,6 +70,7 @@ def run(args: argparse.Namespace) -> int:
             restart_first_s=timings.restart_first_s,
             restart_limit_s=timings.restart_limit_s,
             shutdown_s=timings.shutdown_s,
+            report=args.report,
             final_codes=node_flags.FINAL_CODES,
         )
 

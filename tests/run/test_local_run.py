@@ -1,0 +1,65 @@
+"""A local run whose node manager ends: started again when it was killed, told and ended when it gave up."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from planetary.core.config import Config
+from planetary.core.errors import ResourceError, UserError
+from planetary.fabric.shell.child import Child
+from planetary.run.processes.announcement import Announcement, write_announcement
+from planetary.run.processes.local_run import LocalRun, LocalRunOptions
+
+pytestmark = pytest.mark.processes
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+GAVE_UP = "print('trying'); print('planetary: no device\\nis here'); raise SystemExit(6)"
+STAYS = "import time; time.sleep(60)"
+
+
+class ScriptedRun(LocalRun):
+    """The gateway and each node manager in turn are one-line programs."""
+
+    def __init__(self, folder: Path, gateway: str, *nodes: str) -> None:
+        super().__init__(Config(), LocalRunOptions(folder=folder, cache=folder / "cache"))
+        self.folder, self.gateway, self.nodes = folder, gateway, list(nodes)
+
+    async def _start_gateway(self, scratch: Path, announced_in: Path) -> Child:
+        write_announcement(announced_in, Announcement("127.0.0.1", 1, "", "", str(self.folder)))
+        return await self._script(self.gateway, "gateway.log")
+
+    async def _start(self, role: str, flags: list[str], log: str) -> Child:
+        assert role == "node-manager"
+        return await self._script(self.nodes.pop(0), log)
+
+    async def _script(self, code: str, log: str) -> Child:
+        return await Child.start([sys.executable, "-c", code], log=self.folder / "logs" / log)
+
+
+def test_a_node_manager_that_gave_up_ends_the_run_with_its_words(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, STAYS, GAVE_UP)
+    with pytest.raises(ResourceError, match="ended for good: no device is here"):
+        asyncio.run(run.run())
+
+
+def test_a_node_manager_that_was_killed_is_started_again(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, STAYS, KILLED, KILLED, GAVE_UP)
+    with pytest.raises(ResourceError, match="no device is here"):
+        asyncio.run(run.run())
+    assert not run.nodes
+
+
+def test_a_backend_that_is_not_installed_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    run = ScriptedRun(tmp_path, STAYS)
+    fabric = msgspec.structs.replace(Config().fabric, backend="pjrt:cuda")
+    LocalRun.__init__(
+        run, msgspec.structs.replace(Config(), fabric=fabric), LocalRunOptions(folder=tmp_path, cache=tmp_path)
+    )
+    with pytest.raises(UserError, match="needs JAX"):
+        asyncio.run(run.run())
+    assert not (tmp_path / "logs").exists()

@@ -1,0 +1,90 @@
+"""What is told when a run ends: what ended it comes first, with the way to go on."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.core.errors import NumericsError, PlanetaryError, ResourceError
+from planetary.core.tensors import TensorSpec
+from planetary.fabric.protocol.events import Finish
+from planetary.run import results
+from planetary.run.results import results_after
+
+FULL = "cannot append to events.jsonl: No space left on device"
+
+
+def begun(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "events.jsonl").write_text('{"event": "run_started"}\n')
+    return folder
+
+
+def checkpoint(folder: Path, round_: int) -> None:
+    params = {"w": np.zeros(2, np.float32)}
+    info = CheckpointInfo(
+        round=round_,
+        config_hash="",
+        model="",
+        model_digest="",
+        param_specs=(TensorSpec("w", "f32", (2,)),),
+        data_key="",
+        controller=msgspec.Raw(b"{}"),
+        random_state={},
+    )
+    write_checkpoint(folder / "checkpoints", Checkpoint(info, params, params), keep=3)
+
+
+def ended_by(error: BaseException, folder: Path) -> BaseException:
+    async def fails() -> Finish:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        asyncio.run(results_after(fails(), folder))
+    return caught.value
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> None:
+        raise ResourceError(f"cannot write {folder}/loss.png: No space left on device")
+
+    monkeypatch.setattr(results, "write_results", refuse)
+
+
+@pytest.mark.usefixtures("full_disk")
+@pytest.mark.parametrize("error", [ResourceError(FULL), NumericsError("a loss is NaN"), KeyError("internal")])
+def test_what_ended_a_run_is_told_and_not_that_its_picture_could_not_be_written(
+    tmp_path: Path, error: BaseException
+) -> None:
+    folder = begun(tmp_path / "run")
+    assert str(ended_by(error, folder)).startswith(str(error))
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_a_finished_run_whose_picture_cannot_be_written_says_so(tmp_path: Path) -> None:
+    async def finishes() -> Finish:
+        return Finish(ok=True, reason="all rounds are done", kind="done")
+
+    with pytest.raises(PlanetaryError, match=r"loss\.png: No space left"):
+        asyncio.run(results_after(finishes(), begun(tmp_path / "run")))
+
+
+def test_a_full_disk_names_the_newest_checkpoint_and_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "write_results", lambda folder: None)
+    folder = begun(tmp_path / "run")
+    assert str(ended_by(ResourceError(FULL), folder)) == (
+        f"{FULL}. No round has a checkpoint yet. Mend that, then run: planetary train --resume {folder}"
+    )
+    for round_ in (3, 7):
+        checkpoint(folder, round_)
+    assert "The newest checkpoint is of round 7. Mend that" in str(ended_by(ResourceError(FULL), folder))
+    absent = tmp_path / "not-begun"
+    assert str(ended_by(ResourceError(FULL), absent)) == FULL, "there is nothing to go on with"

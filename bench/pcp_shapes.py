@@ -28,7 +28,7 @@ def tokens(count: int) -> np.ndarray:
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text += path.read_bytes()
         if len(text) > count:
-            return np.frombuffer(text, np.uint8)[:count].astype(np.int64)
+            return np.frombuffer(text, np.uint8)[:count].astype(np.int32)
     raise SystemExit("Python's library has too few bytes")
 
 

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from planetary.artifacts.jsonl import JsonLinesTail
+from planetary.monitor.recovery import Loss, losses
+from planetary.monitor.run_folder import load_history
 
 ROOT = Path(__file__).parents[1]
 WAIT_S = 120.0
@@ -76,8 +78,8 @@ class Run:
         return busy
 
 
-def kill_and_measure(run: Run, source: random.Random) -> tuple[float, float]:
-    """Kill one worker; return seconds until its lease was assigned again and until it was trained again."""
+def kill_and_measure(run: Run, source: random.Random) -> tuple[float, float, float]:
+    """Kill one worker; return seconds until it was known, until its lease was assigned, and was trained again."""
     run.wait_for(lambda e: e["event"] == "lease_started")
     time.sleep(source.uniform(0.2, 3.0))
     while not (busy := run.in_training()):
@@ -86,10 +88,10 @@ def kill_and_measure(run: Run, source: random.Random) -> tuple[float, float]:
     run.skip_to_now()
     os.kill(victim["pid"], signal.SIGKILL)
     killed = time.time()
-    run.wait_for(lambda e: e["event"] == "worker_lost" and e["pid"] == victim["pid"])
+    lost = run.wait_for(lambda e: e["event"] == "worker_lost" and e["pid"] == victim["pid"])
     assigned = run.wait_for(lambda e: e["event"] == "lease_assigned" and e["lease"] == victim["lease"])
     started = run.wait_for(lambda e: e["event"] == "lease_started" and e["lease"] == victim["lease"])
-    return assigned["t"] - killed, started["t"] - killed
+    return lost["t"] - killed, assigned["t"] - killed, started["t"] - killed
 
 
 def main() -> None:
@@ -100,15 +102,19 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=ROOT / "examples" / "stdlib.toml")
     args = parser.parse_args()
     source = random.Random(args.seed)
+    known: list[float] = []
     assigned: list[float] = []
     again: list[float] = []
+    lost: list[Loss] = []
+    trained = 0
     for number in range(args.runs):
         kills = args.kills // args.runs + (number < args.kills % args.runs)
         with tempfile.TemporaryDirectory(prefix="planetary-bench-") as scratch:
             run = Run(args.config, Path(scratch) / "run", rounds=kills + 1)
             try:
                 for _ in range(kills):
-                    to_assigned, to_trained = kill_and_measure(run, source)
+                    to_known, to_assigned, to_trained = kill_and_measure(run, source)
+                    known.append(to_known)
                     assigned.append(to_assigned)
                     again.append(to_trained)
                     print(f"kill {len(again):2}: assigned after {to_assigned:.2f} s, trained after {to_trained:.2f} s")
@@ -118,11 +124,20 @@ def main() -> None:
                 if run.process.poll() is None:
                     run.process.send_signal(signal.SIGINT)
                     run.process.wait(timeout=30)
+            history = load_history(Path(scratch) / "run")
+            lost.append(losses(history.events, history.metrics[-1].inner_steps))
+            trained += history.metrics[-1].tokens_total
         print(f"run {number + 1} of {args.runs} finished with exit code 0 after {kills} kills")
-    report(args, assigned, again)
+    report(args, known, assigned, again, (sum(one.rounds for one in lost), sum(one.tokens for one in lost), trained))
 
 
-def report(args: argparse.Namespace, assigned: list[float], again: list[float]) -> None:
+def report(
+    args: argparse.Namespace,
+    known: list[float],
+    assigned: list[float],
+    again: list[float],
+    lost: tuple[int, int, int],
+) -> None:
     """Print the result and write it down with its command, date and machine."""
 
     def row(name: str, values: list[float]) -> str:
@@ -140,8 +155,12 @@ def report(args: argparse.Namespace, assigned: list[float], again: list[float]) 
         "",
         "| until | median | p95 | worst |",
         "|---|---|---|---|",
+        row("the gateway knows", known),
         row("the lease is assigned again", assigned),
         row("the lease is trained again", again),
+        "",
+        f"Rounds lost: {lost[0]}. Tokens trained that do not count: {lost[1]:,} of {lost[2]:,} "
+        f"({100 * lost[1] / lost[2]:.1f} %, {lost[1] // len(again):,} a kill).",
     ]
     text = "\n".join(lines) + "\n"
     print(text)

@@ -29,7 +29,13 @@ RECORDS = (
     "planetary.run.model.authoring:Compiled",
     "planetary.compiler.frontend.export:Model",
 )
-PACKAGES = ("planetary.collectives", "planetary.models", "planetary.testing", "planetary.compat.pccl")
+PACKAGES = (
+    "planetary.collectives",
+    "planetary.models",
+    "planetary.torch",
+    "planetary.testing",
+    "planetary.compat.pccl",
+)
 SECTIONS = ("Args", "Returns", "Raises", "Attributes", "Example")
 
 HEAD = """# Python interface

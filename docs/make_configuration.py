@@ -14,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from planetary.core.configuration.ranges import describe
-from planetary.core.configuration.strict import FIELDS, SECTIONS
+from planetary.core.configuration.strict import FIELDS, LISTS, SECTIONS
 
 TABLE = "| key | takes | default | meaning |\n|---|---|---|---|\n"
 PAGE = Path(__file__).with_name("configuration.md")
@@ -64,6 +64,18 @@ def page() -> str:
             field = FIELDS[section][name]
             meaning = said[name].replace("|", "\\|")
             parts[-1] += f"| `{name}` | {describe(field.type)} | {_default(field)} | {meaning} |\n"
+    for name, kinds in LISTS.items():
+        parts.append(
+            f"## `[[{name}]]`\n\nEach table has a `kind` and the keys of it. On the command line: "
+            f"`--set '{name}=[{{kind = \"…\", …}}]'`.\n"
+        )
+        for kind, struct in kinds.items():
+            doc = (struct.__doc__ or "").partition(": ")[2].strip().rstrip(".")
+            parts.append(f'### `kind = "{kind}"`\n\n{doc[:1].upper()}{doc[1:]}.\n\n{TABLE}')
+            said = meanings(struct)
+            info = inspect.type_info(struct)
+            for field in info.fields:  # type: ignore[attr-defined]
+                parts[-1] += f"| `{field.name}` | {describe(field.type)} | {_default(field)} | {said[field.name]} |\n"
     return "\n".join(parts)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from typing import Any
 
 import jax
@@ -238,3 +240,36 @@ def test_a_softmax_has_no_gradient_through_its_maximum() -> None:
     for function in (jax.nn.softmax, jax.nn.log_softmax, jax.nn.logsumexp):
         text = differentiate(lowered(function, numbers(2, 3)))
         assert "stablehlo.compare" not in text, text
+
+
+def test_extrema_of_complex_numbers_share_among_ties_as_jax_does() -> None:
+    parts = [-np.inf, -1.0, 0.0, 1.0, np.inf, np.nan]
+    values = [complex(re, im) for re in parts for im in parts]
+    triples = np.array(list(itertools.product(values, repeat=3)), np.complex64)
+
+    ct = np.full(len(triples), 2.0 - 1.0j, np.complex64)
+
+    for extremum in (jnp.max, jnp.min):
+        function = functools.partial(extremum, axis=1)
+        (found,) = run_stablehlo(differentiate(lowered(function, triples)), [triples, ct])
+        (expected,) = jax.jit(lambda x, ct, function=function: jax.vjp(function, x)[1](ct))(triples, ct)
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "expected"),
+    [("maximum", 2.0, [[0, 0], [0, 5], [0, 7]]), ("minimum", 1.0, [[3, 0], [0, 0], [3.5, 3.5]])],
+)
+def test_an_initial_value_that_wins_leaves_no_gradient(name: str, start: float, expected: list[list[float]]) -> None:
+    text = f"""
+    func.func @main(%x: tensor<3x2xf32>) -> tensor<3xf32> {{
+      %start = stablehlo.constant dense<{start}> : tensor<f32>
+      %y = stablehlo.reduce(%x init: %start) applies stablehlo.{name} across dimensions = [1]
+          : (tensor<3x2xf32>, tensor<f32>) -> tensor<3xf32>
+      return %y : tensor<3xf32>
+    }}"""
+    x = np.array([[0.0, 1.5], [1.25, 3.0], [0.5, 0.5]], np.float32)
+    if name == "maximum":
+        x[2, 1] = 4.0
+    (found,) = run_stablehlo(differentiate(text), [x, np.array([3.0, 5.0, 7.0], np.float32)])
+    np.testing.assert_array_equal(found, np.array(expected, np.float32))

@@ -4,7 +4,7 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from planetary.compiler import ir, ops
 from planetary.compiler.ir import Block, Value
@@ -22,6 +22,42 @@ def single_operation(block: Block) -> str | None:
     if operands not in (arguments, arguments[::-1]) or list(end.operands) != list(op.results):
         return None
     return op.name
+
+
+def is_extremum(block: Block) -> str | None:
+    """`maximum` or `minimum` where a two-argument body returns that argument; else None.
+
+    Complex numbers, of which StableHLO has no maximum, are compared as JAX writes it: by their real parts, and by their
+    imaginary parts where those are equal.
+    """
+    name = single_operation(block)
+    if name in ("stablehlo.maximum", "stablehlo.minimum"):
+        return name.removeprefix("stablehlo.")
+    if len(block.arguments) != 2:
+        return None
+    (returned,) = ir.operations(block)[-1].operands[:1] or (None,)
+    written = None if returned is None else _written(returned, dict(zip(block.arguments, "ab", strict=True)))
+    return _COMPLEX_EXTREMA.get(written or "")
+
+
+_COMPLEX = "select(select(compare EQ(real(a),real(b)),compare {0}(imag(a),imag(b)),compare {0}(real(a),real(b))),a,b)"
+_COMPLEX_EXTREMA = {
+    _COMPLEX.format(way): name
+    for way, name in (("GT", "maximum"), ("GE", "maximum"), ("LT", "minimum"), ("LE", "minimum"))
+}
+
+
+def _written(value: Value, arguments: Mapping[Value, str]) -> str:
+    """Return how a body computes a value, as text."""
+    if value in arguments:
+        return arguments[value]
+    op = ir.defining_op(value)
+    if op is None:
+        return "?"
+    name = op.name.removeprefix("stablehlo.")
+    if name == "compare":
+        name = f"{name} {ir.direction_of(op)}"
+    return f"{name}({','.join(_written(operand, arguments) for operand in op.operands)})"
 
 
 def returned_argument(block: Block) -> int | None:

@@ -26,8 +26,9 @@ def _reduce(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
         by_x = spread(ct, site.x, dimensions) if site.needs[0] else None
         by_init = ops.reduce_sum(ct, list(range(len(ir.shape_of(ct))))) if site.needs[1] else None
         return [by_x, by_init]
-    if kind in ("stablehlo.maximum", "stablehlo.minimum") and ct is not None and not site.needs[1]:
-        return [_extremum(site, ct, dimensions), None]
+    extremum = bodies.is_extremum(body) if count == 1 else None
+    if extremum is not None and ct is not None and not site.needs[1]:
+        return [_by_ties(site, ct, dimensions, extremum), None]
     return _by_tree(site, cts, body, dimensions, kind)
 
 
@@ -37,12 +38,29 @@ def spread(ct: Value, x: Value, dimensions: Sequence[int]) -> Value:
     return ops.broadcast_in_dim(ct, ir.shape_of(x), kept)
 
 
-def _extremum(site: Site, ct: Value, dimensions: list[int]) -> Value:
-    x = site.x
+def _by_ties(site: Site, ct: Value, dimensions: list[int], extremum: str) -> Value:
+    x, init = site.x, site.inputs[1]
     chosen = ops.compare(x, spread(site.y, x, dimensions), "EQ")
     ones = ops.convert(chosen, ir.element_of(x))
-    share = ops.divide(ct, ops.reduce_sum(ones, dimensions))
-    return ops.multiply(spread(share, x, dimensions), ones)
+    count = ops.reduce_sum(ones, dimensions)
+    if not _is_neutral(init, extremum):  # it may be the result, which then depends on no element
+        nothing = ops.zeros_like(count)
+        none_chosen = ops.compare(count, nothing, "EQ")
+        by_init = ops.compare(site.y, ops.broadcast_scalar(init, ir.shape_of(count)), "EQ")
+        count = ops.select(ops.and_(none_chosen, by_init), ops.full_like(count, 1.0), count)
+    return ops.multiply(spread(ops.divide(ct, count), x, dimensions), ones)
+
+
+def _is_neutral(init: Value, extremum: str) -> bool:
+    """Whether an initial value is a constant that never wins: infinite, in its real part if it is complex."""
+    real = (ir.splat_of(init) or "").removeprefix("(").partition(",")[0]
+    return real in _INFINITIES[extremum]
+
+
+_INFINITIES = {  # as MLIR prints them: f32, f64, f16, bf16
+    "maximum": ("0xFF800000", "0xFFF0000000000000", "0xFC00", "0xFF80"),
+    "minimum": ("0x7F800000", "0x7FF0000000000000", "0x7C00", "0x7F80"),
+}
 
 
 def _by_tree(

@@ -10,6 +10,7 @@ How a module is trained: docs/models.md.
 
 from __future__ import annotations
 
+import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,8 +40,7 @@ def load_into(
         UserError: `run` has no checkpoint; or names or shapes differ. The module is as before then.
         TrustError: the checkpoint is damaged.
     """
-    import torch  # pyright: ignore[reportMissingImports] - optional
-
+    torch: Any = importlib.import_module("torch")  # a type checker takes `import torch` here for this very file
     from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 
     if not isinstance(module, torch.nn.Module):

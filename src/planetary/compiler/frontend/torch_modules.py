@@ -4,6 +4,7 @@ exported.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 import warnings
@@ -156,7 +157,7 @@ class ModuleBuilder:
 
 
 def _with_loss(module: Any, loss: Loss) -> Any:
-    import torch  # pyright: ignore[reportMissingImports] - optional
+    torch: Any = importlib.import_module("torch")  # a type checker finds planetary/torch.py where it is not installed
 
     class WithLoss(torch.nn.Module):
         def __init__(self) -> None:

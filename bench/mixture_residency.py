@@ -19,10 +19,9 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
 from planetary.moe.methods.ownership import round_robin
 from planetary.moe.plan.mixture_program import combined
-from planetary.moe.program.execution import IreeRunner, XlaRunner
+from planetary.moe.program.execution import IreeRunner
 from planetary.moe.program.part import Part
 from planetary.moe.program.programs import composer_program, expert_program
-from planetary.moe.program.runner import ProgramRunner
 from planetary.moe.program.signature import ComposerShape
 from planetary.moe.training.composer import ComposerSteps
 from planetary.moe.training.initial import initial_training
@@ -30,6 +29,7 @@ from planetary.moe.training.resident_composer import ResidentComposer
 from planetary.moe.training.settings import MoeTraining
 from planetary.runtime.device_program import Traffic
 from planetary.runtime.host import host_features
+from planetary.runtime.program_runner import ProgramRunner, XlaRunner
 
 
 def main() -> None:

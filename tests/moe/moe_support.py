@@ -21,12 +21,12 @@ from planetary.models.latent_moe import PRESETS, LatentMoeConfig, parameters
 from planetary.moe.methods import ownership
 from planetary.moe.methods.surrogate import FitOptions
 from planetary.moe.methods.tiers import Cadence
-from planetary.moe.program.execution import XlaRunner, composer_runner, expert_runner
-from planetary.moe.program.runner import ProgramRunner
-from planetary.moe.program.signature import ComposerShape, Program, signature
+from planetary.moe.program.execution import composer_runner, expert_runner
+from planetary.moe.program.signature import ComposerShape
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import TrainingState, assembled
 from planetary.moe.training.trainer import MoeTrainer, StepReport
+from planetary.runtime.program_runner import Program, ProgramRunner, XlaRunner, signature
 
 # Three experts on two composers: one of these has an empty slot. All tests share this model's programs.
 TINY = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 3})

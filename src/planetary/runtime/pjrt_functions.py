@@ -34,6 +34,13 @@ class PjrtFunctions:
         self.device_name = name_of_device(device)
         self._compiled: dict[str, Any] = {}
 
+    @staticmethod
+    def on_this_cpu(portable: bytes, functions: Mapping[str, FunctionSpec], *, optimise: bool = True) -> PjrtFunctions:
+        """Return a module on this machine's CPU, with as many threads as JAX has in this process."""
+        from planetary.compiler.backends import xla
+
+        return PjrtFunctions(portable, functions, xla.host_device(), optimise=optimise)
+
     def signature(self, function: str) -> FunctionSpec:
         """See `DeviceProgram`."""
         if function not in self._signatures:

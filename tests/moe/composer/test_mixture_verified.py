@@ -25,8 +25,8 @@ from planetary.moe.composer import composer_role
 from planetary.moe.composer.mixture_loader import MixtureLoader
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.plan.plan import MixturePlan
-from planetary.moe.program.runner import ProgramRunner
 from planetary.moe.protocol import mixture_messages as mm
+from planetary.runtime.program_runner import ProgramRunner
 
 
 class Device(ProgramRunner):

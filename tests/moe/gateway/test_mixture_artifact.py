@@ -15,11 +15,11 @@ from planetary.core.artifact_label import read_label
 from planetary.core.program_trial import decode_program_reference
 from planetary.core.step import ProgramSpec
 from planetary.fabric.preparation.compiling import CompileTarget
-from planetary.moe.gateway.compiling import compile_and_verify
+from planetary.fabric.preparation.program_compiling import compile_and_verify
 from planetary.moe.program.part import loaded_program
-from planetary.moe.program.runner import open_program
 from planetary.runtime.device_check import check_program
 from planetary.runtime.host import host_features
+from planetary.runtime.program_runner import open_program
 
 
 def said(text: str) -> str:

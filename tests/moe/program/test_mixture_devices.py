@@ -14,10 +14,10 @@ from planetary.core.program_trial import make_reference
 from planetary.core.step import ProgramSpec
 from planetary.moe.program.execution import IreeRunner
 from planetary.moe.program.part import loaded_program
-from planetary.moe.program.runner import open_program
 from planetary.moe.program.signature import state_specs, zeros_for
 from planetary.runtime import pjrt_executor
 from planetary.runtime.device_check import check_program
+from planetary.runtime.program_runner import open_program
 from vulkan_device import known_to_be_wrong, missing_vulkan
 
 
@@ -31,7 +31,9 @@ def test_a_composer_takes_the_backend_ordinal_and_threads_of_its_worker(monkeypa
         return real("pjrt:cpu")
 
     monkeypatch.setattr(pjrt_executor, "open_devices", open_devices)
-    monkeypatch.setattr("planetary.moe.program.runner.require_backend", lambda *_: None)  # the plugin need not be here
+    monkeypatch.setattr(
+        "planetary.runtime.program_runner.require_backend", lambda *_: None
+    )  # the plugin need not be here
     open_program(program.portable, program, backend="pjrt:cuda", device_id=3, threads=2)
     assert asked == [("pjrt:cuda", 3, 1, 2)]
 
@@ -40,7 +42,7 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     program = worker().program
     with pytest.raises(UserError, match="one device, found --island 2"):
         open_program(program.portable, program, backend="pjrt:cpu", island=2)
-    monkeypatch.setattr("planetary.moe.program.runner.require_backend", lambda *_: None)
+    monkeypatch.setattr("planetary.runtime.program_runner.require_backend", lambda *_: None)
     with pytest.raises(ResourceError, match="pjrt:cuda devices"):
         open_program(program.portable, loaded_program(program.functions), backend="pjrt:cuda", device_id=63)
     with pytest.raises(UserError, match="unknown backend 'pjrt:tpu'"):

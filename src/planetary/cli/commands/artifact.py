@@ -248,7 +248,7 @@ def _execute(manifest: ArtifactManifest, data: bytes, portable: bytes) -> str:
     from planetary.compiler.check.verify import runs_here, verify_artifact
     from planetary.compiler.step.train_step import TrainStep
     from planetary.core.tensors import host_dtype
-    from planetary.moe.gateway.compiling import compared, reference_from_xla
+    from planetary.fabric.preparation.program_compiling import compared, reference_from_xla
     from planetary.runtime.backends import open_executor
     from planetary.runtime.host import host_features
 

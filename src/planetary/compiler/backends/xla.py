@@ -27,6 +27,11 @@ def in_use() -> bool:
     return xla_bridge.backends_are_initialized()
 
 
+def host_device() -> Any:
+    """Return this machine's CPU, as JAX has it in this process."""
+    return jax.devices("cpu")[0]
+
+
 def visible_gpus() -> list[int] | None:
     """Return the numbers of the CUDA devices that JAX opens or has opened in this process; None: all."""
     names = xla_bridge.CUDA_VISIBLE_DEVICES.value

@@ -34,12 +34,13 @@ from planetary.moe.payloads.payloads import fragment_bytes, fragment_from, sketc
 from planetary.moe.payloads.shard_payload import Key, model_from, shard_bytes, shard_from
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import Part
-from planetary.moe.program.signature import Runner, parameter_specs
+from planetary.moe.program.signature import parameter_specs
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps, mean_loss, owned_by
 from planetary.moe.training.resident_composer import ResidentComposer
 from planetary.moe.training.round_losses import RoundLosses
 from planetary.moe.training.states import ComposerState, Surrogates
+from planetary.runtime.program_runner import Runner
 
 REPORT_EVERY_S = 0.2
 

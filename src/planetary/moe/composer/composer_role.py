@@ -20,9 +20,8 @@ from planetary.moe.composer.composer_post import Send
 from planetary.moe.composer.device_roles import roles_on
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import loaded_program
-from planetary.moe.program.runner import open_program
-from planetary.moe.program.signature import Runner
 from planetary.moe.protocol import mixture_messages as mm
+from planetary.runtime.program_runner import Runner, open_program
 from planetary.wire.limits import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)

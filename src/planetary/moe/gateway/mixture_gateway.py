@@ -21,6 +21,7 @@ from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_files import CHECKPOINTS, PAYLOADS
 from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.preparation.program_compiling import compile_program_apart
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Mark
@@ -51,7 +52,6 @@ from planetary.moe.controller.mixture_events import (
 from planetary.moe.controller.payload_checks import KINDS, PayloadChecks
 from planetary.moe.controller.records import mixture_news
 from planetary.moe.controller.work_queue import Lease, Work, WorkQueue
-from planetary.moe.gateway.compiling import compile_mixture_apart
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.moe.gateway.mixture_start import MixtureStart, begin_mixture, owners_of_run
 from planetary.moe.gateway.mixture_status import mixture_status
@@ -203,7 +203,9 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     async def _compile_for(self, target: CompileTarget) -> Published:
         assert self.prepared is not None
         prepared = self.prepared
-        return await compile_mixture_apart(prepared.program, prepared.plan.model.vocab_size, target, self.options.cache)
+        return await compile_program_apart(
+            prepared.program, "latent_moe", prepared.plan.model.vocab_size, target, self.options.cache
+        )
 
     async def _make_fragment(self, instruction: MakeFragment) -> None:
         assert self._shell is not None

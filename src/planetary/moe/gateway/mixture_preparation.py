@@ -42,11 +42,12 @@ from planetary.moe.payloads.surrogate_payloads import messages_of, surrogates_by
 from planetary.moe.plan.checked_config import check_mixture
 from planetary.moe.plan.plan import MixturePlan, OwnerMap, model_of, training_of
 from planetary.moe.program.part import part_of
-from planetary.moe.program.signature import Program, parameter_specs
+from planetary.moe.program.signature import parameter_specs
 from planetary.moe.training.composer import LayerFit
 from planetary.moe.training.expert_work import HeldExperts
 from planetary.moe.training.replicas import only_shards
 from planetary.moe.training.states import ComposerState, TrainingState
+from planetary.runtime.program_runner import Program
 from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)

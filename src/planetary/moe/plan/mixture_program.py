@@ -14,7 +14,8 @@ import msgspec
 from planetary.compiler import ir
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.programs import composer_program, expert_program
-from planetary.moe.program.signature import ComposerShape, Program
+from planetary.moe.program.signature import ComposerShape
+from planetary.runtime.program_runner import Program
 
 
 def mixture_program(plan: MixturePlan) -> Program:

@@ -14,27 +14,11 @@ import msgspec
 from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.program.programs import composer_program, expert_program
-from planetary.moe.program.runner import ProgramRunner
-from planetary.moe.program.signature import ComposerShape, Program
-from planetary.runtime.pjrt_functions import PjrtFunctions
+from planetary.moe.program.signature import ComposerShape
+from planetary.runtime.program_runner import Program, ProgramRunner, XlaRunner
 
 if TYPE_CHECKING:
     from planetary.compiler.backends.targets import Target
-
-
-class XlaRunner(ProgramRunner):
-    """Runs a program with XLA on this machine's CPU; each function is compiled when it is first called.
-
-    Args:
-        program: what to run.
-        optimise: False compiles faster and runs slower.
-    """
-
-    def __init__(self, program: Program, *, optimise: bool = True) -> None:
-        import jax
-
-        device = jax.devices("cpu")[0]
-        super().__init__(program, PjrtFunctions(program.portable, program.functions, device, optimise=optimise))
 
 
 @functools.lru_cache(maxsize=16)

@@ -8,8 +8,8 @@ import numpy as np
 
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.moe.program.signature import Program, Runner, signature
 from planetary.runtime.device_program import Handle
+from planetary.runtime.program_runner import Program, Runner, signature
 
 
 class Part(Runner):

@@ -52,7 +52,8 @@ from planetary.models.latent_moe import (
     real_mixture,
 )
 from planetary.moe.methods.tiers import tier_of
-from planetary.moe.program.signature import ComposerShape, Program, in_layer
+from planetary.moe.program.signature import ComposerShape, in_layer
+from planetary.runtime.program_runner import Program
 
 
 def dense_specs(config: LatentMoeConfig) -> tuple[TensorSpec, ...]:

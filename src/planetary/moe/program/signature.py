@@ -2,37 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
-
 import msgspec
 import numpy as np
 
-from planetary.core.errors import LocalProtocolError, UserError
-from planetary.core.step import GRADIENT, RATE, FunctionSpec
-from planetary.core.tensors import Tensors, TensorSpec
-from planetary.runtime.device_program import DeviceProgram
-
-
-@dataclass(frozen=True)
-class Program:
-    """Several functions in one StableHLO module.
-
-    Attributes:
-        portable: the module as a portable artifact.
-        functions: signatures by name.
-        digest: sha256 of `portable`.
-    """
-
-    portable: bytes = field(repr=False)
-    functions: Mapping[str, FunctionSpec]
-
-    @property
-    def digest(self) -> str:
-        """sha256 of the portable artifact."""
-        return hashlib.sha256(self.portable).hexdigest()
+from planetary.core.errors import UserError
+from planetary.core.step import GRADIENT, RATE
+from planetary.core.tensors import TensorSpec
+from planetary.runtime.program_runner import Program, signature
 
 
 class ComposerShape(msgspec.Struct, frozen=True):
@@ -59,30 +35,9 @@ class ComposerShape(msgspec.Struct, frozen=True):
             raise UserError(f"a composer has slots ≥ 1, rank ≥ 0 and batch_size ≥ 1, found {self}")
 
 
-class Runner(DeviceProgram, Protocol):
-    """A program ready to run: function by function on tensors that stay on its device, or from host to host."""
-
-    @property
-    def program(self) -> Program:
-        """What it runs."""
-        ...
-
-    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
-        """Return the results of a function by name; `tensors` has at least its arguments, and nothing stays there."""
-        ...
-
-
 def in_layer(layer: int, part: str, name: str) -> str:
     """Return the full name of a layer's tensor, such as `layers.2.experts.up`."""
     return f"layers.{layer}.{part}.{name}"
-
-
-def signature(program: Program, function: str) -> FunctionSpec:
-    """Return the signature of a program's function."""
-    if function not in program.functions:
-        known = ", ".join(program.functions)
-        raise LocalProtocolError(f"the program has no function {function!r}; it has: {known}")
-    return program.functions[function]
 
 
 def zeros_for(specs: tuple[TensorSpec, ...]) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ from planetary.moe.methods.delta import Delta, compress, expand, low_rank, rank_
 from planetary.moe.methods.recent_rows import calibration_rows, remember
 from planetary.moe.methods.sketch import EncodedSketch, encode, sketch_from_gates, subsample
 from planetary.moe.methods.surrogate import Fitted, are_copies, expert_outputs, fit_surrogates, initial_surrogates
-from planetary.moe.program.signature import Runner, in_layer
+from planetary.moe.program.signature import in_layer
 from planetary.moe.training.expert_work import (
     HeldExperts,
     Improved,
@@ -33,6 +33,7 @@ from planetary.moe.training.expert_work import (
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import ComposerState, Surrogates, computed_weights
 from planetary.runtime.device_program import ResidentTensors
+from planetary.runtime.program_runner import Runner
 
 replace = msgspec.structs.replace
 

@@ -18,10 +18,10 @@ from planetary.moe.methods.moments import COUNT, MomentRule, too_much_left, wron
 from planetary.moe.methods.recent_rows import RecentRows, calibration_rows
 from planetary.moe.methods.sketch import EncodedSketch, Sketch, decode, dense_gates
 from planetary.moe.methods.surrogate import FitOptions, expert_outputs, fit_surrogates
-from planetary.moe.program.signature import Runner, signature
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import computed_weights
 from planetary.runtime.device_program import ResidentTensors
+from planetary.runtime.program_runner import Runner, signature
 
 
 class HeldExperts(msgspec.Struct, frozen=True):

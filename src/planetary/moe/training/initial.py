@@ -11,7 +11,7 @@ from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
 from planetary.moe.methods.recent_rows import no_rows
 from planetary.moe.methods.surrogate import initial_surrogates
-from planetary.moe.program.signature import Program, in_layer, state_specs, zeros_for
+from planetary.moe.program.signature import in_layer, state_specs, zeros_for
 from planetary.moe.training.replicas import replicated_slots
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import (
@@ -22,6 +22,7 @@ from planetary.moe.training.states import (
     computed_weights,
     expert_name,
 )
+from planetary.runtime.program_runner import Program
 
 
 def drawn_model(config: LatentMoeConfig) -> Tensors:

@@ -9,10 +9,11 @@ import numpy as np
 
 from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import Tensors
-from planetary.moe.program.signature import Runner, in_layer, signature
+from planetary.moe.program.signature import in_layer
 from planetary.moe.training.composer import ComposerSteps, owned_by
 from planetary.moe.training.states import ComposerState, Surrogates
 from planetary.runtime.device_program import ResidentTensors
+from planetary.runtime.program_runner import Runner, signature
 
 replace = msgspec.structs.replace
 

@@ -22,13 +22,14 @@ from planetary.moe.methods.averaging import mean_gradients, merge
 from planetary.moe.methods.tiers import Tier, tier_fragments
 from planetary.moe.program.execution import composer_runner, expert_runner
 from planetary.moe.program.programs import dense_specs
-from planetary.moe.program.signature import ComposerShape, Runner, parameter_specs
+from planetary.moe.program.signature import ComposerShape, parameter_specs
 from planetary.moe.training.composer import ComposerSteps, install, mean_error, mean_loss, whole_arguments
 from planetary.moe.training.initial import initial_training
 from planetary.moe.training.replicas import consolidate, expert_fragments, only_shards, replicated_slots
 from planetary.moe.training.routing import RoutingAgreement, all_layers, routing_agreement
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import ComposerState, Surrogates, SyncerState, TrainingState, assembled
+from planetary.runtime.program_runner import Runner
 
 replace = msgspec.structs.replace
 

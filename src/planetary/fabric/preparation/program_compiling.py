@@ -1,4 +1,6 @@
-"""Compiling and verifying a mixture's program in a process of its own, as `fabric.preparation.compiling` does."""
+"""Compiling and verifying a program of several functions in a process of its own, as `fabric.preparation.compiling`
+does with a training step.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ from planetary.fabric.preparation.compiling import (
     published_once,
 )
 from planetary.fabric.shell.child import end_with_parent
-from planetary.moe.program.signature import Program
 from planetary.runtime.host import host_features
+from planetary.runtime.program_runner import Program
 
 if TYPE_CHECKING:
     from planetary.compiler.backends.targets import Target
@@ -45,19 +47,28 @@ class _Request(msgspec.Struct, frozen=True):
     cache: str
 
 
-async def compile_mixture_apart(program: Program, vocab_size: int, target: CompileTarget, cache: Path) -> Published:
-    """Compile and verify a mixture's program for a worker's target in a child process.
+async def compile_program_apart(
+    program: Program, model: str, integers_below: int, target: CompileTarget, cache: Path
+) -> Published:
+    """Compile and verify a program for a worker's target in a child process.
+
+    Args:
+        program: what to compile.
+        model: a name for people.
+        integers_below: what integer arguments may be, for checks on random numbers.
+        target: what for.
+        cache: where artifacts and references are kept.
 
     Raises:
         CompileError: as `fabric.preparation.compiling.compile_apart`.
     """
 
     def write(folder: Path) -> None:
-        spec = ProgramSpec("latent_moe", dict(program.functions), vocab_size, program.digest)
+        spec = ProgramSpec(model, dict(program.functions), integers_below, program.digest)
         (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache))))
         (folder / "program.mlirbc").write_bytes(program.portable)
 
-    return await published_once("planetary.moe.gateway.compiling", write, program.digest, target, cache)
+    return await published_once("planetary.fabric.preparation.program_compiling", write, program.digest, target, cache)
 
 
 def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget, cache: Path) -> Published:
@@ -113,7 +124,7 @@ def reference_of(store: BlobStore, portable: bytes, spec: ProgramSpec) -> tuple[
 def reference_from_xla(portable: bytes, spec: ProgramSpec) -> ProgramReference:
     """Run every function with XLA on random arguments. Raises `CompileError` as `reference_of`."""
     from planetary.compiler.rewrites.precision import coarsest_factor
-    from planetary.moe.program.execution import XlaRunner
+    from planetary.runtime.program_runner import XlaRunner
 
     runner = XlaRunner(Program(portable, spec.functions), optimise=False)
     return make_reference(spec, runner, factor_rounding=ROUNDING[coarsest_factor(portable)], against="XLA")

@@ -1,19 +1,61 @@
-"""A mixture's program on a device of this machine."""
+"""Programs: several functions in one StableHLO module, and what runs them on a device of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from planetary.core.artifact_label import read_label
-from planetary.core.errors import UserError
+from planetary.core.errors import LocalProtocolError, UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.moe.program.signature import Program, Runner
 from planetary.runtime.backends import is_pjrt, require_backend, runtime_version
 from planetary.runtime.device_program import DeviceProgram, Handle, run_once
 from planetary.runtime.host import host_features
+
+
+@dataclass(frozen=True)
+class Program:
+    """Several functions in one StableHLO module.
+
+    Attributes:
+        portable: the module as a portable artifact.
+        functions: signatures by name.
+        digest: sha256 of `portable`.
+    """
+
+    portable: bytes = field(repr=False)
+    functions: Mapping[str, FunctionSpec]
+
+    @property
+    def digest(self) -> str:
+        """sha256 of the portable artifact."""
+        return hashlib.sha256(self.portable).hexdigest()
+
+
+def signature(program: Program, function: str) -> FunctionSpec:
+    """Return the signature of a program's function."""
+    if function not in program.functions:
+        known = ", ".join(program.functions)
+        raise LocalProtocolError(f"the program has no function {function!r}; it has: {known}")
+    return program.functions[function]
+
+
+class Runner(DeviceProgram, Protocol):
+    """A program ready to run: function by function on tensors that stay on its device, or from host to host."""
+
+    @property
+    def program(self) -> Program:
+        """What it runs."""
+        ...
+
+    def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
+        """Return the results of a function by name; `tensors` has at least its arguments, and nothing stays there."""
+        ...
 
 
 class ProgramRunner(Runner):
@@ -58,6 +100,20 @@ class ProgramRunner(Runner):
         return self._device.invoke(function, arguments)
 
 
+class XlaRunner(ProgramRunner):
+    """Runs a program with XLA on this machine's CPU; each function is compiled when it is first called.
+
+    Args:
+        program: what to run.
+        optimise: False compiles faster and runs slower.
+    """
+
+    def __init__(self, program: Program, *, optimise: bool = True) -> None:
+        from planetary.runtime.pjrt_functions import PjrtFunctions
+
+        super().__init__(program, PjrtFunctions.on_this_cpu(program.portable, program.functions, optimise=optimise))
+
+
 def open_program(
     artifact: bytes,
     program: Program,
@@ -67,7 +123,7 @@ def open_program(
     device_id: int = 0,
     island: int = 1,
 ) -> ProgramRunner:
-    """Load a mixture's artifact on the device that was asked for.
+    """Load a program's artifact on the device that was asked for.
 
     Args:
         artifact: for `backend`: a VMFB, or the portable StableHLO.
@@ -86,7 +142,7 @@ def open_program(
     require_backend(backend, island)
     if island != 1:
         raise UserError(
-            f"a composer or expert worker of a mixture computes on one device, found --island {island}: start one "
+            f"a program computes on one device, found --island {island}: start one "
             "worker per device with --scale, and --island 1"
         )
     if is_pjrt(backend):

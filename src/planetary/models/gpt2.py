@@ -17,8 +17,9 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.initial import Params, draw, normal, ones, zeros
-from planetary.models.layers import causal_attention, cross_entropy, layer_norm
+from planetary.models.layers import cross_entropy, layer_norm
 from planetary.models.options import configure, require_counts, require_multiple
 
 
@@ -86,12 +87,12 @@ def project(params: Params, x: jax.Array) -> jax.Array:
     return x @ params["weight"] + params["bias"]
 
 
-def attention(params: Params, x: jax.Array, n_head: int) -> jax.Array:
+def attention(params: Params, x: jax.Array, n_head: int, layer: int, context: Context) -> jax.Array:
     """Causal self-attention over `x` [B, T, C]."""
     batch, length, width = x.shape
     parts = jnp.split(project(params["c_attn"], x), 3, axis=-1)
     query, key, value = (part.reshape(batch, length, n_head, width // n_head) for part in parts)
-    return project(params["c_proj"], causal_attention(query, key, value))
+    return project(params["c_proj"], context.attend(layer, query, key, value))
 
 
 def mlp(params: Params, x: jax.Array) -> jax.Array:
@@ -99,13 +100,18 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
     return project(params["c_proj"], jax.nn.gelu(project(params["c_fc"], x), approximate=True))
 
 
+def forward(params: Params, tokens: jax.Array, config: Gpt2Config, context: Context) -> jax.Array:
+    """Return next-token logits of `tokens` i32 [B, S] where `context` wants them."""
+    x = params["wte"]["weight"][tokens] + context.rows(params["wpe"]["weight"])
+    for layer, block in enumerate(params["h"]):
+        x = x + attention(block["attn"], layer_norm(block["ln_1"], x), config.n_head, layer, context)
+        x = x + mlp(block["mlp"], layer_norm(block["ln_2"], x))
+    return jnp.einsum("btc,vc->btv", layer_norm(params["ln_f"], context.wanted(x)), params["wte"]["weight"])
+
+
 def apply(params: Params, tokens: jax.Array, config: Gpt2Config) -> jax.Array:
     """Return next-token logits [B, T, V] for `tokens` i32 [B, T], T ≤ `config.positions`."""
-    x = params["wte"]["weight"][tokens] + params["wpe"]["weight"][: tokens.shape[1]]
-    for block in params["h"]:
-        x = x + attention(block["attn"], layer_norm(block["ln_1"], x), config.n_head)
-        x = x + mlp(block["mlp"], layer_norm(block["ln_2"], x))
-    return jnp.einsum("btc,vc->btv", layer_norm(params["ln_f"], x), params["wte"]["weight"])
+    return forward(params, tokens, config, WholeText(tokens))
 
 
 def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Gpt2Config) -> jax.Array:
@@ -116,6 +122,17 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Gp
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, configure("gpt2", Gpt2Config, options))
+
+
+def cache_sizes(**options: Any) -> CacheSizes:
+    """See `models.context`."""
+    config = configure("gpt2", Gpt2Config, options)
+    return CacheSizes(config.n_layer, config.n_head, config.n_embd // config.n_head, config.positions)
+
+
+def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
+    """See `models.context`."""
+    return forward(params, tokens, configure("gpt2", Gpt2Config, options), context)
 
 
 def all_options(**options: Any) -> dict[str, Any]:

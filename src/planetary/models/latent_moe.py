@@ -15,9 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 
 from planetary.compiler.frontend.markers import stop_gradient
+from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.latent_experts import (
     mixture,
@@ -139,28 +141,32 @@ Mixture = Callable[[int, jax.Array, jax.Array], jax.Array]
 
 
 def forward(
-    params: Params, tokens: jax.Array, config: LatentMoeConfig, mix: Mixture
+    params: Params, tokens: jax.Array, config: LatentMoeConfig, mix: Mixture, context: Context | None = None
 ) -> tuple[jax.Array, jax.Array, list[tuple[jax.Array, jax.Array, jax.Array]]]:
-    """Return logits [B, T, V], the mean load-balancing loss, and each layer's u [N, L], gates and probabilities [N, E].
+    """Return logits [B, W, V], the mean load-balancing loss, and each layer's u [N, L], gates and probabilities [N, E].
 
     Args:
         params: of everything but the routed experts (others are ignored).
         tokens: i32 [B, T].
         config: of the model.
         mix: `mix(layer, u, gates)` returns y [N, L].
+        context: what the tokens attend to; None: they are whole texts, and all logits are wanted.
     """
+    context = WholeText(tokens) if context is None else context
     x = params["embedding"]["weight"][tokens]
     balances, seen = [], []
     for index, layer in enumerate(params["layers"]):
         read = rms_norm(layer["attention_norm"], x)
-        x = x + attention(layer["attention"], read, config.n_head, config.n_kv_head, config.rope_base)
+        x = x + attention(
+            layer["attention"], read, config.n_head, config.n_kv_head, config.rope_base, layer=index, context=context
+        )
         flat = rms_norm(layer["mixture_norm"], x).reshape(-1, config.n_embd)
         gates, balance = router_gates(layer["router"]["weight"], flat, config.n_active, config.select)
         u = flat @ layer["latent"]["down"]
         x = x + (mix(index, u, gates) @ layer["latent"]["up"]).reshape(x.shape)
         balances.append(balance)
         seen.append((u, gates, router_probabilities(layer["router"]["weight"], flat)))
-    logits = linear(params["head"], rms_norm(params["norm"], x))
+    logits = linear(params["head"], rms_norm(params["norm"], context.wanted(x)))
     return logits, jnp.mean(jnp.stack(balances)), seen
 
 
@@ -271,6 +277,19 @@ def composer_forward(
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, configure("latent_moe", LatentMoeConfig, options))
+
+
+def cache_sizes(**options: Any) -> CacheSizes:
+    """See `models.context`."""
+    config = configure("latent_moe", LatentMoeConfig, options)
+    return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
+
+
+def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
+    """See `models.context`. With real experts, none of which has a limit: no text depends on those beside it."""
+    config = msgspec.structs.replace(configure("latent_moe", LatentMoeConfig, options), capacity=0.0)
+    layers = params["layers"]
+    return forward(params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config), context)[0]
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.initial import Params, draw, normal, ones
-from planetary.models.layers import causal_attention, cross_entropy, linear, rms_norm
+from planetary.models.layers import cross_entropy, linear, rms_norm
 from planetary.models.options import configure, require_counts, require_multiple
 
 
@@ -134,16 +135,16 @@ def parameters(config: LlamaConfig) -> Params:
     }
 
 
-def rotate(x: jax.Array, base: float, scaling: RopeScaling | None = None) -> jax.Array:
-    """Apply rotary positions to `x` [B, T, H, D] (Su et al. 2021, arXiv:2104.09864, eq. 34); channel i pairs
+def rotate(x: jax.Array, positions: jax.Array, base: float, scaling: RopeScaling | None = None) -> jax.Array:
+    """Apply rotary `positions` to `x` [B, S, H, D] (Su et al. 2021, arXiv:2104.09864, eq. 34); channel i pairs
     with channel i + D / 2, as in the published checkpoints.
     """
-    length, half = x.shape[1], x.shape[3] // 2
+    half = x.shape[3] // 2
     frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if scaling is not None:
         frequency = scaling.stretched(frequency)
-    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
-    cos, sin = jnp.cos(angle)[:, None, :], jnp.sin(angle)[:, None, :]
+    angle = positions[..., None] * frequency
+    cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
@@ -155,15 +156,18 @@ def attention(
     n_kv_head: int,
     rope_base: float,
     *,
+    layer: int,
+    context: Context,
     rope_scaling: RopeScaling | None = None,
 ) -> jax.Array:
-    """Causal self-attention over `x` [B, T, C] with `n_kv_head` keys and values."""
+    """Causal self-attention over `x` [B, S, C] with `n_kv_head` keys and values."""
     batch, length, width = x.shape
     size = width // n_head
-    query = rotate(linear(params["q_proj"], x).reshape(batch, length, n_head, size), rope_base, rope_scaling)
-    key = rotate(linear(params["k_proj"], x).reshape(batch, length, n_kv_head, size), rope_base, rope_scaling)
+    query, key = linear(params["q_proj"], x), linear(params["k_proj"], x)
+    query = rotate(query.reshape(batch, length, n_head, size), context.positions, rope_base, rope_scaling)
+    key = rotate(key.reshape(batch, length, n_kv_head, size), context.positions, rope_base, rope_scaling)
     value = linear(params["v_proj"], x).reshape(batch, length, n_kv_head, size)
-    return linear(params["o_proj"], causal_attention(query, key, value))
+    return linear(params["o_proj"], context.attend(layer, query, key, value))
 
 
 def mlp(params: Params, x: jax.Array) -> jax.Array:
@@ -171,22 +175,29 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
     return linear(params["down_proj"], jax.nn.silu(linear(params["gate_proj"], x)) * linear(params["up_proj"], x))
 
 
-def apply(params: Params, tokens: jax.Array, config: LlamaConfig) -> jax.Array:
-    """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
+def forward(params: Params, tokens: jax.Array, config: LlamaConfig, context: Context) -> jax.Array:
+    """Return next-token logits of `tokens` i32 [B, S] where `context` wants them."""
     model, epsilon = params["model"], config.norm_epsilon
     x = model["embed_tokens"]["weight"][tokens]
-    for layer in model["layers"]:
+    for index, layer in enumerate(model["layers"]):
         x = x + attention(
             layer["self_attn"],
             rms_norm(layer["input_layernorm"], x, epsilon),
             config.n_head,
             config.n_kv_head,
             config.rope_base,
+            layer=index,
+            context=context,
             rope_scaling=config.rope_scaling,
         )
         x = x + mlp(layer["mlp"], rms_norm(layer["post_attention_layernorm"], x, epsilon))
     head = model["embed_tokens"] if config.tie_embeddings else params["lm_head"]
-    return linear(head, rms_norm(model["norm"], x, epsilon))
+    return linear(head, rms_norm(model["norm"], context.wanted(x), epsilon))
+
+
+def apply(params: Params, tokens: jax.Array, config: LlamaConfig) -> jax.Array:
+    """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
+    return forward(params, tokens, config, WholeText(tokens))
 
 
 def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: LlamaConfig) -> jax.Array:
@@ -197,6 +208,17 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Ll
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, configure("llama", LlamaConfig, options))
+
+
+def cache_sizes(**options: Any) -> CacheSizes:
+    """See `models.context`."""
+    config = configure("llama", LlamaConfig, options)
+    return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head, config.n_position)
+
+
+def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
+    """See `models.context`."""
+    return forward(params, tokens, configure("llama", LlamaConfig, options), context)
 
 
 def all_options(**options: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.layers import HIDDEN_SCORE, cross_entropy, linear, rms_norm, softmax
 from planetary.models.llama import attention, attention_parameters
@@ -142,30 +143,34 @@ def expert_layer(params: Params, x: jax.Array, gates: jax.Array) -> jax.Array:
     return jnp.einsum("nef,efc->nc", hidden * gates[:, :, None], params["down"])
 
 
-def forward(params: Params, tokens: jax.Array, config: MoeConfig) -> tuple[jax.Array, jax.Array]:
-    """Return logits [B, T, V] and the mean load-balancing loss of the layers, for `tokens` i32 [B, T]."""
+def forward(params: Params, tokens: jax.Array, config: MoeConfig, context: Context) -> tuple[jax.Array, jax.Array]:
+    """Return logits where `context` wants them and the mean load-balancing loss of the layers, for `tokens` i32
+    [B, S].
+    """
     x = params["embedding"]["weight"][tokens]
     balances = []
-    for layer in params["layers"]:
+    for index, layer in enumerate(params["layers"]):
         read = rms_norm(layer["attention_norm"], x)
-        x = x + attention(layer["attention"], read, config.n_head, config.n_kv_head, config.rope_base)
+        x = x + attention(
+            layer["attention"], read, config.n_head, config.n_kv_head, config.rope_base, layer=index, context=context
+        )
         flat = rms_norm(layer["expert_norm"], x).reshape(-1, config.n_embd)
         gates, balance = route(layer["router"], flat, config.n_active)
         x = x + expert_layer(layer["experts"], flat, gates).reshape(x.shape)
         balances.append(balance)
-    return linear(params["head"], rms_norm(params["norm"], x)), jnp.mean(jnp.stack(balances))
+    return linear(params["head"], rms_norm(params["norm"], context.wanted(x))), jnp.mean(jnp.stack(balances))
 
 
 def apply(params: Params, tokens: jax.Array, config: MoeConfig) -> jax.Array:
     """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
-    return forward(params, tokens, config)[0]
+    return forward(params, tokens, config, WholeText(tokens))[0]
 
 
 def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: MoeConfig) -> jax.Array:
     """Return the mean cross-entropy in nats of `targets` given `tokens`, both i32 [B, T], plus `balance` × the
     load-balancing loss.
     """
-    found, balance = forward(params, tokens, config)
+    found, balance = forward(params, tokens, config, WholeText(tokens))
     loss = cross_entropy(found, targets)
     return loss + config.balance * balance if config.balance else loss
 
@@ -173,6 +178,17 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Mo
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, configure("moe", MoeConfig, options))
+
+
+def cache_sizes(**options: Any) -> CacheSizes:
+    """See `models.context`."""
+    config = configure("moe", MoeConfig, options)
+    return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
+
+
+def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
+    """See `models.context`."""
+    return forward(params, tokens, configure("moe", MoeConfig, options), context)[0]
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:

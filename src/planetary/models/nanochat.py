@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.layers import HIDDEN_SCORE
 
 Params = dict[str, Any]
@@ -104,33 +105,39 @@ def rms_norm(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + NORM_EPSILON)
 
 
-def rotate(x: jax.Array) -> jax.Array:
-    """Apply rotary positions to `x` [B, T, H, D] (Su et al. 2021, arXiv:2104.09864, eq. 34, half-split
+def rotate(x: jax.Array, positions: jax.Array) -> jax.Array:
+    """Apply rotary `positions` to `x` [B, S, H, D] (Su et al. 2021, arXiv:2104.09864, eq. 34, half-split
     pairs).
     """
-    length, half = x.shape[1], x.shape[3] // 2
+    half = x.shape[3] // 2
     frequency = ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angle = jnp.arange(length, dtype=jnp.float32)[:, None] * frequency
-    cos, sin = jnp.cos(angle)[:, None, :], jnp.sin(angle)[:, None, :]
+    angle = positions[..., None] * frequency
+    cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos + second * sin, second * cos - first * sin], axis=-1)
 
 
-def attention(params: Params, x: jax.Array, n_head: int) -> jax.Array:
-    """Causal self-attention over `x` [B, T, C]."""
+def attention(params: Params, x: jax.Array, n_head: int, layer: int, context: Context) -> jax.Array:
+    """Causal self-attention over `x` [B, S, C]."""
     batch, length, width = x.shape
     heads = (batch, length, n_head, width // n_head)
-    query = rms_norm(rotate((x @ params["query"]).reshape(heads)))
-    key = rms_norm(rotate((x @ params["key"]).reshape(heads)))
+    query = rms_norm(rotate((x @ params["query"]).reshape(heads), context.positions))
+    key = rms_norm(rotate((x @ params["key"]).reshape(heads), context.positions))
     value = (x @ params["value"]).reshape(heads)
-    scores = jnp.einsum("bthd,bshd->bhts", query * heads[-1] ** -0.5, key)
+    return context.attend(layer, query, key, value) @ params["output"]
+
+
+def bounded_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Causal attention [B, T, H · D] among `query`, `key`, `value` [B, T, H, D] of bounded length."""
+    batch, length, heads, width = query.shape
+    scores = jnp.einsum("bthd,bshd->bhts", query * width**-0.5, key)
     # Queries and keys have unit root mean square, so |score| <= sqrt(D) and exp needs no running maximum.
     causal = jnp.arange(length)[:, None] >= jnp.arange(length)[None, :]
     weights = jnp.exp(jnp.where(causal, scores, HIDDEN_SCORE))
     # Divided by their sum after the product with the values: of all that is T x T the weights alone are kept.
     mixed = jnp.einsum("bhts,bshd->bthd", weights, value)
     mixed = mixed / jnp.sum(weights, axis=-1).transpose(0, 2, 1)[..., None]
-    return mixed.reshape(batch, length, width) @ params["output"]
+    return mixed.reshape(batch, length, heads * width)
 
 
 def mlp(params: Params, x: jax.Array) -> jax.Array:
@@ -139,18 +146,23 @@ def mlp(params: Params, x: jax.Array) -> jax.Array:
     return (hidden * hidden) @ params["down"]
 
 
+def forward(params: Params, tokens: jax.Array, context: Context, *, n_head: int) -> jax.Array:
+    """Return float32 next-token logits, each within ±15, of `tokens` i32 [B, S] where `context` wants them."""
+    x = rms_norm(params["embedding"][tokens])
+    for layer, block in enumerate(params["blocks"]):
+        x = x + attention(block["attention"], rms_norm(x), n_head, layer, context)
+        x = x + mlp(block["mlp"], rms_norm(x))
+    logits = rms_norm(context.wanted(x)) @ params["head"]
+    return LOGIT_CAP * jnp.tanh(logits / LOGIT_CAP)
+
+
 def apply(params: Params, tokens: jax.Array, *, n_head: int) -> jax.Array:
     """Return float32 next-token logits [B, T, V] for `tokens` i32 [B, T], each within ±15.
 
     T may be any length; positions are relative, so longer sequences than the trained ones run but
     extrapolate.
     """
-    x = rms_norm(params["embedding"][tokens])
-    for block in params["blocks"]:
-        x = x + attention(block["attention"], rms_norm(x), n_head)
-        x = x + mlp(block["mlp"], rms_norm(x))
-    logits = rms_norm(x) @ params["head"]
-    return LOGIT_CAP * jnp.tanh(logits / LOGIT_CAP)
+    return forward(params, tokens, WholeText(tokens, bounded_attention), n_head=n_head)
 
 
 def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, n_head: int) -> jax.Array:
@@ -167,6 +179,17 @@ def logits(params: Params, tokens: jax.Array, **options: int) -> jax.Array:
     from.
     """
     return apply(params, tokens, n_head=configure(options).n_head)
+
+
+def cache_sizes(**options: int) -> CacheSizes:
+    """See `models.context`."""
+    config = configure(options)
+    return CacheSizes(config.n_layer, config.n_head, config.n_embd // config.n_head)
+
+
+def decode(params: Params, tokens: jax.Array, context: Context, **options: int) -> jax.Array:
+    """See `models.context`."""
+    return forward(params, tokens, context, n_head=configure(options).n_head)
 
 
 def configure(options: dict[str, Any]) -> NanoChatConfig:

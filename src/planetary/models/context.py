@@ -1,0 +1,98 @@
+"""What a model's tokens attend to: the whole text, as in training, or what a cache has of the text before them.
+
+A model that can be served says how large its cache is, and computes its logits through a `Context`. Beside `build` and
+`logits` it has two functions:
+
+    def cache_sizes(**options) -> CacheSizes
+    def decode(params, tokens, context, **options) -> logits [B, W, V]
+
+`decode` is the model's forward pass with four differences: positions come from `context.positions` and
+`context.rows`, attention is `context.attend`, and what goes into the head is `context.wanted(x)`. With the context
+`WholeText` it is the forward pass of training, so that a model has one.
+
+Shapes are written with B = batch, S = tokens that are new, T = tokens in all, H = heads, G = heads of keys and values,
+D = width of a head, W = positions whose logits are wanted, V = vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import msgspec
+
+from planetary.models.layers import causal_attention
+
+Attention = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+"""`(query [B, T, H, D], key [B, T, G, D], value like key) -> [B, T, H · D]`."""
+
+
+class CacheSizes(msgspec.Struct, frozen=True):
+    """What a cache keeps of each token.
+
+    Attributes:
+        layers: that attend.
+        heads: of keys and values.
+        width: of one head.
+        positions: the longest text that the model can take, in tokens; None: any.
+    """
+
+    layers: int
+    heads: int
+    width: int
+    positions: int | None = None
+
+
+class Context(Protocol):
+    """Where the tokens of a forward pass are in their texts, and what they attend to."""
+
+    @property
+    def positions(self) -> jax.Array:
+        """Of the tokens in their texts, from 0: float32 [S], or [B, S]."""
+        ...
+
+    def rows(self, table: jax.Array) -> jax.Array:
+        """Return the rows of `table` [positions, C] at the tokens' positions: [S, C], or [B, S, C]."""
+        ...
+
+    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        """Return causal attention [B, S, H · D] of `query` [B, S, H, D] to the text before it and to itself.
+
+        Args:
+            layer: counts from 0; once each.
+            query: is scaled here.
+            key: [B, S, G, D], where G divides H: neighbouring H / G queries share a key.
+            value: like `key`.
+        """
+        ...
+
+    def wanted(self, x: jax.Array) -> jax.Array:
+        """Return of `x` [B, S, C] what logits are wanted of: [B, W, C]."""
+        ...
+
+
+class WholeText:
+    """See `Context`; the tokens are the whole text, and every position's logits are wanted."""
+
+    def __init__(self, tokens: jax.Array, attention: Attention = causal_attention) -> None:
+        """`tokens` [B, T]."""
+        self._length, self._attention = tokens.shape[1], attention
+
+    @property
+    def positions(self) -> jax.Array:
+        """See `Context`."""
+        return jnp.arange(self._length, dtype=jnp.float32)
+
+    def rows(self, table: jax.Array) -> jax.Array:
+        """See `Context`."""
+        return table[: self._length]
+
+    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        """See `Context`."""
+        return self._attention(query, key, value)
+
+    def wanted(self, x: jax.Array) -> jax.Array:
+        """See `Context`."""
+        return x

@@ -28,11 +28,12 @@ def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None
     named = apply_overrides(Config(), ["run.name=toy"])
     assert kinds.kind_of(named).name == "toy"
     assert kinds.kind_of(Config()).name == "rounds"
+    assert kinds.kind_of(apply_overrides(Config(), ["serve.model=runs/x"])).name == "serving"
     assert kinds.kind_of(apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])).name == "mixture"
 
 
 def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_path: Path) -> None:
-    toy, (mixture, rounds) = Toy(), kinds.KINDS
+    toy, (serving, mixture, rounds) = Toy(), kinds.KINDS
     config = apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])
     assert toy.check(config) == rounds.check(config) == []
     rounds.check_baseline(config)
@@ -45,7 +46,7 @@ def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_p
         mixture.check_baseline(config)
     with pytest.raises(UserError, match=r"leave moe\.composers out"):
         mixture.check_simulated(config)
-    for kind in (toy, rounds):
+    for kind in (toy, serving, rounds):
         with pytest.raises(UserError, match=r"no composers and no surrogates"):
             kind.check_surrogates(tmp_path)
 

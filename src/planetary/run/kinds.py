@@ -7,15 +7,18 @@ configuration; what cannot be done with every kind is a method of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from planetary.core.config import Config
-from planetary.core.errors import UserError
+from planetary.core.errors import PlanetaryError, UserError
 
 if TYPE_CHECKING:
     from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+    from planetary.fabric.protocol.events import Finish
     from planetary.fabric.worker.role import Roles
+    from planetary.wire.protocol import Protocol
 
 
 class RunKind(ABC):
@@ -37,6 +40,12 @@ class RunKind(ABC):
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         """Make the gateway; it is not started."""
 
+    def protocol(self) -> Protocol:
+        """Return what is said in it; without JAX or a compiler."""
+        from planetary.fabric.protocol.messages import FABRIC
+
+        return FABRIC
+
     @abstractmethod
     def worker_roles(self) -> Roles:
         """Return what makes a worker's role of the kind's jobs; without JAX or a compiler."""
@@ -48,6 +57,18 @@ class RunKind(ABC):
             UserError: it cannot be run.
         """
         return []
+
+    async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
+        """Return how a run ended, what it leaves for people written; when it failed, what it failed of is raised."""
+        from planetary.run.results import results_after
+
+        return await results_after(running, folder)
+
+    def failure(self, end: Finish, folder: Path) -> PlanetaryError:
+        """Return the error of a run in `folder` that did not finish; its class decides the exit code."""
+        from planetary.run.results import failure_of
+
+        return failure_of(end.kind, end.reason, folder)
 
     def check_baseline(self, config: Config) -> None:
         """Raise `UserError` unless the tokens of a run can be trained on one worker for comparison."""
@@ -85,6 +106,12 @@ class Mixture(RunKind):
             raise UserError("a mixture goes on from its payloads, not from a checkpoint")
         return MixtureGateway(config, options, security)
 
+    def protocol(self) -> Protocol:
+        """See `RunKind`."""
+        from planetary.moe.protocol.mixture_messages import MIXTURES
+
+        return MIXTURES
+
     def worker_roles(self) -> Roles:
         """See `RunKind`."""
         from planetary.moe.composer.mixture_loader import MixtureLoader
@@ -112,6 +139,47 @@ class Mixture(RunKind):
 
     def check_surrogates(self, folder: Path) -> None:
         """See `RunKind`."""
+
+
+class Serving(RunKind):
+    """A trained model behind an HTTP endpoint."""
+
+    name = "serving"
+    roles = ("server",)
+
+    def claims(self, config: Config) -> bool:
+        """See `RunKind`."""
+        return bool(config.serve.model)
+
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        """See `RunKind`."""
+        from planetary.run.model.served import load_served
+        from planetary.serve.gateway.serving_gateway import ServingGateway
+
+        return ServingGateway(config, options, security, load_served)
+
+    async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
+        """See `RunKind`; nothing is left."""
+        return await running
+
+    def failure(self, end: Finish, folder: Path) -> PlanetaryError:
+        """See `RunKind`; nothing goes on."""
+        from planetary.fabric.protocol.records import error_class
+
+        return error_class(end.kind)(end.reason)
+
+    def protocol(self) -> Protocol:
+        """See `RunKind`."""
+        from planetary.serve.protocol.serving_messages import SERVING
+
+        return SERVING
+
+    def worker_roles(self) -> Roles:
+        """See `RunKind`."""
+        from planetary.serve.protocol.serving_messages import ServingJob
+        from planetary.serve.worker.serving_loader import ServingLoader
+
+        return {ServingJob: ServingLoader()}
 
 
 class Rounds(RunKind):
@@ -144,7 +212,7 @@ class Rounds(RunKind):
         """See `RunKind`."""
 
 
-KINDS: tuple[RunKind, ...] = (Mixture(), Rounds())
+KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Rounds())
 """In the order in which they are asked."""
 
 
@@ -156,3 +224,11 @@ def kind_of(config: Config) -> RunKind:
 def worker_roles() -> Roles:
     """Return what makes a worker's role of every job that a gateway may give it."""
     return {job: loader for kind in KINDS for job, loader in kind.worker_roles().items()}
+
+
+def worker_protocol() -> Protocol:
+    """Return what a worker understands: what is said in any kind of run."""
+    from planetary.fabric.protocol.messages import FABRIC
+
+    messages = [message for kind in KINDS for message in kind.protocol().messages]
+    return FABRIC.extended(*(message for message in dict.fromkeys(messages) if message not in FABRIC.messages))

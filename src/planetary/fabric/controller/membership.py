@@ -118,7 +118,7 @@ class Membership:
         """Turn away everyone who needs an artifact that cannot be made; the others go on."""
         target = (event.backend, event.target, event.features)
         del self._artifacts[target]
-        reason = f"the training step does not work on {event.backend}:{event.target}: {event.reason}"
+        reason = f"{self._desk.policy.loaded} does not work on {event.backend}:{event.target}: {event.reason}"
         for worker in [w for w in self._desk.workers.values() if _target(w) == target]:
             self.refuse_worker(worker, reason)
 
@@ -284,7 +284,7 @@ class Membership:
         loading = sorted(w.worker for w in self._desk.workers.values() if not w.ready)
         coming = sorted(s.worker for s in self._desk.supervisors.values() if s.restart_expected)
         if loading:
-            return f"waiting for {', '.join(loading)} to load the training step"
+            return f"waiting for {', '.join(loading)} to load {self._desk.policy.loaded}"
         if coming:
             return f"waiting for {', '.join(coming)} to start"
         if self.banned:

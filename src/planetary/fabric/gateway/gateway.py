@@ -115,8 +115,8 @@ class PreparedRun(Protocol):
         ...
 
     @property
-    def data(self) -> PreparedData:
-        """The prepared token files."""
+    def data(self) -> PreparedData | None:
+        """The prepared token files; None: nothing is trained."""
         ...
 
     @property
@@ -161,10 +161,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     Attributes:
         protocol: what is said in this kind of run.
+        compiles: what is compiled for workers, for people.
         followers: get its metrics and events.
     """
 
     protocol: ClassVar[WireProtocol] = m.FABRIC
+    compiles: ClassVar[str] = "the training step"
 
     def __init__(
         self,
@@ -177,6 +179,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Nothing is opened before `start`. `system`: the machine."""
         self.config = config
         self.options = options
+        self.endpoint = ""  # URL that clients of the run's kind use; "": it has none
         self.traffic = Traffic()
         self.stage = "starting"
         self.stage_since = 0.0  # Unix time in seconds; 0: before any
@@ -404,7 +407,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         When nothing is: "", and when the last thing was, or since when the stage is what it is.
         """
         for target, since in reversed(self._work.compiling.items()):
-            return f"compiling and verifying the training step for {target}, kept for the next run", since
+            return f"compiling and verifying {self.compiles} for {target}, kept for the next run", since
         return "", max(self.stage_since, self._work.compiled_at)
 
     def wall_of(self, monotonic: float) -> float:

@@ -10,7 +10,7 @@ def news_of(record: Record) -> str:
     """Return a record as a sentence, or "" for one that is not news."""
     match record:
         case r.ArtifactPublished():
-            return f"training step for {record.backend}:{record.target} published ({record.verified})"
+            return f"compiled for {record.backend}:{record.target} ({record.verified})"
         case r.WorkerJoined():
             how = "".join(f"; {text}" for text in (record.chosen, record.verified) if text)
             return f"worker {record.worker} joined (process {record.pid}){how}"

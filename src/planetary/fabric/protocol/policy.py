@@ -44,6 +44,11 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
     iree_version: str  # of the compiler
 
     @property
+    def loaded(self) -> str:
+        """What workers load, for people."""
+        return "the training step"
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """What workers are in this run, by the names that their operators choose by; empty: there is one role only."""
         return ()

@@ -25,7 +25,6 @@ from planetary.net.authority import Authority
 from planetary.net.invite import mint
 from planetary.run.kinds import kind_of
 from planetary.run.processes.announcement import Announcement
-from planetary.run.results import failure_of, results_after
 
 ALIVE_S = 5.0  # that a gateway which is well answers within
 INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
@@ -48,7 +47,7 @@ async def host_run(config: Config, options: HostOptions, listening: Callable[[An
     Must be called on the main thread: SIGTERM and SIGINT stop the run.
 
     Raises:
-        PlanetaryError: the run did not finish; the class says why (see `failure_of`).
+        PlanetaryError: the run did not finish; the class says why (see `RunKind.failure`).
     """
     loop = asyncio.get_running_loop()
     folder = options.gateway.folder
@@ -58,7 +57,8 @@ async def host_run(config: Config, options: HostOptions, listening: Callable[[An
         authority = Authority.open(options.state, now)
         security = Security.by(authority)
         token = mint(authority.invite_secret, authority.fingerprint, expires=now + INVITE_S)
-    gateway = kind_of(config).gateway(config, options.gateway, security)
+    kind = kind_of(config)
+    gateway = kind.gateway(config, options.gateway, security)
     await gateway.start()
 
     def report(text: str) -> None:
@@ -103,15 +103,15 @@ async def host_run(config: Config, options: HostOptions, listening: Callable[[An
                 loop.call_soon_threadsafe(gateway.stop, "stopped: its parent process ended")
 
             end_with_parent(orphaned)
-        listening(Announcement(options.gateway.host, gateway.port, dashboard.url, token, str(folder)))
+        listening(Announcement(options.gateway.host, gateway.port, dashboard.url, token, str(folder), gateway.endpoint))
         ok = False
         try:
-            end = await results_after(gateway.run(lambda prepared: _write_facts(gateway, prepared)), folder)
+            end = await kind.results_after(gateway.run(lambda prepared: _write_facts(gateway, prepared)), folder)
             ok = end.ok
         finally:
             await asyncio.to_thread(sinks.close, ok)  # last: a process that has to end soon is killed meanwhile
     if not end.ok:
-        raise failure_of(end.kind, end.reason, folder)
+        raise kind.failure(end, folder)
 
 
 def _write_facts(gateway: Gateway[Any, Any, Any], prepared: PreparedRun) -> None:
@@ -119,6 +119,8 @@ def _write_facts(gateway: Gateway[Any, Any, Any], prepared: PreparedRun) -> None
     from planetary.data.tokenizer import CharTokenizer
 
     config = gateway.config
+    if prepared.data is None:
+        return
     if isinstance(prepared.data.tokenizer, CharTokenizer):
         prepared.data.tokenizer.save(gateway.options.folder)
     bigram = bigram_baseline(prepared.data, prepared.data.eval_chunks(config))

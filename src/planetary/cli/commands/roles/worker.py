@@ -43,8 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.fabric.worker.backend_candidate import candidate_roles
     from planetary.fabric.worker.role import WorkerOptions
     from planetary.fabric.worker.worker import WorkerShell
-    from planetary.moe.protocol.mixture_messages import MIXTURES
-    from planetary.run.kinds import worker_roles
+    from planetary.run.kinds import worker_protocol, worker_roles
     from planetary.run.places import cache_folder
     from planetary.runtime.backends import check_device, require_backend
     from planetary.runtime.host_memory import keep_large_blocks
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def work() -> int:
         roles = worker_roles() if args.trial is None else candidate_roles(args.trial)
-        end = await WorkerShell(options, MIXTURES, roles).run()
+        end = await WorkerShell(options, worker_protocol(), roles).run()
         if not end.ok:
             raise (end.error or PlanetaryError)(end.reason)
         return EXIT_OK

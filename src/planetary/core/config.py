@@ -162,6 +162,8 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
                 complete_in(one, "source", lambda value: value != "stdlib")
     complete("model", "source", _names_a_path)
     complete("model", "weights", lambda value: True)
+    for key in ("model", "keys", "chat_template"):
+        complete("serve", key, lambda value: True)
     complete("data", "source", lambda value: value != "stdlib")
     complete("data", "tokenizer", lambda value: value not in BUILT_IN_TOKENIZERS)
 

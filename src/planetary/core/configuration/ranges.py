@@ -13,6 +13,7 @@ from planetary.core.errors import UserError
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 Seed = Annotated[int, Meta(ge=0, lt=2**32)]
+ServedBatch = Annotated[int, Meta(ge=1, le=64)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]

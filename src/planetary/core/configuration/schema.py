@@ -22,6 +22,7 @@ from planetary.core.configuration.ranges import (
     Positive,
     ProperFraction,
     Seed,
+    ServedBatch,
     Text,
     TrimmedFraction,
 )
@@ -216,6 +217,25 @@ class EvalConfig(msgspec.Struct, frozen=True):
     batches: Count = 8  # fixed batches of held-out tokens
 
 
+class ServeConfig(msgspec.Struct, frozen=True):
+    """`[serve]`: a trained model behind an HTTP endpoint, in place of a training."""
+
+    # run folder, checkpoint folder below one, or folder of a pretrained GPT-2 or Llama; empty: this is a training
+    model: str = ""
+    name: str = ""  # by which clients ask for it; empty: the folder's
+    host: Text = "127.0.0.1"  # of the endpoint; others than loopback need `keys`
+    port: Port = 8000  # of the endpoint; 0: any
+    # file of keys, a line "NAME KEY" each, of which a request needs one (Authorization: Bearer KEY); empty: nobody does
+    keys: str = ""
+    follow: bool = False  # whether every newer checkpoint of the run is served as soon as it is there
+    context: Index = 0  # the longest text, prompt included, in tokens; 0: as long as the model was trained for
+    batch: ServedBatch = 8  # texts that a worker continues at once
+    queue: Count = 256  # texts that may wait for a worker; what comes then is refused (429)
+    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB
+    cache_precision: Literal["f32", "bf16"] = "f32"  # of keys and values
+    chat_template: str = ""  # file with a Jinja template in place of the tokenizer's own; empty: that
+
+
 class Config(msgspec.Struct, frozen=True):
     """A whole configuration."""
 
@@ -230,6 +250,7 @@ class Config(msgspec.Struct, frozen=True):
     moe: MoeConfig = MoeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
+    serve: ServeConfig = ServeConfig()
     sinks: tuple[AnySink, ...] = ()  # `[[sinks]]`, as many as there are places
 
     @property

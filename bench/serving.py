@@ -1,0 +1,156 @@
+"""What serving costs and what it survives: `python bench/serving.py [RUN]`; without a run, random parameters.
+
+Everything is measured in one run of one server on this machine, as ratios. `--kills N` kills the worker N times in
+streams and counts texts that differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import openai
+import psutil
+
+from planetary.core.config import config_from_tables
+from planetary.models.context import WholeText
+from planetary.run.model.served import load_served
+
+STREAMS = 8
+
+
+def random_run(folder: Path) -> Path:
+    """Train nothing for one round: a run folder of the default model."""
+    config = folder / "random.toml"
+    config.write_text("[train]\nrounds = 1\ninner_steps = 40\n[fabric]\nworkers = 1\n")
+    command = [sys.executable, "-m", "planetary", "train", str(config), f"--run-dir={folder / 'random'}"]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return folder / "random"
+
+
+def serve(run: Path, folder: Path, backend: str) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a server with one worker; return it and its URL."""
+    log = folder / "serve.log"
+    command = [sys.executable, "-m", "planetary", "serve", str(run), "--port=0", f"--backend={backend}"]
+    with log.open("wb") as file:
+        process = subprocess.Popen([*command, f"--batch={STREAMS}"], stdout=file, stderr=subprocess.STDOUT)
+    while process.poll() is None:
+        for line in log.read_text().splitlines():
+            if line.startswith("serving at "):
+                return process, line.split()[2]
+        time.sleep(0.1)
+    raise SystemExit(log.read_text())
+
+
+def timed(work: Callable[[], Any], times: int = 5) -> float:
+    """Return the median seconds."""
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        work()
+        found.append(time.perf_counter() - began)
+    return statistics.median(found)
+
+
+def worker_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the worker's process; None while there is none."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            if "worker" in child.cmdline()[1:5]:
+                return child.pid
+        except psutil.Error:
+            continue
+    return None
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", nargs="?", type=Path)
+    parser.add_argument("--backend", default="cpu")
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--kills", type=int, default=20)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        run = args.run or random_run(folder)
+        model = load_served(config_from_tables({"serve": {"model": str(run.resolve())}}))
+        process, url = serve(run, folder, args.backend)
+        try:
+            measure(args, model, process, openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+
+def measure(args: argparse.Namespace, model: Any, process: subprocess.Popen[bytes], client: openai.OpenAI) -> None:
+    """Print the table's rows."""
+    name, window = model.name, model.window // 16 * 16
+    rng = np.random.default_rng(0)
+    size = model.tokenizer.vocab_size
+
+    @partial(jax.jit)
+    def whole(params: Any, tokens: Any) -> Any:
+        return jax.nn.log_softmax(model.decode(params, tokens, WholeText(tokens)))
+
+    def complete(prompt: list[int], count: int, **options: Any) -> Any:
+        extra = {"ignore_eos": True, **options.pop("extra_body", {})}
+        asked: dict[str, Any] = {"model": name, "prompt": prompt, "max_tokens": count, "temperature": 0.0, **options}
+        return client.completions.create(**asked, extra_body=extra)
+
+    prompts = [rng.integers(0, size, rng.integers(1, window // 2)).tolist() for _ in range(args.prompts)]
+    equal = worst = 0.0
+    for prompt in prompts:
+        choice = complete(prompt, 8, logprobs=1).choices[0]
+        row = np.asarray(whole(model.params, np.asarray([[*prompt, *([0] * (window - len(prompt)))]], np.int32)))[0]
+        first = row[len(prompt) - 1]
+        worst = max(worst, abs(float(first.max()) - choice.logprobs.token_logprobs[0]))
+        likeliest = model.tokenizer.decode([int(first.argmax())]).decode(errors="replace")
+        equal += likeliest == choice.logprobs.tokens[0]
+    print(f"first greedy tokens equal to the whole forward pass: {int(equal)} of {len(prompts)}")
+    print(f"largest difference of their log-probabilities: {worst:.1e}")
+
+    count = window - 24
+    short = prompts[0][:8]
+    one = timed(lambda: complete(short, count))
+
+    def together() -> None:
+        with concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+            list(pool.map(lambda i: complete([i, *short], count), range(STREAMS)))
+
+    several = timed(together, 3)
+    print(f"tokens a second of {STREAMS} streams, of one: {STREAMS * one / several:.2f}")
+
+    forward = timed(lambda: jax.block_until_ready(whole(model.params, np.zeros((1, window), np.int32))), 20)
+    print(f"time of a token in a stream, of a forward pass of {window} tokens with XLA: {one / count / forward:.2f}")
+
+    asked: dict[str, Any] = {"seed": 1, "temperature": 1.0, "logprobs": 1}
+    expected = complete(short, count, **asked).choices[0].logprobs.tokens
+    kills = differ = 0
+    while kills < args.kills:
+        found: list[str] = []
+        for place, piece in enumerate(complete(short, count, stream=True, **asked)):
+            found += piece.choices[0].logprobs.tokens if piece.choices[0].logprobs else []
+            worker = worker_of(process) if place in (5, 40) else None
+            if worker is not None and kills < args.kills:
+                os.kill(worker, signal.SIGKILL)
+                kills += 1
+        differ += found != expected
+    print(f"texts that differ or fail after {kills} kills of the only worker in streams: {differ}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""The controller of a served model: a scheduler of texts over the workers that the base admits, equips and loses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from planetary.core.step import FunctionSpec
+from planetary.fabric.controller.desk import Desk
+from planetary.fabric.controller.run_controller import RunController
+from planetary.fabric.controller.stalls import Wait
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.policy import FabricPolicy
+from planetary.fabric.protocol.records import EndKind
+from planetary.fabric.protocol.run_fold import RunFold
+from planetary.fabric.protocol.sessions import WorkerSession
+from planetary.serve.program.serving_shape import ServingShape
+from planetary.serve.protocol.serving_messages import Compute, ServingJob, ServingReady
+from planetary.serve.scheduling.sampling import Candidates
+from planetary.serve.scheduling.scheduler import Call, Given, Scheduler
+from planetary.serve.scheduling.texts import TextRequest
+
+FIRST_CALL_S = 300.0
+"""A worker may compile a function when it is first called."""
+CALL_S = 30.0
+CALL_FACTOR = 20.0
+"""A call that takes so many times as long as the longest before, and `CALL_S`, is stuck."""
+
+
+class Submit(e.Event, frozen=True):
+    """A text is to be continued; `GiveTokens` follows, until it is finished."""
+
+    request: TextRequest
+
+
+class Cancel(e.Event, frozen=True):
+    """Nobody waits for a text any more."""
+
+    text: int
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a worker found, one entry a text of the call."""
+
+    rows: tuple[Candidates, ...]
+
+
+class CallComputed(e.Event, frozen=True):
+    """A worker has computed a call."""
+
+    session: int
+    call: int
+    seconds: float
+    results: Results
+
+
+class UseWeights(e.Event, frozen=True):
+    """Another version of the model's parameters is there: `digest` of the packed ones."""
+
+    digest: str
+
+
+class GiveTokens(e.Instruction, frozen=True):
+    """Hand tokens to whom they are for."""
+
+    given: Given
+
+
+class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
+    """The constants of a served model."""
+
+    functions: dict[str, FunctionSpec]
+    shape: ServingShape
+    vocabulary: int  # tokens below it can be drawn
+    weights: str  # digest of the packed parameters
+
+    @property
+    def loaded(self) -> str:
+        """See `FabricPolicy`."""
+        return "the model"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """See `FabricPolicy`."""
+        return ("server",)
+
+    def job(self, artifact: str, reference: str) -> m.Message:
+        """See `FabricPolicy`."""
+        return ServingJob(
+            run=self.run,
+            artifact=artifact,
+            reference=reference,
+            plan=ServingJob.plan_of(self.shape),
+            weights=self.weights,
+            functions=self.functions,
+        )
+
+    def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
+        """See `FabricPolicy`."""
+        return digest in (artifact, reference, self.weights) and bool(digest)
+
+
+class ServingState(RunFold):
+    """What the journal determines: nothing but what every kind of run has."""
+
+
+class ServingDesk(Desk[ServingPolicy, ServingState]):
+    """The desk of a served model."""
+
+    def use(self, weights: str) -> None:
+        """Give workers other parameters from now on; `weights` is their digest."""
+        self._policy = msgspec.structs.replace(self._policy, weights=weights)
+
+
+@dataclass
+class UnderWay:
+    """A call that a worker computes."""
+
+    number: int
+    call: Call
+    since: float
+
+
+class ServingController(RunController[ServingDesk]):
+    """See `RunController`.
+
+    Attributes:
+        scheduler: texts and the workers that compute them.
+        tokens: that were generated since the start.
+    """
+
+    def __init__(self, desk: ServingDesk, grace_s: float, now: float) -> None:
+        """See `RunController`."""
+        super().__init__(desk, grace_s, now)
+        self.scheduler = Scheduler(desk.policy.shape, desk.policy.vocabulary)
+        self.tokens = 0
+        self._calls: dict[int, UnderWay] = {}  # by session
+        self._number = 0
+        self._slowest: dict[tuple[int, str], float] = {}  # session and function -> seconds
+
+    def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
+        message = event.message
+        if isinstance(message, ServingReady) and message.weights == self.desk.policy.weights:
+            self.membership.ready(worker, now, message.device, message.verified)
+            self._vacate(worker.session)  # after a change of weights: its cache is of the old ones
+            self.scheduler.join(worker.session)
+
+    def _take_event(self, event: e.Event, now: float) -> None:
+        match event:
+            case Submit():
+                self.scheduler.submit(event.request)
+            case Cancel():
+                self.scheduler.cancel(event.text)
+            case CallComputed() if event.session in self.desk.workers:
+                self._computed(self.desk.workers[event.session], event)
+            case UseWeights() if event.digest != self.desk.policy.weights:
+                self._use(event.digest)
+            case _:
+                pass
+
+    def _computed(self, worker: WorkerSession, event: CallComputed) -> None:
+        under_way = self._calls.get(worker.session)
+        if under_way is None or under_way.number != event.call:
+            return  # of an earlier connection, or of other weights
+        del self._calls[worker.session]
+        self.membership.succeeded(worker)
+        key = (worker.session, under_way.call.function)
+        self._slowest[key] = max(self._slowest.get(key, 0.0), event.seconds)
+        for given in self.scheduler.computed(worker.session, event.results.rows):
+            self.tokens += len(given.tokens)
+            self.desk.out.append(GiveTokens(given))
+
+    def _use(self, digest: str) -> None:
+        """Give every worker the new weights; texts go on where a worker has them first."""
+        self.desk.use(digest)
+        for worker in self.desk.workers.values():
+            if worker.artifact:
+                self._vacate(worker.session)
+                self.desk.send(worker.session, self.desk.policy.job(worker.artifact, worker.reference))
+
+    def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
+        under_way = self._calls.get(worker.session)
+        if under_way is None or under_way.number != failure.task:
+            return
+        self._vacate(worker.session)  # what its cache has now is not known
+        if not self._strike(worker, failure.reason, self._record_failure(worker, failure, 0), now):
+            self.scheduler.join(worker.session)
+
+    def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
+        self._vacate(worker.session)
+        self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
+
+    def _vacate(self, session: int) -> None:
+        """Nothing that this worker has counts any more."""
+        self._calls.pop(session, None)
+        self.desk.out += [GiveTokens(given) for given in self.scheduler.lose(session)]
+
+    def _go_on(self, now: float) -> None:
+        for session, call in self.scheduler.next_calls():
+            self._number += 1
+            self._calls[session] = UnderWay(self._number, call, now)
+            self.desk.send(session, _message(self._number, call))
+
+    def _why_nothing_goes_on(self) -> str:
+        return "" if self.scheduler.seats else self.membership.whom_we_wait_for()
+
+    def _is_done(self) -> tuple[EndKind, str] | None:
+        return None
+
+    def _deadlines(self) -> Iterable[float | None]:
+        return ()
+
+    def _waits(self) -> Iterable[Wait]:
+        for session, one in self._calls.items():
+            slowest = self._slowest.get((session, one.call.function))
+            most = FIRST_CALL_S if slowest is None else max(CALL_S, CALL_FACTOR * slowest)
+            yield Wait(session, one.since, one.since + most, "answered no call")
+
+    def _invariants(self) -> Iterator[tuple[bool, str]]:
+        yield from super()._invariants()
+        yield from self.scheduler.invariants()
+        busy = {session for session, seat in self.scheduler.seats.items() if seat.call is not None}
+        yield busy == set(self._calls), f"calls under way at {sorted(self._calls)}, and seats say {sorted(busy)}"
+        yield set(self.scheduler.seats) <= set(self.desk.workers), "a worker that is gone has a seat"
+
+
+def _message(number: int, call: Call) -> Compute:
+    return Compute(
+        call=number,
+        function=call.function,
+        tokens=tuple(row.tokens for row in call.rows),
+        starts=tuple(row.start for row in call.rows),
+        pages=tuple(row.pages for row in call.rows),
+        full=call.full,
+    )

@@ -1,0 +1,382 @@
+"""The gateway of a served model: its controller on real connections, and the HTTP endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
+from planetary.compiler.backends.iree import compiler_version
+from planetary.core.config import Config
+from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, UserError
+from planetary.core.tensors import TensorSpec
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.run_status import base_status, ended_as, workers_seen
+from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.preparation.program_compiling import compile_program_apart
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.records import RunStarted
+from planetary.fabric.protocol.sessions import Phase, WorkerSession
+from planetary.fabric.protocol.status import RoundMetrics, RunStatus, WorkerState, WorkerStatus
+from planetary.fabric.shell.system import SYSTEM, System
+from planetary.machine.journal import Record
+from planetary.runtime.program_runner import Program
+from planetary.serve.gateway.serving_controller import (
+    CallComputed,
+    Cancel,
+    GiveTokens,
+    Results,
+    ServingController,
+    ServingDesk,
+    ServingPolicy,
+    ServingState,
+    Submit,
+    UseWeights,
+)
+from planetary.serve.http.endpoint import Endpoint
+from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.serving_program import serving_program
+from planetary.serve.program.serving_shape import IDS, PAGE, ROW, VALUES, ServingShape, reaches_of
+from planetary.serve.protocol.serving_messages import SERVING, WEIGHTS, Computed
+from planetary.serve.scheduling.sampling import Candidates
+from planetary.serve.scheduling.scheduler import Given
+from planetary.serve.scheduling.texts import TextRequest
+from planetary.wire.inbox import Received
+from planetary.wire.limits import MIB, Limits
+
+log = logging.getLogger(__name__)
+
+LoadModel = Callable[[Config], ServedModel]
+
+FOLLOW_S = 2.0
+"""How often a followed run is looked at for a newer checkpoint."""
+
+
+@dataclass(frozen=True)
+class PreparedServing:
+    """What is served. See `PreparedRun`; there is no data."""
+
+    config: Config
+    model: ServedModel
+    shape: ServingShape
+    program: Program
+    weights: str  # digest of the packed parameters, which are in the store
+
+    data = None
+
+    @property
+    def param_count(self) -> int:
+        """See `PreparedRun`."""
+        return self.model.param_count
+
+
+@dataclass
+class ServingStart:
+    """See `RunStart`: every start is a new one."""
+
+    records: list[Record]
+    metrics: list[RoundMetrics] = field(default_factory=list)
+
+
+class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
+    """Serves one model until it is stopped."""
+
+    protocol = SERVING
+    compiles = "the model's functions"
+
+    def __init__(
+        self,
+        config: Config,
+        options: GatewayOptions,
+        security: Security,
+        load: LoadModel,
+        *,
+        system: System = SYSTEM,
+    ) -> None:
+        """See `Gateway`. `load` reads the model that the configuration names; in a thread."""
+        super().__init__(config, options, security, system=system)
+        self._load = load
+        self._texts = 0
+        self._readers: dict[int, asyncio.Queue[Given]] = {}
+        self._http: Endpoint | None = None
+        self._follow: asyncio.Task[None] | None = None
+        self.model: ServedModel | None = None
+
+    # --- what the endpoint needs ------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> ServingShape | None:
+        """See `Service`."""
+        return None if self.prepared is None else self.prepared.shape
+
+    @property
+    def is_ready(self) -> bool:
+        """See `Service`."""
+        return self.controller is not None and bool(self.controller.scheduler.seats)
+
+    @property
+    def why_not_ready(self) -> str:
+        """See `Service`."""
+        if self.is_ready:
+            return ""
+        return self.stage if self.controller is None else self.controller.stalls.why or self.compiling[0]
+
+    @property
+    def waiting(self) -> int:
+        """See `Service`."""
+        return 0 if self.controller is None else len(self.controller.scheduler.waiting)
+
+    @property
+    def running(self) -> int:
+        """See `Service`."""
+        return 0 if self.controller is None else self.controller.scheduler.running
+
+    @property
+    def cache_used(self) -> float:
+        """See `Service`."""
+        return 0.0 if self.controller is None else self.controller.scheduler.used_share
+
+    def next_text(self) -> int:
+        """Return a number for a text."""
+        self._texts += 1
+        return self._texts
+
+    async def generate(self, request: TextRequest) -> AsyncIterator[Given]:
+        """Submit a text and yield what it gets until it is finished; leaving early cancels it.
+
+        Raises:
+            ClosedError: the gateway ends.
+        """
+        if self._shell is None or self.ended_at is not None:
+            raise ClosedError("the gateway does not serve now")
+        reader = self._readers[request.text] = asyncio.Queue()
+        self._post(Submit(request))
+        finished = False
+        try:
+            while not finished:
+                given = await reader.get()
+                finished = bool(given.finished)
+                if given.finished == "error":
+                    raise ClosedError("the gateway ends")
+                yield given
+        finally:
+            self._readers.pop(request.text, None)
+            if not finished:
+                self._post(Cancel(request.text))
+
+    # --- the run ----------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See `Gateway.start`; the endpoint answers from now on, at first that the model is not ready."""
+        await super().start()
+        self._http = await Endpoint.start(self, self.config.serve)
+        self.endpoint = self._http.url
+
+    def status(self) -> RunStatus:
+        """The run as it is now. Called on the event loop."""
+        controller = self.controller
+        if controller is None:
+            return base_status(self, None)
+        state = controller.desk.state
+        status = base_status(self, state, 0)
+        return msgspec.structs.replace(
+            status,
+            state=ended_as(state.ended) or ("training" if controller.scheduler.seats else "waiting"),
+            stage=self.why_not_ready,
+            workers=workers_seen(controller.desk, state.losses, lambda worker: _seen(worker, controller)),
+            tokens_total=controller.tokens,
+        )
+
+    def _prepare(self) -> PreparedServing:
+        self._set_stage("loading the model")
+        model = self.model = self._load(self.config)
+        self._set_stage("building the functions of the model")
+        shape = shape_of(model, self.config)
+        program = serving_program(model.decode, model.params, model.specs, shape)
+        return PreparedServing(self.config, model, shape, program, self._put(model))
+
+    def _put(self, model: ServedModel) -> str:
+        return self.store.put(pack_arrays(WEIGHTS, None, model.arrays()))
+
+    def _begin(self, prepared: PreparedServing) -> ServingStart:
+        started = RunStarted(
+            run=self.config.run.name, rounds=0, config_hash="", model=prepared.model.name, params=prepared.param_count
+        )
+        return ServingStart([started])
+
+    def _control(self, prepared: PreparedServing, start: ServingStart) -> ServingController:
+        timings, model = self.config.timings, prepared.model
+        policy = ServingPolicy(
+            run=self.config.run.name,
+            local=self.options.local_threads is not None,
+            abandon_after_s=0.0,
+            heartbeat_s=timings.heartbeat_s,
+            silent_after_s=timings.silent_after_s,
+            iree_version=compiler_version(),
+            functions=dict(prepared.program.functions),
+            shape=prepared.shape,
+            vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),
+            weights=prepared.weights,
+        )
+        return ServingController(ServingDesk(policy, ServingState()), timings.grace_s, self._clock.monotonic())
+
+    async def _train(self, prepared: PreparedServing) -> e.Finish:
+        if self.config.serve.follow:
+            self._follow = asyncio.get_running_loop().create_task(self._follow_run())
+        return await super()._train(prepared)
+
+    async def _close(self) -> None:
+        if self._follow is not None:
+            self._follow.cancel()
+        for text, reader in self._readers.items():
+            reader.put_nowait(Given(text, (), "error"))
+        if self._http is not None:
+            await self._http.close()
+        await super()._close()
+
+    async def _follow_run(self) -> None:
+        """Use every newer version of the model, one after the other."""
+        while True:
+            await asyncio.sleep(FOLLOW_S)
+            model = self.model
+            if model is None or model.refresh is None or self._shell is None:
+                continue
+            try:
+                newer = await asyncio.to_thread(model.refresh, model.version)
+                if newer is None:
+                    continue
+                digest = await asyncio.to_thread(self._put, newer)
+            except PlanetaryError as error:  # the old version is served on
+                log.warning("the newest version of the model cannot be served: %s", error)
+                continue
+            self.model = newer
+            self._post(UseWeights(digest))
+            self.note(f"serving round {newer.version}")
+
+    # --- what workers send ------------------------------------------------------------------------------------
+
+    def _limits(self) -> Limits:
+        assert self.prepared is not None
+        shape = self.prepared.shape
+        return Limits(
+            tensor_bytes=shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary) + MIB,
+            tensors=1,
+            messages_under_way=2,
+        )
+
+    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
+        if not isinstance(message, Computed) or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
+            raise RemoteProtocolError(
+                f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
+            )
+        return spec.empty()
+
+    async def _pass_on(self, session: int, received: Received) -> None:
+        message = received.message
+        if not isinstance(message, Computed):
+            self._post(e.Received(session, message))
+            return
+        packed = received.tensors["payload"].data if "payload" in received.tensors else b""
+        try:
+            rows = results_of(packed, self.prepared.shape if self.prepared is not None else None)
+        except RemoteProtocolError as error:
+            self._post(e.Received(session, m.TaskFailed(task=message.call, kind="internal", reason=str(error))))
+            return
+        self._post(CallComputed(session, message.call, message.seconds, Results(rows)))
+
+    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
+        if isinstance(instruction, GiveTokens):
+            reader = self._readers.get(instruction.given.text)
+            if reader is not None:
+                reader.put_nowait(instruction.given)
+            return None
+        return self._carry_out_common(instruction)
+
+    async def _compile_for(self, target: CompileTarget) -> Published:
+        assert self.prepared is not None
+        prepared = self.prepared
+        return await compile_program_apart(
+            prepared.program, prepared.model.name, prepared.shape.integers_below, target, self.options.cache
+        )
+
+
+def results_of(packed: bytes | memoryview, shape: ServingShape | None) -> tuple[Candidates, ...]:
+    """Return what a worker found, one entry a text. Raises `RemoteProtocolError` for anything else."""
+    _, arrays = unpack_arrays(packed, "results")
+    values, ids, row = arrays.get(VALUES), arrays.get(IDS), arrays.get(ROW)
+    fits = (
+        values is not None
+        and ids is not None
+        and values.ndim == 2
+        and values.shape == ids.shape
+        and values.dtype == np.float32
+        and ids.dtype == np.int32
+        and (row is None or (row.dtype == np.float32 and row.ndim == 2 and len(row) == len(values)))
+    )
+    if not fits or values is None or ids is None:
+        raise RemoteProtocolError("the results of a call are not the log-probabilities and ids of its texts")
+    vocabulary = None if shape is None else shape.vocabulary
+    if (row is not None and row.shape[1] != vocabulary) or not np.isfinite(values).all():
+        raise RemoteProtocolError("the results of a call are not finite, or not of this model's tokens")
+    return tuple(Candidates(ids[i], values[i], None if row is None else row[i]) for i in range(len(values)))
+
+
+def shape_of(model: ServedModel, config: Config) -> ServingShape:
+    """Return what a model is compiled for, as the configuration limits it.
+
+    Raises:
+        UserError: the context or the cache is too small, or the context larger than the model can take.
+    """
+    serve, sizes = config.serve, model.sizes
+    longest = sizes.positions or model.window
+    window = serve.context or longest
+    if sizes.positions is not None and window > sizes.positions:
+        raise UserError(f"serve.context = {window}: the model has {sizes.positions} positions")
+    window = window // PAGE * PAGE
+    if window < PAGE:
+        raise UserError(f"serve.context must be {PAGE} tokens at least, found {serve.context or longest}")
+    page_shape = (2 * sizes.layers, PAGE, sizes.heads, sizes.width)
+    page_bytes = int(np.prod(page_shape)) * (2 if serve.cache_precision == "bf16" else 4)
+    whole = window // PAGE
+    most = serve.batch * whole + 1  # every text of the largest batch to its end
+    pages = min(most, int(serve.cache_mb * MIB) // page_bytes)
+    if pages <= whole:
+        raise UserError(
+            f"serve.cache_mb = {serve.cache_mb:g} holds {max(pages - 1, 0) * PAGE} tokens, fewer than a text of "
+            f"{window}: expected {(whole + 1) * page_bytes / MIB:.0f} at least, or a smaller serve.context"
+        )
+    chunks = [chunk for chunk in (64, 256, 1024) if chunk < window]
+    return ServingShape(
+        vocabulary=model.vocabulary,
+        window=window,
+        pages=pages,
+        page_shape=page_shape,
+        element=serve.cache_precision,
+        batches=(*(size for size in (1, 4, 8, 16, 32) if size < serve.batch), serve.batch),
+        chunks=tuple(chunks[:2]) or (window,),
+        reaches=reaches_of(window),
+    )
+
+
+def _seen(worker: WorkerSession, controller: ServingController) -> WorkerStatus:
+    seat = controller.scheduler.seats.get(worker.session)
+    state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"
+    return WorkerStatus(
+        name=worker.worker,
+        node=worker.node,
+        pid=worker.pid,
+        state="evaluating" if seat is not None and seat.texts else state,
+        backend=worker.backend,
+        target=worker.target,
+        device=worker.device,
+        chosen=worker.chosen,
+        verified=worker.verified,
+        address=worker.address,
+        lost_count=controller.desk.state.losses.get(worker.worker, 0),
+    )

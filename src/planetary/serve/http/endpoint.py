@@ -1,0 +1,517 @@
+"""The HTTP server of a served model, on the gateway's event loop: OpenAI's interface, probes and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from planetary.core.configuration.schema import ServeConfig
+from planetary.core.errors import ResourceError, UserError
+from planetary.net.addresses import is_loopback
+from planetary.serve.http import answers
+from planetary.serve.http.chat_template import ChatTemplate
+from planetary.serve.http.errors import ApiError, wrong
+from planetary.serve.http.generation import Choice, ChoicePiece, Generation
+from planetary.serve.http.keys import KeyFile
+from planetary.serve.http.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    GenerationRequest,
+    TokenizeRequest,
+    parsed,
+)
+from planetary.serve.http.service import Service
+from planetary.serve.http.serving_metrics import ServingMetrics
+from planetary.serve.http.text_assembly import Piece
+from planetary.serve.program.served_model import ServedModel
+from planetary.serve.scheduling.texts import TextRequest
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS = 1024
+MOST_BODY = 16 << 20  # bytes
+RETRY_S = 1
+STOP_S = 1  # how long answers under way are waited for at the end
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Endpoint:
+    """A running server.
+
+    Attributes:
+        url: of its root.
+    """
+
+    def __init__(self, service: Service, options: ServeConfig) -> None:
+        """Raises `UserError` for keys or a template that cannot be read, or an address that needs keys and has none."""
+        self._service, self._options = service, options
+        self._keys = KeyFile(Path(options.keys)) if options.keys else None
+        if self._keys is None and not is_loopback(options.host):
+            raise UserError(
+                f"serve.host = {options.host!r} lets everybody in who reaches it: name a file of keys (serve.keys, "
+                "--keys), or stay on 127.0.0.1"
+            )
+        self._metrics = ServingMetrics(service)
+        self._template: tuple[ServedModel, ChatTemplate] | None = None
+        self.url = ""
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @staticmethod
+    async def start(service: Service, options: ServeConfig) -> Endpoint:
+        """Listen. Raises `UserError` as the constructor, `ResourceError` if the port is taken."""
+        endpoint = Endpoint(service, options)
+        listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((options.host, options.port))
+            listener.listen(MOST_CONNECTIONS)  # at once: until then another may bind the port, too
+        except OSError as error:
+            listener.close()
+            raise ResourceError(
+                f"cannot serve at {options.host}:{options.port}: {error.strerror or error}; take another --port"
+            ) from error
+        host, port = listener.getsockname()[:2]
+        endpoint.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        config = uvicorn.Config(
+            endpoint.app(),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=STOP_S,
+            server_header=False,
+        )
+        server = endpoint._server = _Server(config)
+        endpoint._task = asyncio.get_running_loop().create_task(server.serve([listener]))
+        return endpoint
+
+    async def close(self) -> None:
+        """Stop listening; answers under way get a moment."""
+        if self._server is not None and self._task is not None:
+            self._server.should_exit = True
+            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+                await asyncio.wait_for(self._task, 3 * STOP_S)
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        guarded = {
+            ("/v1/models", "GET"): self._models,
+            ("/v1/models/{name:path}", "GET"): self._one_model,
+            ("/v1/completions", "POST"): self._completions,
+            ("/v1/chat/completions", "POST"): self._chat,
+            ("/tokenize", "POST"): self._tokenize,
+            ("/detokenize", "POST"): self._detokenize,
+            ("/metrics", "GET"): self._metrics_text,
+        }
+        open_to_all = {("/health", "GET"): self._health, ("/ready", "GET"): self._ready}
+        routes = [
+            *(Route(path, self._answered(handler), methods=[method]) for (path, method), handler in guarded.items()),
+            *(
+                Route(path, self._answered(handler, guarded=False), methods=[method])
+                for (path, method), handler in open_to_all.items()
+            ),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _http_error})
+
+    # --- around every request ---------------------------------------------------------------------------------
+
+    def _answered(self, handler: Handler, *, guarded: bool = True) -> Handler:
+        async def answer(request: Request) -> Response:
+            number = request.headers.get("x-request-id") or f"req-{secrets.token_hex(12)}"
+            request.state.number = number
+            try:
+                if guarded:
+                    request.state.user = self._user(request)
+                response = await handler(request)
+            except ApiError as error:
+                response = error.response()
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except Exception:
+                log.exception("%s %s failed", request.method, request.url.path)
+                response = ApiError(
+                    500, "an internal error; the gateway's log has it", code="internal_error"
+                ).response()
+            response.headers["x-request-id"] = number[:128]
+            return response
+
+        return answer
+
+    def _user(self, request: Request) -> str:
+        """Return whose request it is. Raises `ApiError` without a key that is known."""
+        if self._keys is None:
+            return ""
+        user = self._keys.user(_bearer(request))
+        if user is None:
+            raise ApiError(
+                401,
+                "a key is needed: Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return user
+
+    def _loaded(self) -> ServedModel:
+        model = self._service.model
+        if model is None or self._service.shape is None:
+            raise ApiError(503, f"not ready yet: {self._service.why_not_ready}", code="not_ready", headers=_retry())
+        return model
+
+    def _named(self, name: str | None) -> ServedModel:
+        """Return the model that a request asks for. Raises `ApiError`."""
+        model = self._loaded()
+        if name is not None and name != model.name:
+            raise ApiError(
+                404, f"the model {name!r} is not served; there is {model.name!r}", param="model", code="model_not_found"
+            )
+        return model
+
+    # --- models, texts as tokens, probes ----------------------------------------------------------------------
+
+    async def _models(self, request: Request) -> Response:
+        return _json({"object": "list", "data": [self._card()]})
+
+    async def _one_model(self, request: Request) -> Response:
+        self._named(request.path_params["name"])
+        return _json(self._card())
+
+    def _card(self) -> dict[str, Any]:
+        model, shape = self._loaded(), self._service.shape
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "planetary",
+            "max_model_len": 0 if shape is None else shape.window,
+            "version": model.version,
+        }
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = parsed(await _body(request), TokenizeRequest)
+        tokens = _encoded(self._named(body.model), body.prompt)
+        shape = self._service.shape
+        return _json({"tokens": tokens, "count": len(tokens), "max_model_len": 0 if shape is None else shape.window})
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = parsed(await _body(request), DetokenizeRequest)
+        model = self._named(body.model)
+        _known(body.tokens, model, "tokens")
+        return _json({"prompt": model.tokenizer.decode(body.tokens).decode(errors="replace")})
+
+    async def _health(self, request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def _ready(self, request: Request) -> Response:
+        if self._service.is_ready:
+            return _json({"status": "ready"})
+        return ApiError(503, self._service.why_not_ready, code="not_ready", headers=_retry()).response()
+
+    async def _metrics_text(self, request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4")
+
+    # --- completions ------------------------------------------------------------------------------------------
+
+    async def _completions(self, request: Request) -> Response:
+        body = parsed(await _body(request), CompletionRequest)
+        model = self._named(body.model)
+        prompts = [_tokens(prompt, model) for prompt in _prompts(body)]
+        most = 16 if body.max_tokens is None else body.max_tokens
+        if most == 0 and not body.echo:
+            raise wrong("max_tokens", "expected 1 or more, unless the prompt is echoed")
+        likeliest = body.logprobs or 0
+        scores = body.echo and body.logprobs is not None
+        texts = self._texts(request, body, model, prompts, most=max(most, 1), likeliest=likeliest, scores=scores)
+        generation = self._generation(request, body, model, texts)
+        number = f"cmpl-{secrets.token_hex(12)}"
+        echoes = [model.tokenizer.decode(one.prompt).decode(errors="replace") if body.echo else "" for one in texts]
+        only_prompt = most == 0
+        offsets = [0 if body.echo else len(echo) for echo in echoes]
+
+        def choice(piece: ChoicePiece, prefix: str) -> dict[str, Any]:
+            tokens = list(piece.piece.tokens)
+            text = piece.piece.text if scores else prefix + piece.piece.text
+            logprobs = None
+            if body.logprobs is not None:
+                logprobs = answers.completion_logprobs(model.tokenizer, tokens, likeliest, offsets[piece.choice])
+                offsets[piece.choice] += len(text)
+            return {
+                "index": piece.choice,
+                "text": text,
+                "logprobs": logprobs,
+                "finish_reason": piece.reason or None,
+            }
+
+        prompt_tokens = sum(len(prompt) for prompt in prompts)
+        if body.stream:
+            if only_prompt:
+                raise wrong("stream", "a prompt alone is not streamed")
+            left = list(echoes)
+
+            def line(piece: ChoicePiece) -> dict[str, Any]:
+                prefix, left[piece.choice] = left[piece.choice], ""
+                return {**answers.envelope("text_completion", number, model.name), "choices": [choice(piece, prefix)]}
+
+            end = {**answers.envelope("text_completion", number, model.name), "choices": []}
+            return await self._streamed(body, generation, line, end, prompt_tokens)
+        found = await generation.whole()
+        if only_prompt:
+            found = [_prompt_only(one, text, echo) for one, text, echo in zip(found, texts, echoes, strict=True)]
+            echoes = ["" for _ in echoes]
+        choices = [choice(ChoicePiece(i, _piece_of(one), one.reason), echoes[i]) for i, one in enumerate(found)]
+        used = answers.usage(prompt_tokens, 0 if only_prompt else generation.generated)
+        return _json({**answers.envelope("text_completion", number, model.name), "choices": choices, "usage": used})
+
+    # --- chat -------------------------------------------------------------------------------------------------
+
+    async def _chat(self, request: Request) -> Response:
+        body = parsed(await _body(request), ChatRequest)
+        model = self._named(body.model)
+        prompt = _encoded(model, self._chat_text(model, body))
+        if not prompt:
+            raise wrong("messages", "the chat is an empty text")
+        if body.top_logprobs and not body.logprobs:
+            raise wrong("top_logprobs", "needs logprobs to be true")
+        shape = self._service.shape
+        most = body.max_completion_tokens or body.max_tokens or (shape.window if shape is not None else 1)
+        texts = self._texts(request, body, model, [prompt], most=most, likeliest=body.top_logprobs or 0)
+        generation = self._generation(request, body, model, texts)
+        number = f"chatcmpl-{secrets.token_hex(12)}"
+
+        def logprobs(tokens: Any) -> dict[str, Any] | None:
+            return answers.chat_logprobs(model.tokenizer, tokens) if body.logprobs else None
+
+        if body.stream:
+            begun: set[int] = set()
+
+            def line(piece: ChoicePiece) -> dict[str, Any]:
+                delta: dict[str, Any] = {} if piece.choice in begun else {"role": "assistant"}
+                begun.add(piece.choice)
+                choice = {
+                    "index": piece.choice,
+                    "delta": {**delta, "content": piece.piece.text},
+                    "logprobs": logprobs(piece.piece.tokens),
+                    "finish_reason": piece.reason or None,
+                }
+                return {**answers.envelope("chat.completion.chunk", number, model.name), "choices": [choice]}
+
+            end = {**answers.envelope("chat.completion.chunk", number, model.name), "choices": []}
+            return await self._streamed(body, generation, line, end, len(prompt))
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": one.text, "refusal": None},
+                "logprobs": logprobs(one.tokens),
+                "finish_reason": one.reason,
+            }
+            for index, one in enumerate(await generation.whole())
+        ]
+        used = answers.usage(len(prompt), generation.generated)
+        return _json({**answers.envelope("chat.completion", number, model.name), "choices": choices, "usage": used})
+
+    def _chat_text(self, model: ServedModel, body: ChatRequest) -> str:
+        if not model.chat_template:
+            raise ApiError(
+                400,
+                f"the model {model.name!r} has no chat template: use /v1/completions, or start the server with "
+                "--chat-template FILE",
+                code="no_chat_template",
+            )
+        try:
+            if self._template is None or self._template[0].chat_template != model.chat_template:
+                self._template = model, ChatTemplate(model.chat_template, dict(model.special_tokens))
+            messages = [{"role": one.role, "content": one.text()} for one in body.messages]
+            return self._template[1].text(messages)
+        except UserError as error:
+            raise wrong("messages", str(error)) from None
+
+    # --- both -------------------------------------------------------------------------------------------------
+
+    def _texts(
+        self,
+        request: Request,
+        body: GenerationRequest,
+        model: ServedModel,
+        prompts: list[list[int]],
+        *,
+        most: int,
+        likeliest: int,
+        scores: bool = False,
+    ) -> list[TextRequest]:
+        """Return the texts of a request. Raises `ApiError` for prompts that are too long, or too many texts."""
+        shape = self._service.shape
+        assert shape is not None
+        texts = []
+        options = body.options(model.vocabulary)
+        for prompt in prompts:
+            if len(prompt) >= shape.window:
+                raise ApiError(
+                    400,
+                    f"the prompt has {len(prompt)} tokens; the context of {shape.window} has room for "
+                    f"{shape.window - 1} and one more",
+                    param="messages" if isinstance(body, ChatRequest) else "prompt",
+                    code="context_length_exceeded",
+                )
+            for choice in range(body.choices):
+                texts.append(
+                    TextRequest(
+                        text=self._service.next_text(),
+                        user=request.state.user or body.user or "",
+                        prompt=tuple(prompt),
+                        most=most,
+                        options=msgspec.structs.replace(options, seed=body.seed_of(choice)),
+                        ends=frozenset() if body.ignore_eos else model.ends,
+                        likeliest=min(likeliest, shape.candidates),
+                        scores_prompt=scores,
+                    )
+                )
+        if self._service.waiting + len(texts) > self._options.queue:
+            raise ApiError(
+                429,
+                f"{self._service.waiting} texts wait already; {self._options.queue} may",
+                code="queue_full",
+                headers=_retry(),
+            )
+        return texts
+
+    def _generation(
+        self, request: Request, body: GenerationRequest, model: ServedModel, texts: list[TextRequest]
+    ) -> Generation:
+        keys, key = self._keys, _bearer(request)
+        allowed = (lambda: True) if keys is None else (lambda: keys.user(key) is not None)
+        return Generation(
+            self._service,
+            self._metrics,
+            texts,
+            tokenizer=model.tokenizer,
+            stops=body.stops,
+            still_allowed=allowed,
+        )
+
+    async def _streamed(
+        self,
+        body: GenerationRequest,
+        generation: Generation,
+        line: Callable[[ChoicePiece], dict[str, Any]],
+        end: dict[str, Any],
+        prompt_tokens: int,
+    ) -> Response:
+        """Answer with server-sent events. What fails before the first piece has a status of its own."""
+        pieces = generation.pieces()
+        first = await anext(pieces, None)
+
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                if first is not None:
+                    yield _event({**line(first), **({"usage": None} if body.with_usage else {})})
+                async for piece in pieces:
+                    yield _event({**line(piece), **({"usage": None} if body.with_usage else {})})
+                if body.with_usage:
+                    yield _event({**end, "usage": answers.usage(prompt_tokens, generation.generated)})
+                yield b"data: [DONE]\n\n"
+            except ApiError as error:
+                yield b"data: " + error.body() + b"\n\n"
+            finally:
+                await pieces.aclose()  # type: ignore[attr-defined]
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which leaves signals to the process that it is a part of."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _prompts(body: CompletionRequest) -> list[str | list[int]]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    texts = [one for one in prompt if not isinstance(one, int)]
+    if prompt and not texts:
+        return [[one for one in prompt if isinstance(one, int)]]
+    if not prompt or len(texts) != len(prompt) or len({type(one) for one in texts}) != 1:
+        raise wrong("prompt", "expected a text, a list of tokens, or a list of either, none of them empty")
+    return texts
+
+
+def _tokens(prompt: str | list[int], model: ServedModel) -> list[int]:
+    tokens = [*model.begins, *_encoded(model, prompt)] if isinstance(prompt, str) else prompt
+    if not tokens:
+        raise wrong("prompt", "expected at least one token")
+    _known(tokens, model, "prompt")
+    return tokens
+
+
+def _encoded(model: ServedModel, text: str) -> list[int]:
+    try:
+        return [int(token) for token in model.tokenizer.encode(text.encode())]
+    except (UserError, UnicodeEncodeError) as error:  # a character that the tokenizer does not have
+        raise wrong("prompt", str(error)) from None
+
+
+def _known(tokens: list[int], model: ServedModel, param: str) -> None:
+    strange = next((token for token in tokens if not 0 <= token < model.vocabulary), None)
+    if strange is not None:
+        raise wrong(param, f"the model knows tokens from 0 to {model.vocabulary - 1}, found {strange}")
+
+
+def _piece_of(choice: Choice) -> Piece:
+    return Piece(choice.text, tuple(choice.tokens))
+
+
+def _prompt_only(choice: Choice, text: TextRequest, echo: str) -> Choice:
+    """Return a choice without what was generated."""
+    return Choice(echo, choice.tokens[: len(text.prompt)] if text.scores_prompt else [], "length")
+
+
+def _bearer(request: Request) -> str:
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip() if kind.lower() == "bearer" else ""
+
+
+async def _body(request: Request) -> bytes:
+    """Return the body. Raises `ApiError` for one that is too large."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MOST_BODY:
+            raise ApiError(413, f"the body has more than {MOST_BODY} bytes", code="too_large")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _event(line: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n\n"
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(json.dumps(answer, ensure_ascii=False).encode(errors="replace"), media_type="application/json")
+
+
+def _retry() -> dict[str, str]:
+    return {"retry-after": str(RETRY_S)}
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()

@@ -1,0 +1,62 @@
+"""What the endpoint serves from, without the gateway that has it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.serving_shape import ServingShape
+from planetary.serve.scheduling.scheduler import Given
+from planetary.serve.scheduling.texts import TextRequest
+
+
+class Service(Protocol):
+    """A model that continues texts. All methods are called on one event loop."""
+
+    @property
+    def model(self) -> ServedModel | None:
+        """The model; None before it is loaded."""
+        ...
+
+    @property
+    def shape(self) -> ServingShape | None:
+        """What it is compiled for; None before."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a worker computes."""
+        ...
+
+    @property
+    def why_not_ready(self) -> str:
+        """What is waited for, for people."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """How many texts have no worker."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """How many texts have one."""
+        ...
+
+    @property
+    def cache_used(self) -> float:
+        """Which part of the caches texts use, 0 to 1."""
+        ...
+
+    def next_text(self) -> int:
+        """Return a number for a text."""
+        ...
+
+    def generate(self, request: TextRequest) -> AsyncIterator[Given]:
+        """Submit a text and yield what it gets until it is finished; leaving early cancels it.
+
+        Raises:
+            ClosedError: the gateway ends.
+        """
+        ...

@@ -1,0 +1,63 @@
+"""A trained model as the gateway serves it, wherever it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planetary.core.tensors import TensorSpec
+from planetary.data.tokenizer import Tokenizer
+from planetary.models.context import CacheSizes
+from planetary.serve.program.serving_program import Decode
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """What is needed to serve a model.
+
+    Attributes:
+        name: by which clients ask for it.
+        decode: its forward pass; see `models.context`.
+        params: the pytree that `decode` expects.
+        specs: its leaves in order, by their names.
+        sizes: of what a cache keeps.
+        vocabulary: tokens that the model knows.
+        window: the longest text that it was trained for, in tokens.
+        tokenizer: of its texts.
+        version: the round that the parameters are of; 0: they are of no run.
+        chat_template: in Jinja, as the tokenizer's files have it; "": it has none.
+        special_tokens: that the template writes, by the names it has for them.
+        begins: tokens before every text that is no chat.
+        ends: tokens that end a text.
+        refresh: returns the newest version of the model, or None if it is this one's; None: there are no others.
+    """
+
+    name: str
+    decode: Decode
+    params: Any
+    specs: tuple[TensorSpec, ...]
+    sizes: CacheSizes
+    vocabulary: int
+    window: int
+    tokenizer: Tokenizer
+    version: int = 0
+    chat_template: str = ""
+    special_tokens: tuple[tuple[str, str], ...] = ()
+    begins: tuple[int, ...] = ()
+    ends: frozenset[int] = frozenset()
+    refresh: Callable[[int], ServedModel | None] | None = None
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the parameters by name."""
+        import jax
+
+        leaves = jax.tree.leaves(self.params)
+        return {spec.name: np.asarray(leaf, np.float32) for spec, leaf in zip(self.specs, leaves, strict=True)}
+
+    @property
+    def param_count(self) -> int:
+        """Scalars."""
+        return sum(spec.size for spec in self.specs)

@@ -1,0 +1,72 @@
+"""The compiled functions of a served model, in StableHLO: take a chunk of one text, or continue several by a token.
+
+Both take parameters, new tokens, where each text stands, its pages, and the cache, which they write in place. Both
+return the likeliest tokens with their log-probabilities, and the log-probabilities of all, which stay on the device
+unless somebody asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from planetary.compiler import ir
+from planetary.compiler.autodiff.differentiate import finish_module, load_for_differentiation
+from planetary.compiler.frontend import chlo
+from planetary.compiler.rewrites import normalise
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import TensorSpec
+from planetary.models.context import Context
+from planetary.runtime.program_runner import Program
+from planetary.serve.program.paged_context import PagedContext
+from planetary.serve.program.serving_shape import ServingShape
+
+Decode = Callable[[Any, jax.Array, Context], jax.Array]
+"""A model's `decode(params, tokens [B, S], context)`; see `models.context`."""
+
+
+def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], shape: ServingShape) -> Program:
+    """Build the functions of a served model.
+
+    Args:
+        decode: of the model.
+        params: a pytree of arrays, or of their shapes.
+        specs: its leaves in order, as they are named in signatures.
+        shape: what to build for.
+
+    Raises:
+        CompileError: the model cannot be lowered.
+    """
+    functions = shape.functions(specs)
+    templates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), params)
+    with ir.new_context():
+        module = ir.empty_module()
+        for name, spec in functions.items():
+            lowered = jax.jit(_function(decode, shape), keep_unused=True).lower(templates, *_data(spec, len(specs)))
+            one = load_for_differentiation(lowered.as_text())
+            normalise.picks_to_selects(one)
+            finish_module(one)
+            chlo.expand(one)
+            ir.copy_function(ir.main_function(one), module, name)
+        ir.verify(module)
+        return Program(ir.to_portable_artifact(module), functions)
+
+
+def _function(decode: Decode, shape: ServingShape) -> Callable[..., tuple[jax.Array, ...]]:
+    def call(  # noqa: PLR0917 - the order of a compiled function's arguments
+        params: Any, tokens: jax.Array, start: jax.Array, length: jax.Array, pages: jax.Array, cache: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        context = PagedContext(tokens, start, length, pages, cache)
+        row = jax.nn.log_softmax(decode(params, tokens, context)[:, -1].astype(jnp.float32))
+        values, ids = jax.lax.top_k(row, shape.candidates)
+        return context.written(), values, ids, row
+
+    return call
+
+
+def _data(spec: FunctionSpec, params: int) -> list[jax.ShapeDtypeStruct]:
+    types = {"i32": jnp.int32, "f32": jnp.float32, "bf16": jnp.bfloat16}
+    return [jax.ShapeDtypeStruct(one.shape, types[one.dtype]) for one in spec.arguments[params:]]

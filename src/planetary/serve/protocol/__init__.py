@@ -1,0 +1,1 @@
+"""What gateway and workers say to each other while they serve."""

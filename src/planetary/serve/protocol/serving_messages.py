@@ -1,0 +1,73 @@
+"""The messages of a served model, beside those of every kind of run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.step import FunctionSpec
+from planetary.fabric.protocol import messages as m
+from planetary.serve.program.serving_shape import ServingShape
+
+WEIGHTS = "weights of a served model"
+"""What the packed parameters of a model say that they are."""
+
+
+class ServingJob(m.RoleJob, frozen=True, kw_only=True):
+    """The worker holds the model and a cache, and computes calls.
+
+    Attributes:
+        weights: sha256 of the packed parameters.
+        functions: signatures of the compiled functions, by name.
+    """
+
+    weights: str
+    functions: dict[str, FunctionSpec]
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """See `WorkerJob`; other weights are another role, with an empty cache."""
+        return (*super().loads, self.weights)
+
+    @staticmethod
+    def plan_of(shape: ServingShape) -> str:
+        """Return the plan: what the model is compiled for."""
+        return msgspec.json.encode(shape).decode()
+
+    @property
+    def shape(self) -> ServingShape:
+        """What the model is compiled for."""
+        return msgspec.json.decode(self.plan, type=ServingShape)
+
+
+class ServingReady(m.RoleMessage, frozen=True, kw_only=True):
+    """The worker has the model and an empty cache."""
+
+    artifact: str
+    weights: str
+    device: str
+    verified: str
+
+
+class Compute(m.RoleMessage, frozen=True, kw_only=True):
+    """Compute a call. A worker gets the next one when it has answered.
+
+    All lists have one entry a text. Texts keep their pages from call to call; the gateway alone knows whose they are.
+    """
+
+    call: int  # counts up
+    function: str
+    tokens: tuple[tuple[int, ...], ...]  # that are new
+    starts: tuple[int, ...]  # position of the first of them
+    pages: tuple[tuple[int, ...], ...]  # of the text, in order
+    full: bool  # whether the log-probabilities of all tokens are sent, beside the likeliest
+
+
+class Computed(m.RoleMessage, frozen=True, kw_only=True):
+    """A call's results, as packed arrays: `values` f32 [B, K], `ids` i32 [B, K], and `row` f32 [B, V] if asked for."""
+
+    call: int
+    seconds: float  # that the device took
+
+
+SERVING = m.FABRIC.extended(ServingJob, ServingReady, Compute, Computed)
+"""What is said while a model is served."""

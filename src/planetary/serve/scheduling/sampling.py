@@ -1,0 +1,163 @@
+"""How the next token of a text is drawn: a pure function of log-probabilities, options, seed and position.
+
+Noise comes from a counter-based generator (Salmon et al. 2011, doi:10.1145/2063384.2063405) keyed by the request's seed
+and the position in the text. So a text that goes on with another worker goes on with the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import UserError
+
+
+class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn, in OpenAI's words, and `top_k` and `min_p` as others have them.
+
+    Attributes:
+        temperature: divides log-probabilities; 0: always the likeliest token.
+        top_p: the likeliest tokens that have this probability together can be drawn.
+        top_k: that many of the likeliest can be drawn; 0: all.
+        min_p: tokens that are this part as likely as the likeliest can be drawn.
+        seed: of the noise.
+        presence_penalty: is taken from the log-probability of a token that was generated before.
+        frequency_penalty: is taken as often as it was.
+        logit_bias: token -> is added to its log-probability.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = {}
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for values that mean nothing."""
+        for name, low, high in (
+            ("temperature", 0.0, 2.0),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("presence_penalty", -2.0, 2.0),
+            ("frequency_penalty", -2.0, 2.0),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise UserError(f"{name} must be between {low:g} and {high:g}, found {value}")
+        if self.top_k < 0:
+            raise UserError(f"top_k must be 1 or more, or 0 for no limit, found {self.top_k}")
+        if wrong := [f"{token}: {bias}" for token, bias in self.logit_bias.items() if not -100 <= bias <= 100]:
+            raise UserError(f"logit_bias must be between -100 and 100, found {wrong[0]}")
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether a token that is not among the likeliest may become one of them."""
+        return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
+
+    def needs_row(self, candidates: int) -> bool:
+        """Whether the `candidates` likeliest tokens are not enough to draw from exactly."""
+        greedy = self.temperature == 0 or self.top_k == 1
+        return self.changes_scores or not (greedy or 0 < self.top_k <= candidates)
+
+
+class Candidates(NamedTuple):
+    """What a worker found of the next token.
+
+    Attributes:
+        ids: i32 [K], the likeliest first.
+        values: f32 [K], their log-probabilities in nats.
+        row: f32 [V], those of all tokens; None: nobody asked for them.
+    """
+
+    ids: np.ndarray
+    values: np.ndarray
+    row: np.ndarray | None
+
+
+class Drawn(NamedTuple):
+    """A token, with the log-probability that the model gave it, whatever the options are."""
+
+    token: int
+    logprob: float
+
+
+def draw(
+    found: Candidates,
+    options: SamplingOptions,
+    position: int,
+    *,
+    generated: Sequence[int] = (),
+    most: int | None = None,
+) -> Drawn:
+    """Return the next token.
+
+    Args:
+        found: with the row if `options.needs_row`.
+        options: of the request.
+        position: of the token in its text.
+        generated: tokens before it that are no part of the prompt.
+        most: tokens below this can be drawn; None: all.
+    """
+    if found.row is None:
+        ids, values = found.ids, found.values
+    else:
+        ids, values = np.arange(len(found.row)), found.row
+    if most is not None and most < len(ids):
+        kept = ids < most
+        ids, values = ids[kept], values[kept]
+    scores = _changed(ids, values.astype(np.float64), options, generated)
+    if options.temperature == 0 or options.top_k == 1:
+        best = int(np.argmax(scores))
+        return Drawn(int(ids[best]), float(values[best]))
+    order = np.argsort(-scores, kind="stable")
+    scores = scores[order] / options.temperature
+    kept = _kept(scores, options)
+    order, scores = order[:kept], scores[:kept]
+    # The largest of log-probabilities plus Gumbel noise is a draw (Gumbel 1954). A token's noise depends on nothing but
+    # its id, so that a rounding error elsewhere does not change what is drawn.
+    noise = -np.log(-np.log(_uniform(options.seed, position, int(ids[order].max()) + 1)[ids[order]]))
+    best = int(order[int(np.argmax(scores + noise))])
+    return Drawn(int(ids[best]), float(values[best]))
+
+
+def _changed(ids: np.ndarray, values: np.ndarray, options: SamplingOptions, generated: Sequence[int]) -> np.ndarray:
+    if not options.changes_scores:
+        return values
+    scores = values.copy()
+    changes: dict[int, float] = dict(options.logit_bias)
+    counts: Mapping[int, int] = {}
+    if options.presence_penalty or options.frequency_penalty:
+        tokens, number = np.unique(np.asarray(generated, np.int64), return_counts=True)
+        counts = dict(zip(tokens.tolist(), number.tolist(), strict=True))
+    for token, count in counts.items():
+        lost = options.presence_penalty + options.frequency_penalty * count
+        changes[token] = changes.get(token, 0.0) - lost
+    place = {int(token): index for index, token in enumerate(ids)} if changes else {}
+    for token, change in changes.items():
+        if token in place:
+            scores[place[token]] += change
+    return scores
+
+
+def _kept(scores: np.ndarray, options: SamplingOptions) -> int:
+    """Return how many of the likeliest tokens can be drawn; `scores` decrease."""
+    kept = len(scores) if options.top_k == 0 else min(options.top_k, len(scores))
+    if options.min_p > 0:
+        kept = min(kept, int(np.count_nonzero(scores >= scores[0] + np.log(options.min_p))))
+    if options.top_p < 1:
+        weights = np.exp(scores[:kept] - scores[0])
+        before = np.cumsum(weights) - weights
+        kept = int(np.count_nonzero(before < options.top_p * weights.sum()))
+    return max(kept, 1)
+
+
+def _uniform(seed: int, position: int, count: int) -> np.ndarray:
+    """Return numbers between 0 and 1, neither of them included, that are a function of the arguments."""
+    generator = np.random.Generator(np.random.Philox(key=seed & (2**64 - 1), counter=[0, 0, 0, position]))
+    return (generator.integers(0, 2**53, count) + 0.5) * 2.0**-53

@@ -1,0 +1,345 @@
+"""Which texts are computed next, and where.
+
+A worker computes one call at a time: a chunk of one text's prompt, or the next token of several texts. Between two
+calls texts come and go (Yu et al. 2022, "Orca", section 3). A long prompt and the texts that are being continued take
+turns (Agrawal et al. 2024, arXiv:2403.02310), so that neither waits for the other's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from planetary.serve.program.serving_shape import PAGE, ServingShape, decode_name, prefill_name
+from planetary.serve.scheduling.page_pool import PagePool
+from planetary.serve.scheduling.sampling import Candidates, Drawn, draw
+from planetary.serve.scheduling.texts import FinishReason, Text, TextRequest, Token, pages_for
+
+MOST_FAILURES = 5
+"""Workers in a row that may be lost while they compute a text, before it is given up."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One text in a call.
+
+    Attributes:
+        text: its number.
+        tokens: that are new.
+        start: position of the first of them.
+        pages: of the text, in order, as many as hold the new tokens.
+        ends: whether the last token of the text is among the new ones, so that the next one can be drawn.
+    """
+
+    text: int
+    tokens: tuple[int, ...]
+    start: int
+    pages: tuple[int, ...]
+    ends: bool
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a worker computes at once.
+
+    Attributes:
+        function: of the program.
+        rows: the texts, as many as the function has places, or fewer.
+        full: whether the log-probabilities of all tokens are needed, and not only of the likeliest.
+    """
+
+    function: str
+    rows: tuple[Row, ...]
+    full: bool
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a text has got.
+
+    Attributes:
+        text: its number.
+        tokens: in order; those of the prompt first, where its log-probabilities are wanted.
+        finished: why nothing follows; "" while something does.
+    """
+
+    text: int
+    tokens: tuple[Token, ...]
+    finished: FinishReason | Literal[""] = ""
+
+
+@dataclass
+class Seat:
+    """A worker and what it has.
+
+    Attributes:
+        pool: the pages of its cache.
+        texts: that it computes, by number.
+        call: under way; None: none.
+    """
+
+    pool: PagePool
+    texts: dict[int, Text] = field(default_factory=dict)
+    call: Call | None = None
+    prefilled: bool = False  # the last call was a chunk of a prompt
+
+    def invariants(self) -> Iterator[tuple[bool, str]]:
+        """Yield what always holds, with a sentence for when it does not."""
+        yield from self.pool.invariants()
+        for number, text in self.texts.items():
+            enough = text.cached <= PAGE * len(text.pages)
+            yield enough, f"text {number} has {text.cached} tokens in {len(text.pages)} pages"
+            yield text.cached < len(text.tokens), f"text {number} is cached to its end, and nothing follows"
+
+
+class Scheduler:
+    """The texts and workers of one gateway; a pure state machine.
+
+    Attributes:
+        seats: the workers, by session.
+        waiting: texts without a worker, the oldest first.
+    """
+
+    def __init__(self, shape: ServingShape, vocabulary: int) -> None:
+        """`vocabulary`: tokens below it can be drawn; a model may have more than its tokenizer."""
+        self._shape, self._vocabulary = shape, vocabulary
+        self.seats: dict[int, Seat] = {}
+        self.waiting: list[Text] = []
+        self._turn = 0
+
+    # --- workers ----------------------------------------------------------------------------------------------
+
+    def join(self, session: int) -> None:
+        """A worker with an empty cache takes calls."""
+        self.seats[session] = Seat(PagePool(self._shape.pages))
+
+    def lose(self, session: int) -> list[Given]:
+        """A worker is gone. Its texts wait for another, before those that came later.
+
+        Returns the texts that are given up: so many workers were lost with them that others would be, too.
+        """
+        seat = self.seats.pop(session, None)
+        if seat is None:
+            return []
+        given_up = []
+        for row in seat.call.rows if seat.call is not None else ():
+            text = seat.texts.get(row.text)
+            if text is None:
+                continue
+            text.failures += 1
+            if text.failures >= MOST_FAILURES:
+                del seat.texts[row.text]
+                given_up.append(Given(row.text, (), "error"))
+        for text in seat.texts.values():
+            text.leave()
+        self.waiting = sorted([*seat.texts.values(), *self.waiting], key=lambda text: text.request.text)
+        return given_up
+
+    # --- texts ------------------------------------------------------------------------------------------------
+
+    def submit(self, request: TextRequest) -> None:
+        """Take a text; its prompt is shorter than the window."""
+        self.waiting.append(Text(request))
+
+    def cancel(self, number: int) -> bool:
+        """Forget a text; return whether there was one."""
+        for text in self.waiting:
+            if text.request.text == number:
+                self.waiting.remove(text)
+                return True
+        for seat in self.seats.values():
+            if number in seat.texts:
+                self._remove(seat, number)
+                return True
+        return False
+
+    def has(self, number: int) -> bool:
+        """Whether a text is neither finished nor cancelled."""
+        return any(text.request.text == number for text in self.waiting) or any(
+            number in seat.texts for seat in self.seats.values()
+        )
+
+    @property
+    def running(self) -> int:
+        """How many texts have a worker."""
+        return sum(len(seat.texts) for seat in self.seats.values())
+
+    @property
+    def used_share(self) -> float:
+        """Which part of all workers' pages texts use, 0 to 1."""
+        shares = [seat.pool.used_share for seat in self.seats.values()]
+        return sum(shares) / len(shares) if shares else 0.0
+
+    # --- calls ------------------------------------------------------------------------------------------------
+
+    def next_calls(self) -> list[tuple[int, Call]]:
+        """Give waiting texts to workers, and return what idle workers compute next, by session."""
+        self._admit()
+        found = []
+        for session, seat in self.seats.items():
+            if seat.call is None and (call := self._next_call(seat)) is not None:
+                seat.call = call
+                found.append((session, call))
+        return found
+
+    def computed(self, session: int, results: Sequence[Candidates]) -> list[Given]:
+        """Take the results of a worker's call, in the order of its rows; return what texts have got."""
+        seat = self.seats[session]
+        assert seat.call is not None
+        call, seat.call = seat.call, None
+        found = []
+        for row, candidates in zip(call.rows, results, strict=True):
+            text = seat.texts.get(row.text)
+            if text is None:
+                continue  # cancelled meanwhile
+            text.failures = 0
+            self._cache(seat, text, row)
+            given = self._go_on(text, row, candidates)
+            if given is not None:
+                found.append(given)
+                if given.finished:
+                    self._remove(seat, row.text)
+        return found
+
+    def invariants(self) -> Iterator[tuple[bool, str]]:
+        """Yield what always holds, with a sentence for when it does not."""
+        numbers = [text.request.text for text in self.waiting]
+        for seat in self.seats.values():
+            yield from seat.invariants()
+            numbers += seat.texts
+        yield len(numbers) == len(set(numbers)), f"a text is in two places: {sorted(numbers)}"
+        yield not any(text.pages or text.cached for text in self.waiting), "a text that waits has pages"
+
+    # --- admission --------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Give texts to workers while there is room; the user with the fewest running texts comes first."""
+        while self.waiting and self.seats:
+            running: dict[str, int] = {}
+            for seat in self.seats.values():
+                for text in seat.texts.values():
+                    running[text.request.user] = running.get(text.request.user, 0) + 1
+            text = min(self.waiting, key=lambda one: (running.get(one.request.user, 0), one.request.text))
+            needed = pages_for(len(text.tokens) + 1)
+            able = [
+                seat
+                for seat in self.seats.values()
+                if len(seat.texts) < self._shape.batches[-1] and seat.pool.available >= needed
+            ]
+            if not able:
+                return
+            self.waiting.remove(text)
+            seat = max(able, key=lambda one: (-len(one.texts), one.pool.available))
+            if not text.scores:
+                text.pages = seat.pool.shared(text.tokens)
+                text.cached = PAGE * len(text.pages)
+            seat.texts[text.request.text] = text
+
+    # --- what is computed -------------------------------------------------------------------------------------
+
+    def _next_call(self, seat: Seat) -> Call | None:
+        self._turn += 1
+        prompts = [text for text in seat.texts.values() if text.prefills]
+        others = [text for text in seat.texts.values() if not text.prefills]
+        if prompts and not (others and seat.prefilled):
+            call = self._prefill(seat, min(prompts, key=lambda text: text.turn))
+            if call is not None:
+                seat.prefilled = True
+                return call
+        seat.prefilled = False
+        others = [text for text in others if text.request.text in seat.texts]
+        return self._decode(seat, sorted(others, key=lambda text: text.turn)) if others else None
+
+    def _prefill(self, seat: Seat, text: Text) -> Call | None:
+        chunk = self._shape.chunk_for(text.missing)
+        count = min(chunk, text.missing)
+        if not self._reserve(seat, text, text.cached + count):
+            return None
+        text.turn = self._turn
+        row = self._row(text, count)
+        reach = self._shape.reach_for(len(text.pages))
+        return Call(prefill_name(chunk, reach), (row,), self._needs_row(text, row))
+
+    def _decode(self, seat: Seat, texts: Sequence[Text]) -> Call | None:
+        chosen: list[Text] = []
+        for text in texts[: self._shape.batches[-1]]:
+            # Making room for one may have sent another away.
+            if text.request.text in seat.texts and self._reserve(seat, text, text.cached + 1, spared=chosen):
+                text.turn = self._turn
+                chosen.append(text)
+        if not chosen:
+            return None
+        rows = tuple(self._row(text, 1) for text in chosen)
+        reach = self._shape.reach_for(max(len(text.pages) for text in chosen))
+        full = any(self._needs_row(text, row) for text, row in zip(chosen, rows, strict=True))
+        return Call(decode_name(self._shape.batch_for(len(rows)), reach), rows, full)
+
+    def _row(self, text: Text, count: int) -> Row:
+        start = text.cached
+        new = tuple(text.tokens[start : start + count])
+        return Row(text.request.text, new, start, tuple(text.pages), start + count == len(text.tokens))
+
+    def _needs_row(self, text: Text, row: Row) -> bool:
+        """Whether all log-probabilities are needed of what a row finds."""
+        most = self._shape.candidates
+        if text.scores:  # of the prompt's own next token, whatever its rank
+            return True
+        return row.ends and (text.request.options.needs_row(most) or self._vocabulary < self._shape.vocabulary)
+
+    def _reserve(self, seat: Seat, text: Text, tokens: int, spared: Sequence[Text] = ()) -> bool:
+        """Give a text pages for so many tokens; the youngest text, maybe this one, may have to go and wait for that."""
+        while len(text.pages) < pages_for(tokens):
+            if seat.pool.available:
+                text.pages.append(seat.pool.take())
+                continue
+            youngest = max((one for one in seat.texts.values() if one not in spared), key=lambda one: one.request.text)
+            self._remove(seat, youngest.request.text)
+            self.waiting.append(youngest)
+            if youngest is text:
+                return False
+        return True
+
+    # --- what comes of it -------------------------------------------------------------------------------------
+
+    def _cache(self, seat: Seat, text: Text, row: Row) -> None:
+        """Take note that a row's tokens are in the cache, and which full pages another text may use."""
+        first, text.cached = row.start // PAGE, row.start + len(row.tokens)
+        for page in range(first, text.cached // PAGE):
+            seat.pool.know(text.pages[page], text.prefix(page))
+
+    def _go_on(self, text: Text, row: Row, found: Candidates) -> Given | None:
+        request = text.request
+        scored: list[Token] = []
+        if text.scores:
+            scored = self._scored(text, found)
+        if not row.ends:
+            return Given(request.text, tuple(scored)) if scored else None
+        drawn = draw(found, request.options, len(text.tokens), generated=text.generated, most=self._vocabulary)
+        if drawn.token in request.ends:
+            return Given(request.text, tuple(scored), "stop")
+        text.tokens.append(drawn.token)
+        given = (*scored, self._token(drawn, found, request.likeliest))
+        full = len(text.tokens) >= self._shape.window or len(text.generated) >= request.most
+        return Given(request.text, given, "length" if full else "")
+
+    def _scored(self, text: Text, found: Candidates) -> list[Token]:
+        """Return the tokens of a prompt of which log-probabilities are known now."""
+        prompt, done = text.request.prompt, []
+        if text.scored == 0:
+            done.append(Token(prompt[0], None))
+        if text.scored + len(done) == text.cached < len(prompt):  # after a worker's loss it is further than its cache
+            assert found.row is not None
+            following = prompt[text.cached]
+            drawn = Drawn(following, float(found.row[following]))
+            done.append(self._token(drawn, found, text.request.likeliest))
+        text.scored += len(done)
+        return done
+
+    @staticmethod
+    def _token(drawn: Drawn, found: Candidates, likeliest: int) -> Token:
+        best = zip(found.ids[:likeliest].tolist(), found.values[:likeliest].tolist(), strict=True)
+        return Token(drawn.token, drawn.logprob, tuple(best))
+
+    def _remove(self, seat: Seat, number: int) -> None:
+        seat.pool.give_back(seat.texts.pop(number).leave())

@@ -1,0 +1,1 @@
+"""A worker of a served model. Needs no JAX."""

@@ -1,0 +1,23 @@
+"""Makes the role of a worker that serves, whose code no other worker loads."""
+
+from __future__ import annotations
+
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.worker.role import Role, Workplace
+from planetary.serve.protocol.serving_messages import ServingJob
+
+
+class ServingLoader:
+    """See `RoleLoader`."""
+
+    def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
+        """See `RoleLoader`."""
+        assert isinstance(job, ServingJob)
+        return job.artifact, job.reference, job.weights
+
+    def load(self, job: m.WorkerJob, place: Workplace) -> Role:
+        """See `RoleLoader`."""
+        from planetary.serve.worker.serving_role import load
+
+        assert isinstance(job, ServingJob)
+        return load(job, place)

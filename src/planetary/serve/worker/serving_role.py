@@ -1,0 +1,148 @@
+"""What a worker does that serves: it keeps the model and the cache on its device, and computes one call at a time."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
+from planetary.core.errors import LocalProtocolError, PlanetaryError
+from planetary.core.program_trial import decode_program_reference
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.worker.role import Role, Workplace
+from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
+from planetary.machine.events import Instruction, Payload
+from planetary.runtime.device_check import check_once, check_program, key_of
+from planetary.runtime.device_program import ResidentTensors
+from planetary.runtime.program_runner import Program, ProgramRunner, open_program
+from planetary.serve.program.serving_shape import CACHE, IDS, ROW, VALUES, ServingShape
+from planetary.serve.protocol.serving_messages import WEIGHTS, Compute, Computed, ServingJob, ServingReady
+
+log = logging.getLogger(__name__)
+
+Send = Callable[[m.Message, Packed | None], None]
+
+
+def load(job: ServingJob, place: Workplace) -> Role:
+    """Load a model onto this device and check it there; raises as `RoleLoader.load`."""
+    options = place.options
+    run = open_program(
+        place.store.get(job.artifact),
+        Program(b"", job.functions),
+        backend=options.backend,
+        threads=options.threads or None,
+        device_id=options.device_id,
+        island=options.island,
+    )
+    reference = decode_program_reference(place.store.get(job.reference), job.functions)
+    report = check_once(
+        place.store,
+        key_of(job.artifact, job.reference, options.backend, run.device_name),
+        lambda: check_program(run, reference, job.functions),
+    )
+    _, weights = unpack_arrays(place.store.get(job.weights), WEIGHTS)
+    model = LoadedModel(run, job.shape, weights)
+    ready = ServingReady(artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary)
+    return ServingRole(model, ready, place.send)
+
+
+class LoadedModel:
+    """A model and a cache on a device. Used by one thread at a time."""
+
+    def __init__(self, run: ProgramRunner, shape: ServingShape, weights: Tensors) -> None:
+        """`weights` are the model's parameters by name."""
+        self._resident = ResidentTensors(run)
+        self._run, self._shape = run, shape
+        self._resident.put({**weights, CACHE: shape.cache.zeros()})
+
+    def compute(self, message: Compute) -> dict[str, np.ndarray]:
+        """Return the results of a call: one row for each of its texts.
+
+        Raises:
+            LocalProtocolError: there is no such function, or the call does not fit it.
+            ResourceError: the device fails.
+        """
+        signature = self._run.signature(message.function)
+        specs = {spec.name: spec for spec in signature.arguments}
+        batch, count = specs["tokens"].shape
+        reach, texts = specs["pages"].shape[1], len(message.tokens)
+        fits = texts <= batch and all(0 < len(one) <= count for one in message.tokens)
+        if not (fits and all(len(one) <= reach for one in message.pages)):
+            raise LocalProtocolError(
+                f"{message.function} takes {batch} texts of {count} new tokens and {reach} pages, and was called with "
+                f"{texts} of {[len(one) for one in message.tokens]} tokens and {[len(p) for p in message.pages]} pages"
+            )
+        arrays = {name: specs[name].zeros() for name in ("tokens", "start", "length", "pages")}
+        arrays["length"][:] = 1  # places without a text: a token that is written to page 0
+        for place, (new, start, pages) in enumerate(zip(message.tokens, message.starts, message.pages, strict=True)):
+            arrays["tokens"][place, : len(new)] = new
+            arrays["pages"][place, : len(pages)] = pages
+            arrays["start"][place], arrays["length"][place] = start, len(new)
+        self._resident.call(message.function, arrays=arrays)
+        wanted = (VALUES, IDS, ROW) if message.full else (VALUES, IDS)
+        found = {name: array[:texts] for name, array in self._resident.get(wanted).items()}
+        self._resident.drop((VALUES, IDS, ROW))
+        return found
+
+
+class ServingRole:
+    """See the module, and `fabric.worker.role.Role`."""
+
+    def __init__(self, model: LoadedModel, ready: ServingReady, send: Send) -> None:
+        """`ready`: what the worker says of itself when the gateway can be spoken to."""
+        self.machine = IndependentMachine()
+        self._model, self._ready, self._send = model, ready, send
+        self._calls: queue.SimpleQueue[Compute | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
+        self._thread.start()
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """See `Role`. The gateway forgets whose pages are whose when a connection ends, so nothing is kept."""
+        match instruction:
+            case RoleConnected():
+                self._send(self._ready, None)
+            case RoleDisconnected():
+                pass
+            case _:
+                pass
+
+    def tensors(self, payload: Payload) -> Tensors:
+        """See `Role`; results are sent with their bytes."""
+        raise LocalProtocolError(f"a serving role's machine sends no tensors, and was asked for those of {payload}")
+
+    def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
+        """See `Role`; calls have no tensors."""
+        return None
+
+    def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
+        """See `Role`."""
+        if isinstance(message, Compute):
+            self._calls.put(message)
+
+    def sent(self, message: m.Message) -> None:
+        """See `Role`."""
+
+    def close(self) -> None:
+        """See `Role`."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (message := self._calls.get()) is not None:
+            began = time.perf_counter()
+            try:
+                found = self._model.compute(message)
+            except Exception as error:
+                log.exception("call %d failed", message.call)
+                reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
+                kind = "resource" if isinstance(error, PlanetaryError) else "internal"
+                self._send(m.TaskFailed(task=message.call, kind=kind, reason=reason), None)
+                continue
+            done = Computed(call=message.call, seconds=time.perf_counter() - began)
+            self._send(done, pack_arrays("results", None, found))

@@ -1,0 +1,118 @@
+"""Functions with a paged cache compute what the whole forward pass does, for every model that says how it caches."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from planetary.core.tensors import TensorSpec
+from planetary.models import gpt2, latent_moe, llama, moe, nanochat
+from planetary.models.context import CacheSizes, WholeText
+from planetary.models.initial import flat_names
+from planetary.runtime.device_program import ResidentTensors
+from planetary.runtime.program_runner import XlaRunner
+from planetary.serve.program.serving_program import serving_program
+from planetary.serve.program.serving_shape import CACHE, IDS, PAGE, ROW, VALUES, ServingShape, reaches_of
+
+WINDOW = 4 * PAGE
+MODELS: list[tuple[ModuleType, dict[str, Any]]] = [
+    (nanochat, {}),
+    (gpt2, {"sequence_length": WINDOW}),
+    (llama, {}),
+    (llama, {"tie_embeddings": True, "n_kv_head": 1}),
+    (moe, {}),
+    (latent_moe, {}),
+]
+
+
+def model_of(module: ModuleType, changes: dict[str, Any]) -> tuple[dict[str, Any], Any, CacheSizes]:
+    options = {**module.PRESETS["tiny"], "n_layer": 2, **changes}
+    _, params, _ = module.build(**options)
+    rng = np.random.default_rng(0)
+    # Some matrices begin at zero, behind which nothing could be told from anything else.
+    params = jax.tree.map(lambda leaf: np.asarray(leaf) + rng.normal(0, 0.1, np.shape(leaf)).astype(np.float32), params)
+    return options, params, module.cache_sizes(**options)
+
+
+class Device:
+    """A program on XLA with its parameters and its cache."""
+
+    def __init__(self, module: ModuleType, changes: dict[str, Any], element: str = "f32") -> None:
+        options, self.params, sizes = model_of(module, changes)
+        self.decode = partial(module.decode, **options)
+        names = flat_names(self.params)
+        specs = tuple(TensorSpec(name, "f32", leaf.shape) for name, leaf in names.items())
+        self.shape = ServingShape(
+            vocabulary=options["vocab_size"],
+            window=WINDOW,
+            pages=12,
+            page_shape=(2 * sizes.layers, PAGE, sizes.heads, sizes.width),
+            element=element,
+            batches=(1, 2),
+            chunks=(2 * PAGE,),
+            reaches=reaches_of(WINDOW),
+        )
+        program = serving_program(self.decode, self.params, specs, self.shape)
+        self.tensors = ResidentTensors(XlaRunner(program, optimise=False))
+        self.tensors.put({name: np.asarray(leaf) for name, leaf in names.items()})
+        self.tensors.put({CACHE: self.shape.cache.zeros()})
+
+    def call(self, function: str, tokens: Any, start: Any, length: Any, pages: Any) -> dict[str, np.ndarray]:
+        given = {"tokens": tokens, "start": start, "length": length, "pages": pages}
+        self.tensors.call(function, arrays={name: np.asarray(value, np.int32) for name, value in given.items()})
+        return self.tensors.get([VALUES, IDS, ROW])
+
+    def whole(self, tokens: list[int]) -> np.ndarray:
+        text = jnp.asarray([tokens], jnp.int32)
+        return np.asarray(jax.nn.log_softmax(self.decode(self.params, text, WholeText(text))[0]))
+
+
+@pytest.mark.parametrize(("module", "changes"), MODELS)
+def test_chunks_and_single_tokens_give_the_log_probabilities_of_the_whole_text(
+    module: ModuleType, changes: dict[str, Any]
+) -> None:
+    device = Device(module, changes)
+    texts = np.random.default_rng(1).integers(0, device.shape.vocabulary, (2, WINDOW)).tolist()
+    whole = [device.whole(text) for text in texts]
+    pages = [[3, 9, 1, 5], [2, 4, 11, 7]]
+    reach = device.shape.reaches[0]
+    chunk = 2 * PAGE
+    for text, mine, rows in zip(texts, pages, whole, strict=True):
+        found = device.call(f"prefill_s{chunk}_p{reach}", [text[:chunk]], [0], [chunk], [mine])
+        np.testing.assert_allclose(found[ROW][0], rows[chunk - 1], atol=2e-5)
+        # A chunk that ends within a page: what stands after its end is not looked at.
+        new = [*text[chunk : chunk + 5], *([1] * (chunk - 5))]
+        found = device.call(f"prefill_s{chunk}_p{reach}", [new], [chunk], [5], [mine])
+        np.testing.assert_allclose(found[ROW][0], rows[chunk + 4], atol=2e-5)
+    for place in range(chunk + 5, WINDOW):
+        found = device.call(f"decode_b2_p{reach}", [[text[place]] for text in texts], [place, place], [1, 1], pages)
+        for one in range(2):
+            np.testing.assert_allclose(found[ROW][one], whole[one][place], atol=2e-5)
+            best = np.argsort(-whole[one][place], kind="stable")[:5]
+            np.testing.assert_allclose(found[VALUES][one][:5], whole[one][place][best], atol=2e-5)
+            assert found[IDS][one][0] == best[0]
+
+
+def test_a_place_without_a_text_changes_no_page_but_the_first() -> None:
+    device = Device(nanochat, {})
+    reach = device.shape.reaches[0]
+    device.call(f"prefill_s{2 * PAGE}_p{reach}", [[5] * 2 * PAGE], [0], [2 * PAGE], [[1, 2, 0, 0]])
+    before = device.tensors.get([CACHE])[CACHE].copy()
+    device.call(f"decode_b2_p{reach}", [[7], [0]], [2 * PAGE, 0], [1, 1], [[1, 2, 3, 0], [0, 0, 0, 0]])
+    after = device.tensors.get([CACHE])[CACHE]
+    changed = np.flatnonzero((before != after).any(axis=(1, 2, 3, 4)))
+    assert changed.tolist() == [0, 3]
+
+
+def test_a_cache_of_sixteen_bits_is_close() -> None:
+    device = Device(nanochat, {}, element="bf16")
+    reach, text = device.shape.reaches[0], list(range(2 * PAGE))
+    device.call(f"prefill_s{2 * PAGE}_p{reach}", [text], [0], [2 * PAGE], [[1, 2, 0, 0]])
+    found = device.call(f"decode_b1_p{reach}", [[9]], [2 * PAGE], [1], [[1, 2, 3, 0]])
+    np.testing.assert_allclose(found[ROW][0], device.whole([*text, 9])[-1], atol=0.1)

@@ -1,0 +1,181 @@
+"""A model that is a hash of the text, a worker that computes it from its cache of tokens, and a service of both."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from planetary.core.errors import ClosedError
+from planetary.data.tokenizer import ByteTokenizer
+from planetary.models.context import CacheSizes
+from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.serving_shape import PAGE, ServingShape
+from planetary.serve.scheduling.sampling import Candidates
+from planetary.serve.scheduling.scheduler import Call, Given, Scheduler
+from planetary.serve.scheduling.texts import TextRequest
+
+VOCABULARY = 50
+SHAPE = ServingShape(
+    vocabulary=VOCABULARY,
+    window=8 * PAGE,
+    pages=13,
+    page_shape=(2, PAGE, 1, 1),
+    batches=(1, 2, 4),
+    chunks=(2 * PAGE, 4 * PAGE),
+    reaches=(2, 8),
+)
+
+
+def row_of(text: tuple[int, ...], vocabulary: int = VOCABULARY) -> np.ndarray:
+    """The log-probabilities of the token after a text."""
+    digest = hashlib.blake2b(np.asarray(text, np.int64).tobytes(), digest_size=8).digest()
+    scores = np.random.default_rng(int.from_bytes(digest, "little")).normal(size=vocabulary)
+    return (scores - np.log(np.exp(scores).sum())).astype(np.float32)
+
+
+@dataclass
+class FakeWorker:
+    """A cache of tokens instead of keys and values; it finds out what a call sees from its pages alone."""
+
+    pages: dict[int, list[int]] = field(default_factory=dict)
+    batches: list[int] = field(default_factory=list)
+    prefilled: int = 0
+    vocabulary: int = VOCABULARY
+
+    def compute(self, call: Call) -> list[Candidates]:
+        kind, size, reach = call.function.split("_")
+        found = []
+        self.batches.append(len(call.rows))
+        for row in call.rows:
+            assert len(row.pages) <= int(reach[1:])
+            assert len(row.tokens) <= (int(size[1:]) if kind == "prefill" else 1)
+            assert 0 not in row.pages
+            if kind == "prefill":
+                assert row.start % PAGE == 0
+                self.prefilled += len(row.tokens)
+            for offset, token in enumerate(row.tokens):
+                position = row.start + offset
+                page = self.pages.setdefault(row.pages[position // PAGE], [-1] * PAGE)
+                page[position % PAGE] = token
+            seen = [self.pages[row.pages[i // PAGE]][i % PAGE] for i in range(row.start + len(row.tokens))]
+            found.append(candidates(row_of(tuple(seen), self.vocabulary), full=call.full))
+        return found
+
+
+def candidates(row: np.ndarray, *, full: bool) -> Candidates:
+    ids = np.argsort(-row, kind="stable").astype(np.int32)
+    return Candidates(ids, row[ids], row if full else None)
+
+
+BYTES = ServingShape(
+    vocabulary=256,
+    window=8 * PAGE,
+    pages=40,
+    page_shape=(2, PAGE, 1, 1),
+    batches=(1, 4),
+    chunks=(2 * PAGE,),
+    reaches=(2, 8),
+)
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+class FakeService:
+    """See `planetary.serve.http.service.Service`. Two workers compute; `lose` takes one away."""
+
+    def __init__(self, *, chat_template: str = TEMPLATE, workers: int = 2) -> None:
+        self.model: ServedModel | None = ServedModel(
+            name="hash",
+            decode=lambda *_: None,  # type: ignore[arg-type, return-value]
+            params=None,
+            specs=(),
+            sizes=CacheSizes(1, 1, 1),
+            vocabulary=256,
+            window=8 * PAGE,
+            tokenizer=ByteTokenizer(),
+            chat_template=chat_template,
+            ends=frozenset({10}),
+        )
+        self.shape: ServingShape | None = BYTES
+        self.scheduler = Scheduler(BYTES, 256)
+        self.workers: dict[int, FakeWorker] = {}
+        self.cancelled = 0
+        self.held = asyncio.Event()  # computes while it is set
+        self.held.set()
+        self._texts = self._sessions = 0
+        self._readers: dict[int, asyncio.Queue[Given]] = {}
+        self._wake = asyncio.Event()
+        for _ in range(workers):
+            self.join()
+        self._task = asyncio.get_running_loop().create_task(self._compute())
+
+    def join(self) -> None:
+        self._sessions += 1
+        self.workers[self._sessions] = FakeWorker(vocabulary=256)
+        self.scheduler.join(self._sessions)
+
+    def lose(self) -> None:
+        """Lose the worker that has the most texts, and get another."""
+        session = max(self.workers, key=lambda one: len(self.scheduler.seats[one].texts))
+        del self.workers[session]
+        self.scheduler.lose(session)
+        self.join()
+
+    async def _compute(self) -> None:
+        while True:
+            await self.held.wait()
+            for session, call in self.scheduler.next_calls():
+                for given in self.scheduler.computed(session, self.workers[session].compute(call)):
+                    if given.text in self._readers:
+                        self._readers[given.text].put_nowait(given)
+            if not self.scheduler.running:
+                self._wake.clear()
+                await self._wake.wait()
+            await asyncio.sleep(0)
+
+    @property
+    def is_ready(self) -> bool:
+        return bool(self.workers)
+
+    @property
+    def why_not_ready(self) -> str:
+        return "" if self.workers else "waiting for a worker to connect"
+
+    @property
+    def waiting(self) -> int:
+        return len(self.scheduler.waiting)
+
+    @property
+    def running(self) -> int:
+        return self.scheduler.running
+
+    @property
+    def cache_used(self) -> float:
+        return self.scheduler.used_share
+
+    def next_text(self) -> int:
+        self._texts += 1
+        return self._texts
+
+    async def generate(self, request: TextRequest) -> AsyncIterator[Given]:
+        reader = self._readers[request.text] = asyncio.Queue()
+        self.scheduler.submit(request)
+        self._wake.set()
+        finished = False
+        try:
+            while not finished:
+                given = await reader.get()
+                finished = bool(given.finished)
+                if given.finished == "error":
+                    raise ClosedError("the gateway ends")
+                yield given
+        finally:
+            del self._readers[request.text]
+            if not finished:
+                self.cancelled += self.scheduler.cancel(request.text)
+
+    def close(self) -> None:
+        self._task.cancel()

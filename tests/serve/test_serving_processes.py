@@ -1,0 +1,153 @@
+"""`planetary serve` as real processes: its workers are killed in the middle of streams, and nobody sees it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import openai
+import psutil
+import pytest
+
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.core.config import config_from_tables, to_toml
+from planetary.core.tensors import TensorSpec
+from planetary.models import nanochat
+from planetary.models.initial import flat_names
+
+pytestmark = [pytest.mark.processes, pytest.mark.compiles]
+
+OPTIONS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256}
+WINDOW = 256
+
+
+def write_run(folder: Path, round_: int, seed: int) -> None:
+    """A run folder with one more checkpoint, of random parameters: the texts are noise, and no two seeds agree."""
+    folder.mkdir(exist_ok=True)
+    tables = {
+        "run": {"name": folder.name},
+        "model": {"options": OPTIONS},
+        "train": {"sequence_length": WINDOW, "batch_size": 1},
+    }
+    (folder / "config.toml").write_text(to_toml(config_from_tables(tables)))
+    rng = np.random.default_rng(seed)
+    _, params, _ = nanochat.build(**OPTIONS, sequence_length=WINDOW)
+    values = {name: rng.normal(0, 0.2, leaf.shape).astype(np.float32) for name, leaf in flat_names(params).items()}
+    specs = tuple(TensorSpec(name, "f32", value.shape) for name, value in values.items())
+    info = CheckpointInfo(
+        round=round_,
+        config_hash="",
+        model="nanochat",
+        model_digest="",
+        param_specs=specs,
+        data_key="",
+        controller=None,  # type: ignore[arg-type]
+        random_state={"seed": 0},
+    )
+    velocity = {name: np.zeros_like(value) for name, value in values.items()}
+    write_checkpoint(folder / "checkpoints", Checkpoint(info, values, velocity), keep=5)
+
+
+class Server:
+    """A running `planetary serve`."""
+
+    def __init__(self, run: Path, place: Path, *flags: str) -> None:
+        self.run = run
+        self._log = (place / "serve.log").open("w+")
+        command = [sys.executable, "-m", "planetary", "serve", str(run), "--port=0", f"--run-dir={place / 'served'}"]
+        self.process = subprocess.Popen(
+            [*command, f"--cache={place / 'cache'}", "--backend=cpu", *flags],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.url = self._url()
+
+    def _url(self) -> str:
+        end = time.monotonic() + 240
+        while time.monotonic() < end and self.process.poll() is None:
+            for line in self.lines():
+                if line.startswith("serving at "):
+                    return line.split()[2]
+            time.sleep(0.1)
+        raise AssertionError("\n".join(self.lines()))
+
+    def lines(self) -> list[str]:
+        return Path(self._log.name).read_text().splitlines()
+
+    def workers(self) -> list[int]:
+        """Return the processes of workers."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        found = []
+        for child in children:
+            try:
+                if "worker" in child.cmdline()[1:5]:
+                    found.append(child.pid)
+            except psutil.Error:
+                continue
+        return found
+
+    def close(self) -> int:
+        """Stop as Ctrl+C does; return the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(30)
+        finally:
+            self._log.close()
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = tmp_path_factory.mktemp("serving")
+    write_run(place / "noise", 1, seed=1)
+    found = Server(place / "noise", place, "--workers=2", "--follow")
+    yield found
+    assert found.close() == 0
+
+
+def test_killed_workers_are_not_seen_in_streams(server: Server) -> None:
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120)
+    killed = 0
+    for seed in range(4):
+        asked = {
+            "model": "noise", "prompt": "To be continued", "max_tokens": 200, "seed": seed, "logprobs": 1,
+            "extra_body": {"ignore_eos": True},
+        }  # fmt: skip
+        whole = client.completions.create(**asked).choices[0]
+        text, tokens, pieces = "", [], 0
+        for one in client.completions.create(**asked, stream=True):
+            choice = one.choices[0]
+            text, pieces = text + choice.text, pieces + 1
+            tokens += choice.logprobs.tokens if choice.logprobs is not None else []
+            if pieces in (10, 60) and (workers := server.workers()):
+                for worker in workers:
+                    os.kill(worker, signal.SIGKILL)
+                    killed += 1
+        assert text == whole.text
+        assert whole.logprobs is not None
+        assert tokens == whole.logprobs.tokens
+        assert len(tokens) == 200
+    assert killed >= 8
+    assert any("lost" in line for line in server.lines())
+
+
+def test_a_newer_checkpoint_is_served_without_a_failed_request(server: Server) -> None:
+    client = openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=120)
+    asked = {"model": "noise", "prompt": "a", "max_tokens": 30, "temperature": 0.0, "extra_body": {"ignore_eos": True}}
+    before = client.completions.create(**asked).choices[0].text
+    assert httpx.get(f"{server.url}/models").json()["data"][0]["version"] == 1
+    write_run(server.run, 2, seed=2)
+    end, texts = time.monotonic() + 90, [before]
+    while texts[-1] == before or texts[-1] != texts[-2]:  # one may begin with the old parameters and end with the new
+        assert time.monotonic() < end, server.lines()
+        texts.append(client.completions.create(**asked).choices[0].text)
+    assert httpx.get(f"{server.url}/models").json()["data"][0]["version"] == 2

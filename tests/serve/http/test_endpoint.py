@@ -16,6 +16,7 @@ from serving_model import FakeService
 
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
+from planetary.serve.http import endpoint
 from planetary.serve.http.endpoint import Endpoint
 
 Test = Callable[[FakeService, openai.AsyncOpenAI, httpx.AsyncClient], Awaitable[None]]
@@ -26,16 +27,16 @@ async def served(
     service: FakeService | None = None, key: str = "none", **options: Any
 ) -> AsyncIterator[tuple[FakeService, openai.AsyncOpenAI, httpx.AsyncClient]]:
     service = service or FakeService()
-    endpoint = await Endpoint.start(service, ServeConfig(**{"port": 0, **options}))
+    running = await Endpoint.start(service, ServeConfig(**{"port": 0, **options}))
     try:
         async with (
-            openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key=key, max_retries=0) as client,
-            httpx.AsyncClient(base_url=endpoint.url, timeout=20) as web,
+            openai.AsyncOpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0) as client,
+            httpx.AsyncClient(base_url=running.url, timeout=20) as web,
         ):
             yield service, client, web
     finally:
         service.close()
-        await endpoint.close()
+        await running.close()
 
 
 def run(test: Test, **options: Any) -> None:
@@ -181,6 +182,22 @@ def test_a_request_that_cannot_be_is_answered_with_what_is_wrong(path: str, body
         assert answer.status_code == status, error
         assert words in error["message"]
         assert set(error) == {"message", "type", "param", "code"}
+
+    run(test)
+
+
+def test_connections_that_want_nothing_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint._Impatient, "first_request_s", 0.2)
+
+    async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
+        port = web.base_url.port
+        assert port is not None
+        for said in (b"", b"POST /v1/completions HTTP/1.1\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(said)
+            assert await reader.read() == b""
+            writer.close()
+        assert (await web.get("/health")).status_code == 200
 
     run(test)
 

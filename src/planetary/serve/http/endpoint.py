@@ -19,6 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
@@ -45,6 +46,8 @@ from planetary.serve.scheduling.texts import TextRequest
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 1024
+FIRST_REQUEST_S = 10.0
+"""How long a connection may take until its first request has a head."""
 MOST_BODY = 16 << 20  # bytes
 RETRY_S = 1
 STOP_S = 1  # how long answers under way are waited for at the end
@@ -92,6 +95,7 @@ class Endpoint:
         endpoint.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         config = uvicorn.Config(
             endpoint.app(),
+            http=_Impatient,
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -432,6 +436,20 @@ class Endpoint:
                 await pieces.aclose()  # type: ignore[attr-defined]
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+
+class _Impatient(H11Protocol):
+    """uvicorn's, which ends connections that have not said in time what they want; uvicorn itself waits for ever."""
+
+    first_request_s = FIRST_REQUEST_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(self.first_request_s, self._end_if_silent)
+
+    def _end_if_silent(self) -> None:
+        if self.cycle is None:  # no request is complete up to its body
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):

@@ -11,48 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
 import openai
 import psutil
 import pytest
-
-from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
-from planetary.core.config import config_from_tables, to_toml
-from planetary.core.tensors import TensorSpec
-from planetary.models import nanochat
-from planetary.models.initial import flat_names
+from serving_run import write_run
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles]
-
-OPTIONS = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 256}
-WINDOW = 256
-
-
-def write_run(folder: Path, round_: int, seed: int) -> None:
-    """A run folder with one more checkpoint, of random parameters: the texts are noise, and no two seeds agree."""
-    folder.mkdir(exist_ok=True)
-    tables = {
-        "run": {"name": folder.name},
-        "model": {"options": OPTIONS},
-        "train": {"sequence_length": WINDOW, "batch_size": 1},
-    }
-    (folder / "config.toml").write_text(to_toml(config_from_tables(tables)))
-    rng = np.random.default_rng(seed)
-    _, params, _ = nanochat.build(**OPTIONS, sequence_length=WINDOW)
-    values = {name: rng.normal(0, 0.2, leaf.shape).astype(np.float32) for name, leaf in flat_names(params).items()}
-    specs = tuple(TensorSpec(name, "f32", value.shape) for name, value in values.items())
-    info = CheckpointInfo(
-        round=round_,
-        config_hash="",
-        model="nanochat",
-        model_digest="",
-        param_specs=specs,
-        data_key="",
-        controller=None,  # type: ignore[arg-type]
-        random_state={"seed": 0},
-    )
-    velocity = {name: np.zeros_like(value) for name, value in values.items()}
-    write_checkpoint(folder / "checkpoints", Checkpoint(info, values, velocity), keep=5)
 
 
 class Server:

@@ -66,7 +66,7 @@ def test_positions_matter_and_only_their_distance() -> None:
     rng = np.random.default_rng(3)
     x = jnp.asarray(rng.standard_normal((1, 6, 1, 8)), jnp.float32)
     y = jnp.broadcast_to(x[:, :1], x.shape)  # the same vector everywhere
-    turned = np.asarray(nanochat.rotate(y))[0, :, 0]
+    turned = np.asarray(nanochat.rotate(y, jnp.arange(6.0)))[0, :, 0]
     np.testing.assert_allclose(np.linalg.norm(turned, axis=-1), np.linalg.norm(y[0, 0, 0]), rtol=1e-5)
     products = turned @ turned.T
     np.testing.assert_allclose(products[0, 2], products[3, 5], rtol=1e-4)

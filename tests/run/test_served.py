@@ -69,7 +69,10 @@ def test_a_newer_checkpoint_is_found_once(tmp_path: Path) -> None:
     assert newer is not None
     assert (newer.version, newer.specs) == (4, model.specs)
     assert not np.array_equal(next(iter(newer.arrays().values())), next(iter(model.arrays().values())))
-    assert served(sorted((tmp_path / "run" / "checkpoints").iterdir())[0]).version == 1
+    first = sorted((tmp_path / "run" / "checkpoints").iterdir())[0]
+    assert served(first).version == 1
+    with pytest.raises(UserError, match="nothing to follow"):
+        served(first, follow=True)
 
 
 def test_what_cannot_be_served_is_refused_with_the_reason(tmp_path: Path) -> None:

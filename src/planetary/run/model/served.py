@@ -47,6 +47,8 @@ def load_served(config: Config) -> ServedModel:
             f"the tokenizer of {path} has {model.tokenizer.vocab_size} tokens, and the model knows {model.vocabulary}: "
             "it is another model's"
         )
+    if config.serve.follow and model.refresh is None:
+        raise UserError(f"there is nothing to follow in {path}: expected the folder of a run, whose checkpoints change")
     if config.serve.chat_template:
         try:
             model = replace(model, chat_template=Path(config.serve.chat_template).read_text())

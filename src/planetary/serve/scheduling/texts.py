@@ -12,7 +12,7 @@ from planetary.serve.program.serving_shape import PAGE
 from planetary.serve.scheduling.page_pool import Prefix, prefixes
 from planetary.serve.scheduling.sampling import SamplingOptions
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 class TextRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -68,6 +68,15 @@ def configured(place: Path, published: Any, **tables: Any) -> Config:
     return config_from_tables({"model": {"source": str(folder_of(place, published)), **model}, **tables})
 
 
+def test_a_qwen2_is_a_llama_with_biases(tmp_path: Path) -> None:
+    published = {**LLAMA, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 64}
+    config = configured(tmp_path / "qwen2", published)
+    assert config.model.source == "planetary.models.llama:build"
+    assert config.model.options == {**LLAMA_OPTIONS, "qkv_bias": True}
+    with pytest.raises(UserError, match="use_sliding_window is True"):
+        configured(tmp_path / "sliding", {**published, "use_sliding_window": True})
+
+
 def test_a_gpt2_is_the_model_here_with_its_sizes_weights_and_tokenizer(tmp_path: Path) -> None:
     config = configured(tmp_path / "gpt2", GPT2, train={"batch_size": 4, "sequence_length": 32})
     assert config.model.source == "planetary.models.gpt2:build"

@@ -34,6 +34,10 @@ MODELS = {
         **{"n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "n_hidden": 24, "vocab_size": 256},
         **{"tie_embeddings": True, "norm_epsilon": 1e-6, "rope_base": 5e5, "rope_scaling": STRETCHED},
     },
+    "llama, qwen2": {
+        **{"n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 16, "n_hidden": 24, "vocab_size": 256},
+        **{"qkv_bias": True, "rope_base": 1e6, "norm_epsilon": 1e-6},
+    },
 }
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 8)).astype(np.int32)
 

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from planetary.models.context import CacheSizes, Context, WholeText
-from planetary.models.initial import Params, draw, normal, ones
+from planetary.models.initial import Params, draw, normal, ones, zeros
 from planetary.models.layers import cross_entropy, linear, rms_norm
 from planetary.models.options import configure, require_counts, require_multiple
 
@@ -49,7 +49,8 @@ class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes of the model and of one batch.
 
-    With `tie_embeddings` the head is the embedding. `n_position` is the longest text that the model is meant for, as it
+    With `tie_embeddings` the head is the embedding. With `qkv_bias` queries, keys and values have biases, as in Qwen2
+    (Yang et al. 2024, arXiv:2407.10671). `n_position` is the longest text that the model is meant for, as it
     is published with it; the model itself takes any.
     """
 
@@ -65,6 +66,7 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int = 0
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = False
+    qkv_bias: bool = False
     rope_scaling: RopeScaling | None = None
     n_position: int | None = None
 
@@ -99,13 +101,18 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def attention_parameters(width: int, n_head: int, n_kv_head: int, writes: float) -> Params:
+def attention_parameters(width: int, n_head: int, n_kv_head: int, writes: float, *, qkv_bias: bool = False) -> Params:
     """Return what to draw for one attention layer; `writes` is the deviation of its output matrix."""
     shared = width // n_head * n_kv_head
+
+    def projection(outputs: int) -> Params:
+        bias = {"bias": zeros(outputs)} if qkv_bias else {}
+        return {"weight": normal(outputs, width, deviation=0.02), **bias}
+
     return {
-        "q_proj": {"weight": normal(width, width, deviation=0.02)},
-        "k_proj": {"weight": normal(shared, width, deviation=0.02)},
-        "v_proj": {"weight": normal(shared, width, deviation=0.02)},
+        "q_proj": projection(width),
+        "k_proj": projection(shared),
+        "v_proj": projection(shared),
         "o_proj": {"weight": normal(width, width, deviation=writes)},
     }
 
@@ -116,7 +123,7 @@ def parameters(config: LlamaConfig) -> Params:
     writes = 0.02 * (2 * config.n_layer) ** -0.5
     block = {
         "input_layernorm": {"weight": ones(width)},
-        "self_attn": attention_parameters(width, config.n_head, config.n_kv_head, writes),
+        "self_attn": attention_parameters(width, config.n_head, config.n_kv_head, writes, qkv_bias=config.qkv_bias),
         "post_attention_layernorm": {"weight": ones(width)},
         "mlp": {
             "gate_proj": {"weight": normal(hidden, width, deviation=0.02)},

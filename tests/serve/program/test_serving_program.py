@@ -25,7 +25,7 @@ MODELS: list[tuple[ModuleType, dict[str, Any]]] = [
     (nanochat, {}),
     (gpt2, {"sequence_length": WINDOW}),
     (llama, {}),
-    (llama, {"tie_embeddings": True, "n_kv_head": 1}),
+    (llama, {"tie_embeddings": True, "n_kv_head": 1, "qkv_bias": True}),
     (moe, {}),
     (latent_moe, {}),
 ]

@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         ],
     )
     parser.add_argument(
-        "model", type=Path, help="run folder, checkpoint folder of one, or folder of a pretrained GPT-2 or Llama"
+        "model", type=Path, help="run folder, checkpoint folder of one, or folder of a pretrained GPT-2, Llama or Qwen2"
     )
     parser.add_argument("--host", help="address of the endpoint (default: 127.0.0.1); others need --keys")
     parser.add_argument("--port", type=port, metavar="P", help="port of the endpoint (default: 8000; 0: any)")

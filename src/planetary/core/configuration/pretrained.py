@@ -44,6 +44,10 @@ class Layout(Protocol):
         """
         ...
 
+    def describes(self, options: Mapping[str, Any]) -> bool:
+        """Whether a model that `source` builds with `options`, all of them, is of this family."""
+        ...
+
     def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return patterns of tensors (own names) that the weights may hold although they are no parameters here."""
         ...
@@ -86,6 +90,10 @@ class Gpt2Layout:
             raise UserError(f"n_inner is {inner}: the model here has 4 * n_embd = {4 * options['n_embd']}")
         return {**options, "n_position": _size(published, "n_positions")}
 
+    def describes(self, options: Mapping[str, Any]) -> bool:
+        """See `Layout.describes`."""
+        return True
+
     def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Causal masks, and the head where it is stored a second time."""
         return ("h.*.attn.bias", "h.*.attn.masked_bias", "lm_head.weight")
@@ -113,6 +121,7 @@ class LlamaLayout:
     model_type = "llama"
     architecture = "LlamaForCausalLM"
     source = "planetary.models.llama:build"
+    _qkv_bias = False
     _only = {  # noqa: RUF012
         "hidden_act": ("silu",),
         "attention_bias": (False,),
@@ -137,6 +146,7 @@ class LlamaLayout:
             raise UserError(f"head_dim is {width}: the model here has hidden_size / num_attention_heads")
         options["norm_epsilon"] = float(published.get("rms_norm_eps", 1e-6))
         options["tie_embeddings"] = bool(published.get("tie_word_embeddings", False))
+        options |= {"qkv_bias": True} if self._qkv_bias else {}
         # `rope_parameters` since transformers 5; two keys before.
         rope = {"rope_theta": published.get("rope_theta", 10_000.0), **(published.get("rope_scaling") or {})}
         rope |= published.get("rope_parameters") or {}
@@ -148,6 +158,10 @@ class LlamaLayout:
         elif kind != "default":
             raise UserError(f"rotary positions of type {kind!r}: the model here has those of types 'default', 'llama3'")
         return options
+
+    def describes(self, options: Mapping[str, Any]) -> bool:
+        """See `Layout.describes`."""
+        return bool(options.get("qkv_bias", False)) == self._qkv_bias
 
     def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Tables of rotary positions, and a tied head where it is stored a second time."""
@@ -180,7 +194,16 @@ class LlamaLayout:
         return own
 
 
-LAYOUTS: tuple[Layout, ...] = (Gpt2Layout(), LlamaLayout())
+class Qwen2Layout(LlamaLayout):
+    """Qwen2 and Qwen2.5: Llama with biases of queries, keys and values. Without sliding windows."""
+
+    model_type = "qwen2"
+    architecture = "Qwen2ForCausalLM"
+    _qkv_bias = True
+    _only = {"hidden_act": ("silu",), "use_sliding_window": (False,)}  # noqa: RUF012
+
+
+LAYOUTS: tuple[Layout, ...] = (Gpt2Layout(), LlamaLayout(), Qwen2Layout())
 
 
 def is_pretrained(folder: Path) -> bool:

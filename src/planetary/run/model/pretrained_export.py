@@ -90,9 +90,9 @@ def export_pretrained(
 
 def _layout_of(config: Config) -> Layout:
     for layout in LAYOUTS:
-        if layout.source == config.model.source:
+        if layout.source == config.model.source and layout.describes(config.model.options):
             return layout
-    sources = ", ".join(layout.source for layout in LAYOUTS)
+    sources = ", ".join(dict.fromkeys(layout.source for layout in LAYOUTS))
     raise UserError(
         f"transformers has no model that is {config.model.source}: this format is for {sources}. A PyTorch module gets "
         "its trained weights from planetary.torch.load_into, and can then be saved as any module; the checkpoint's "

@@ -65,7 +65,7 @@ def _trained(path: Path) -> ServedModel:
     if not (run / CONFIG).is_file():
         raise UserError(
             f"there is no model in {path}: expected a run folder, a checkpoint folder of one, or the folder of a "
-            "pretrained GPT-2 or Llama"
+            "pretrained GPT-2, Llama or Qwen2"
         )
     config = load_config(run / CONFIG)
     source = config.model.source

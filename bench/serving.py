@@ -1,13 +1,16 @@
-"""What serving costs and what it survives: `python bench/serving.py [RUN]`; without a run, random parameters.
+"""What serving costs and what it survives: `python bench/serving.py [RUN]`; without a run, a Llama of 3 million
+parameters that has trained for a moment.
 
 Everything is measured in one run of one server on this machine, as ratios. `--kills N` kills the worker N times in
-streams and counts texts that differ.
+streams and counts texts that differ. Where PyTorch and transformers are installed, a run of `models.gpt2` or
+`models.llama` is compared with theirs.
 """
 
 from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import importlib.util
 import os
 import signal
 import statistics
@@ -33,9 +36,10 @@ STREAMS = 8
 
 
 def random_run(folder: Path) -> Path:
-    """Train nothing for one round: a run folder of the default model."""
+    """Return the folder of a short run."""
     config = folder / "random.toml"
-    config.write_text("[train]\nrounds = 1\ninner_steps = 40\n[fabric]\nworkers = 1\n")
+    model = '[model]\nsource = "planetary.models.llama:build"\n'
+    config.write_text(model + "[train]\nrounds = 1\ninner_steps = 10\n[fabric]\nworkers = 1\n")
     command = [sys.executable, "-m", "planetary", "train", str(config), f"--run-dir={folder / 'random'}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return folder / "random"
@@ -76,6 +80,26 @@ def worker_of(process: subprocess.Popen[bytes]) -> int | None:
     return None
 
 
+def transformers_text(run: Path, prompt: list[int], count: int) -> Callable[[], Any]:
+    """Return what continues a prompt with transformers, the same weights, greedily, on all cores."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from planetary.run.model.pretrained_export import export_pretrained
+
+    with tempfile.TemporaryDirectory() as folder:
+        export_pretrained(run, Path(folder) / "model")
+        model = AutoModelForCausalLM.from_pretrained(Path(folder) / "model", attn_implementation="eager").eval()
+    text = torch.tensor([prompt])
+
+    def generate() -> Any:
+        with torch.no_grad():
+            return model.generate(text, do_sample=False, min_new_tokens=count, max_new_tokens=count, pad_token_id=0)
+
+    generate()
+    return generate
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -88,6 +112,7 @@ def main() -> None:
         folder = Path(scratch)
         run = args.run or random_run(folder)
         model = load_served(config_from_tables({"serve": {"model": str(run.resolve())}}))
+        args.source = run
         process, url = serve(run, folder, args.backend)
         try:
             measure(args, model, process, openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300))
@@ -136,6 +161,10 @@ def measure(args: argparse.Namespace, model: Any, process: subprocess.Popen[byte
 
     forward = timed(lambda: jax.block_until_ready(whole(model.params, np.zeros((1, window), np.int32))), 20)
     print(f"time of a token in a stream, of a forward pass of {window} tokens with XLA: {one / count / forward:.2f}")
+
+    if all(importlib.util.find_spec(library) is not None for library in ("torch", "transformers")):
+        theirs = timed(transformers_text(args.source, short, count), 5)
+        print(f"time of a token in a stream, of transformers' generate with its cache: {one / theirs:.2f}")
 
     asked: dict[str, Any] = {"seed": 1, "temperature": 1.0, "logprobs": 1}
     expected = complete(short, count, **asked).choices[0].logprobs.tokens

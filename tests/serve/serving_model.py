@@ -71,6 +71,19 @@ def candidates(row: np.ndarray, *, full: bool) -> Candidates:
     return Candidates(ids, row[ids], row if full else None)
 
 
+def alone(request: TextRequest) -> list[int]:
+    """The tokens of a text on a worker that has nothing else to do."""
+    scheduler, worker = Scheduler(SHAPE, VOCABULARY), FakeWorker()
+    scheduler.join(1)
+    scheduler.submit(request)
+    tokens: list[int] = []
+    while scheduler.has(request.text):
+        for session, call in scheduler.next_calls():
+            for given in scheduler.computed(session, worker.compute(call)):
+                tokens += [token.token for token in given.tokens]
+    return tokens
+
+
 BYTES = ServingShape(
     vocabulary=256,
     window=8 * PAGE,

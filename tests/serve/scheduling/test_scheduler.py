@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from serving_model import SHAPE, VOCABULARY, FakeWorker, row_of
+from serving_model import SHAPE, VOCABULARY, FakeWorker, alone, row_of
 
 from planetary.machine.machine import check_invariants
 from planetary.serve.program.serving_shape import PAGE, ServingShape
 from planetary.serve.scheduling.sampling import SamplingOptions
 from planetary.serve.scheduling.scheduler import MOST_FAILURES, Call, Given, Scheduler
 from planetary.serve.scheduling.texts import TextRequest
-
-
-def alone(request: TextRequest) -> list[int]:
-    """The tokens of a text on a worker that has nothing else to do."""
-    scheduler, worker = Scheduler(SHAPE, VOCABULARY), FakeWorker()
-    scheduler.join(1)
-    scheduler.submit(request)
-    tokens: list[int] = []
-    while scheduler.has(request.text):
-        for session, call in scheduler.next_calls():
-            for given in scheduler.computed(session, worker.compute(call)):
-                tokens += [token.token for token in given.tokens]
-    return tokens
 
 
 def request(number: int, rng: np.random.Generator, **options: object) -> TextRequest:
@@ -78,6 +65,7 @@ def test_no_token_is_lost_doubled_or_changed_under_losses_and_cancellations(seed
         for session, call in scheduler.next_calls():
             assert session not in under_way
             under_way[session] = call
+        assert scheduler.idle_for_no_reason() == ""
         if under_way and rng.random() < 0.8:
             session = int(rng.choice(list(under_way)))
             for given in scheduler.computed(session, workers[session].compute(under_way.pop(session))):

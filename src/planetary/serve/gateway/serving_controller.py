@@ -225,6 +225,8 @@ class ServingController(RunController[ServingDesk]):
         yield from self.scheduler.invariants()
         busy = {session for session, seat in self.scheduler.seats.items() if seat.call is not None}
         yield busy == set(self._calls), f"calls under way at {sorted(self._calls)}, and seats say {sorted(busy)}"
+        idle = "" if self._has_ended else self.scheduler.idle_for_no_reason()
+        yield not idle, idle
         yield set(self.scheduler.seats) <= set(self.desk.workers), "a worker that is gone has a seat"
 
 

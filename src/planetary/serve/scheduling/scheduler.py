@@ -175,13 +175,16 @@ class Scheduler:
 
     def next_calls(self) -> list[tuple[int, Call]]:
         """Give waiting texts to workers, and return what idle workers compute next, by session."""
-        self._admit()
-        found = []
-        for session, seat in self.seats.items():
-            if seat.call is None and (call := self._next_call(seat)) is not None:
-                seat.call = call
-                found.append((session, call))
-        return found
+        found: list[tuple[int, Call]] = []
+        while True:
+            self._admit()
+            before = len(found)
+            for session, seat in self.seats.items():
+                if seat.call is None and (call := self._next_call(seat)) is not None:
+                    seat.call = call
+                    found.append((session, call))
+            if len(found) == before or not self.waiting:  # a text that made room for another may go to an idle worker
+                return found
 
     def computed(self, session: int, results: Sequence[Candidates]) -> list[Given]:
         """Take the results of a worker's call, in the order of its rows; return what texts have got."""
@@ -211,6 +214,13 @@ class Scheduler:
         yield len(numbers) == len(set(numbers)), f"a text is in two places: {sorted(numbers)}"
         yield not any(text.pages or text.cached for text in self.waiting), "a text that waits has pages"
 
+    def idle_for_no_reason(self) -> str:
+        """Return what a worker without a call could do, once `next_calls` was asked; "" if there is nothing."""
+        for session, seat in self.seats.items():
+            if seat.call is None and (seat.texts or self.waiting):
+                return f"worker {session} is idle with {len(seat.texts)} texts, and {len(self.waiting)} wait"
+        return ""
+
     # --- admission --------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
@@ -239,17 +249,29 @@ class Scheduler:
     # --- what is computed -------------------------------------------------------------------------------------
 
     def _next_call(self, seat: Seat) -> Call | None:
+        """Return what a worker computes next; None without texts.
+
+        Making room for one text may send others away, or itself. The oldest one always gets room, so that looking at
+        all of them finds a call.
+        """
         self._turn += 1
-        prompts = [text for text in seat.texts.values() if text.prefills]
-        others = [text for text in seat.texts.values() if not text.prefills]
-        if prompts and not (others and seat.prefilled):
-            call = self._prefill(seat, min(prompts, key=lambda text: text.turn))
+        kinds = (self._next_decode, self._next_prefill) if seat.prefilled else (self._next_prefill, self._next_decode)
+        for next_of_kind in kinds:
+            call = next_of_kind(seat)
             if call is not None:
-                seat.prefilled = True
+                seat.prefilled = next_of_kind == self._next_prefill
                 return call
-        seat.prefilled = False
-        others = [text for text in others if text.request.text in seat.texts]
-        return self._decode(seat, sorted(others, key=lambda text: text.turn)) if others else None
+        return None
+
+    def _next_prefill(self, seat: Seat) -> Call | None:
+        for text in sorted((text for text in seat.texts.values() if text.prefills), key=lambda text: text.turn):
+            if text.request.text in seat.texts and (call := self._prefill(seat, text)) is not None:
+                return call
+        return None
+
+    def _next_decode(self, seat: Seat) -> Call | None:
+        texts = sorted((text for text in seat.texts.values() if not text.prefills), key=lambda text: text.turn)
+        return self._decode(seat, texts)
 
     def _prefill(self, seat: Seat, text: Text) -> Call | None:
         chunk = self._shape.chunk_for(text.missing)

@@ -1,0 +1,160 @@
+"""Count the measures of docs/design/0034 in the tree: modules with one importer, largest folder, lines, private reaches, doubled names.
+
+`python bench/structure.py` prints a table; `--list` prints what each number counts. It reads the source and imports nothing of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src"
+PACKAGE = SOURCE / "planetary"
+MODELS_AND_RULES = ("models/", "compiler/autodiff/rules/", "compiler/ops/")
+# No part of another object: an operating system's call, the parent class, a named tuple's methods, a lock's owner.
+NOT_A_REACH = {"_exit", "_replace", "_asdict", "_fields", "_make"}
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules() -> dict[str, Path]:
+    """Return the files of the package by module name."""
+    return {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def has_code(path: Path) -> bool:
+    """Return whether a file holds more than a docstring and imports of a package's front."""
+    return path.name != "__init__.py"
+
+
+def imported(path: Path, known: dict[str, Path]) -> set[str]:
+    """Return the modules of the package that a file imports, lazily or for types, too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in known}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("planetary"):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in known else node.module)
+    return found & known.keys()
+
+
+def importers() -> dict[str, set[str]]:
+    """Return for each module with code the modules that import it."""
+    known = modules()
+    by_module: dict[str, set[str]] = {name: set() for name, path in known.items() if has_code(path)}
+    for name, path in known.items():
+        for target in imported(path, known):
+            if target in by_module and target != name:
+                by_module[target].add(name)
+    return by_module
+
+
+def single_importers() -> dict[str, str]:
+    """Return the modules that exactly one module imports, with that one."""
+    return {name: next(iter(users)) for name, users in importers().items() if len(users) == 1}
+
+
+def registered(name: str, importer: str) -> bool:
+    """Return whether only a registry imports a module: a rule, an operation, a pass, a command of the command line."""
+    return importer.rpartition(".")[0] == name.rpartition(".")[0] and modules()[importer].name == "__init__.py"
+
+
+def largest_folder() -> tuple[int, str]:
+    """Return the number of modules with code in the fullest folder, and the folder."""
+    folders: dict[str, int] = defaultdict(int)
+    for path in modules().values():
+        if has_code(path):
+            folders[str(path.parent.relative_to(PACKAGE))] += 1
+    return max((count, folder) for folder, count in folders.items())
+
+
+def lines_of_source() -> int:
+    """Return the lines of the package without models and rules of the derivative."""
+    return sum(
+        len(path.read_text().splitlines())
+        for path in modules().values()
+        if not str(path.relative_to(PACKAGE)).startswith(MODELS_AND_RULES)
+    )
+
+
+def private_reaches(folder: Path) -> list[str]:
+    """Return the places below a folder that touch a private attribute of an object other than `self`, `cls` or `super()`."""
+    found = []
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        own = {
+            node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name[0] == "_"
+        }
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute) or not re.match(r"_[a-z]", node.attr) or node.attr in NOT_A_REACH:
+                continue
+            holder = node.value
+            if isinstance(holder, ast.Name) and holder.id in ("self", "cls"):
+                continue
+            if isinstance(holder, ast.Call) and isinstance(holder.func, ast.Name) and holder.func.id == "super":
+                continue
+            found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
+        del own
+    return found
+
+
+def doubled_classes() -> dict[str, list[str]]:
+    """Return the class names that more than one file of the package defines."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in modules().values():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(str(path.relative_to(PACKAGE)))
+    return {name: where for name, where in sorted(places.items()) if len(where) > 1}
+
+
+def doubled_files() -> dict[str, list[str]]:
+    """Return the file names that occur in more than one folder of the package."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in modules().values():
+        if path.name not in ("__init__.py", "__main__.py"):
+            places[path.name].append(str(path.relative_to(PACKAGE)))
+    return {name: where for name, where in sorted(places.items()) if len(where) > 1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", action="store_true", help="print what each number counts")
+    arguments = parser.parse_args()
+    single = single_importers()
+    by_registry = {name for name, importer in single.items() if registered(name, importer)}
+    fullest, folder = largest_folder()
+    reaches, test_reaches = private_reaches(PACKAGE), private_reaches(ROOT / "tests")
+    classes, files = doubled_classes(), doubled_files()
+    rows = [
+        (f"modules in the largest folder ({folder})", fullest),
+        ("lines of src without models and rules", lines_of_source()),
+        ("modules with exactly one importer", len(single)),
+        ("of them imported by their registry", len(by_registry)),
+        ("private reaches in src", len(reaches)),
+        ("private reaches in tests", len(test_reaches)),
+        ("doubled class names", len(classes)),
+        ("doubled file names", len(files)),
+    ]
+    for label, value in rows:
+        print(f"{label:55}{value:>8,}")
+    if arguments.list:
+        for name, importer in sorted(single.items()):
+            print(f"one importer{' (registry)' if name in by_registry else ''}: {name} <- {importer}")
+        for place in reaches + test_reaches:
+            print("reach:", place)
+        for name, where in (classes | files).items():
+            print("doubled:", name, *where)
+
+
+if __name__ == "__main__":
+    main()

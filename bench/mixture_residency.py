@@ -17,9 +17,8 @@ import numpy as np
 from planetary.compiler.backends.targets import Target
 from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
+from planetary.moe.gateway.mixture_preparation import combined
 from planetary.moe.methods.ownership import round_robin
-from planetary.moe.plan.mixture_program import combined
-from planetary.moe.program.execution import IreeRunner
 from planetary.moe.program.part import Part
 from planetary.moe.program.programs import composer_program, expert_program
 from planetary.moe.program.signature import ComposerShape
@@ -27,6 +26,7 @@ from planetary.moe.training.composer import ComposerSteps
 from planetary.moe.training.initial import initial_training
 from planetary.moe.training.resident_composer import ResidentComposer
 from planetary.moe.training.settings import MoeTraining
+from planetary.moe.training.trainer import IreeRunner
 from planetary.runtime.device_program import Traffic
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import ProgramRunner, XlaRunner

@@ -25,7 +25,6 @@ from planetary.moe.cost import cost
 from planetary.moe.cost.cost_shapes import shape_of
 from planetary.moe.methods import ownership
 from planetary.moe.methods.sketch import EncodedSketch, encode, sketch_from_gates
-from planetary.moe.program.execution import expert_runner
 from planetary.moe.program.programs import composer_program, expert_program
 from planetary.moe.program.signature import ComposerShape, state_specs
 from planetary.moe.training.composer import ComposerSteps
@@ -33,6 +32,7 @@ from planetary.moe.training.expert_work import improve
 from planetary.moe.training.initial import initial_training
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import ComposerState
+from planetary.moe.training.trainer import expert_runner
 from planetary.runtime.program_runner import Program
 
 replace = msgspec.structs.replace

@@ -1,6 +1,7 @@
-"""Count the measures of docs/design/0034 in the tree: modules with one importer, largest folder, lines, private reaches, doubled names.
+"""Count the measures of docs/design/0034: importers, folders, lines, private reaches, doubled names, words.
 
-`python bench/structure.py` prints a table; `--list` prints what each number counts. It reads the source and imports nothing of it.
+`python bench/structure.py` prints a table, and with `--list` the places that each number counts. The source is read,
+never imported.
 """
 
 from __future__ import annotations
@@ -17,6 +18,13 @@ PACKAGE = SOURCE / "planetary"
 MODELS_AND_RULES = ("models/", "compiler/autodiff/rules/", "compiler/ops/")
 # No part of another object: an operating system's call, the parent class, a named tuple's methods, a lock's owner.
 NOT_A_REACH = {"_exit", "_replace", "_asdict", "_fields", "_make"}
+
+# Rules of the derivative and operations register in a package's `__init__`; these are the other registries.
+REGISTRIES = {
+    "planetary.run.kinds",
+    "planetary.monitor.sinks.kinds",
+    "planetary.compiler.step.step_options",  # of optimizers
+}
 
 
 def module_name(path: Path) -> str:
@@ -63,9 +71,9 @@ def single_importers() -> dict[str, str]:
     return {name: next(iter(users)) for name, users in importers().items() if len(users) == 1}
 
 
-def registered(name: str, importer: str) -> bool:
-    """Return whether only a registry imports a module: a rule, an operation, a pass, a command of the command line."""
-    return importer.rpartition(".")[0] == name.rpartition(".")[0] and modules()[importer].name == "__init__.py"
+def is_registered(importer: str) -> bool:
+    """Return whether an importer is a registry or a package's face: the only place that is meant to name the module."""
+    return importer in REGISTRIES or modules()[importer].name in ("__init__.py", "__main__.py")
 
 
 def largest_folder() -> tuple[int, str]:
@@ -87,13 +95,10 @@ def lines_of_source() -> int:
 
 
 def private_reaches(folder: Path) -> list[str]:
-    """Return the places below a folder that touch a private attribute of an object other than `self`, `cls` or `super()`."""
+    """Return the places below a folder that touch a private attribute of another object than `self` or `super()`."""
     found = []
     for path in sorted(folder.rglob("*.py")):
         tree = ast.parse(path.read_text())
-        own = {
-            node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name[0] == "_"
-        }
         for node in ast.walk(tree):
             if not isinstance(node, ast.Attribute) or not re.match(r"_[a-z]", node.attr) or node.attr in NOT_A_REACH:
                 continue
@@ -103,7 +108,6 @@ def private_reaches(folder: Path) -> list[str]:
             if isinstance(holder, ast.Call) and isinstance(holder.func, ast.Name) and holder.func.id == "super":
                 continue
             found.append(f"{path.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
-        del own
     return found
 
 
@@ -131,7 +135,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print what each number counts")
     arguments = parser.parse_args()
     single = single_importers()
-    by_registry = {name for name, importer in single.items() if registered(name, importer)}
+    by_registry = {name for name, importer in single.items() if is_registered(importer)}
     fullest, folder = largest_folder()
     reaches, test_reaches = private_reaches(PACKAGE), private_reaches(ROOT / "tests")
     classes, files = doubled_classes(), doubled_files()
@@ -139,14 +143,15 @@ def main() -> None:
         (f"modules in the largest folder ({folder})", fullest),
         ("lines of src without models and rules", lines_of_source()),
         ("modules with exactly one importer", len(single)),
-        ("of them imported by their registry", len(by_registry)),
+        ("of them parts that a registry or a package's face names", len(by_registry)),
+        ("the others", len(single) - len(by_registry)),
         ("private reaches in src", len(reaches)),
         ("private reaches in tests", len(test_reaches)),
         ("doubled class names", len(classes)),
         ("doubled file names", len(files)),
     ]
     for label, value in rows:
-        print(f"{label:55}{value:>8,}")
+        print(f"{label:60}{value:>8,}")
     if arguments.list:
         for name, importer in sorted(single.items()):
             print(f"one importer{' (registry)' if name in by_registry else ''}: {name} <- {importer}")

@@ -16,7 +16,7 @@ from planetary.fabric.worker.lease_machine import LEASE_TASKS
 from planetary.fabric.worker.worker_machine import WORKER
 from planetary.machine.redial import LINK
 from planetary.machine.state_table import Table, with_diagrams
-from planetary.moe.composer.composer_states import COMPOSER
+from planetary.moe.composer.composer_machine import COMPOSER
 from planetary.moe.controller.syncer_machine import FRAGMENT, OWNERSHIP
 
 TABLES: Mapping[str, Mapping[str, Table]] = {

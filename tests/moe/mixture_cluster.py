@@ -68,9 +68,9 @@ from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.tiers import Cadence, Tier
 from planetary.moe.payloads.shard_payload import model_bytes
 from planetary.moe.plan.plan import MixturePlan
-from planetary.moe.program.execution import composer_runner, expert_runner
 from planetary.moe.program.signature import ComposerShape
 from planetary.moe.protocol import mixture_messages as mm
+from planetary.moe.training.trainer import composer_runner, expert_runner
 from planetary.runtime.program_runner import Program, ProgramRunner
 from planetary.wire.message import Order
 

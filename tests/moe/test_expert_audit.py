@@ -19,10 +19,10 @@ from planetary.moe.controller.records import ExpertsAdvanced, SyncNote
 from planetary.moe.methods.acceptance import Policy, Refusal
 from planetary.moe.methods.delta import Delta
 from planetary.moe.methods.sketch import Sketch, encode
-from planetary.moe.program.execution import expert_runner
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.audit import FEW_ROWS, audit, disagreements, effect
 from planetary.moe.training.expert_work import Improved, improve
+from planetary.moe.training.trainer import expert_runner
 
 SLOTS = np.array([0, 2], np.int32)
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from planetary.collectives.master.probe_schedule import schedule
+from planetary.collectives.master.group_measurement import schedule
 from planetary.collectives.master.ring_order import EXACT_MOST, solve, tour_cost
 
 

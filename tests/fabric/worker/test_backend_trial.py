@@ -12,8 +12,7 @@ from bad_input_support import events, gateway, node_flags, run, started, write_c
 
 from planetary.artifacts.store import BlobStore
 from planetary.fabric.worker import backend_trial
-from planetary.fabric.worker.backend_trial import BackendTrial
-from planetary.runtime.backend_choice import BackendChoice
+from planetary.fabric.worker.backend_trial import BackendChoice, BackendTrial
 
 pytestmark = pytest.mark.processes
 

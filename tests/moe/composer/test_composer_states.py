@@ -18,8 +18,16 @@ from planetary.moe.composer.composer_events import (
     StoodDown,
     SurrogatesInstalled,
 )
-from planetary.moe.composer.composer_machine import ComposerMachine
-from planetary.moe.composer.composer_states import COMPOSER, ENDED, GRANTED, LOST, RESUMED, STOOD_DOWN, Phase
+from planetary.moe.composer.composer_machine import (
+    COMPOSER,
+    ENDED,
+    GRANTED,
+    LOST,
+    RESUMED,
+    STOOD_DOWN,
+    ComposerMachine,
+    ComposerPhase,
+)
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.shard_payload import Held
 
@@ -36,16 +44,16 @@ def machine(folder: Path) -> ComposerMachine:
 
 
 def test_what_the_gateway_and_the_connection_do_may_happen_in_every_state() -> None:
-    for phase in Phase:
+    for phase in ComposerPhase:
         for event in (GRANTED, RESUMED, STOOD_DOWN, LOST):
-            after = Phase(COMPOSER[phase, event])
+            after = ComposerPhase(COMPOSER[phase, event])
             assert after.connected == (event in {GRANTED, RESUMED})
-    assert {phase for phase, event in COMPOSER if event == ENDED} == {Phase.COMPOSING, Phase.DETACHED}
+    assert {phase for phase, event in COMPOSER if event == ENDED} == {ComposerPhase.COMPOSING, ComposerPhase.DETACHED}
 
 
 def test_a_composers_life_passes_through_every_state(tmp_path: Path) -> None:
     made = machine(tmp_path)
-    seen = [Phase.STANDBY, made.phase]
+    seen = [ComposerPhase.STANDBY, made.phase]
     events = [
         ConnectionLost(),
         StepTaken(),
@@ -62,15 +70,15 @@ def test_a_composers_life_passes_through_every_state(tmp_path: Path) -> None:
         made.handle(event)
         seen += [made.phase] if made.phase is not seen[-1] else []
     assert seen == [
-        Phase.STANDBY,
-        Phase.COMPOSING,
-        Phase.DETACHED,
-        Phase.COMPOSING,
-        Phase.FINISHED,
-        Phase.FINISHED_DETACHED,
-        Phase.FINISHED,
-        Phase.COMPOSING,
-        Phase.STANDBY,
+        ComposerPhase.STANDBY,
+        ComposerPhase.COMPOSING,
+        ComposerPhase.DETACHED,
+        ComposerPhase.COMPOSING,
+        ComposerPhase.FINISHED,
+        ComposerPhase.FINISHED_DETACHED,
+        ComposerPhase.FINISHED,
+        ComposerPhase.COMPOSING,
+        ComposerPhase.STANDBY,
     ]
 
 

@@ -13,7 +13,7 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import WorkerStatus
 from planetary.moe.controller.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
-from planetary.moe.gateway.mixture_status import worker_status
+from planetary.moe.gateway.mixture_gateway import worker_status
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.protocol import mixture_messages as mm

@@ -18,8 +18,8 @@ from planetary.models.initial import count
 from planetary.models.latent_moe import LatentMoeConfig, composer_forward, loss_fn
 from planetary.moe.cost.cost import REPORT_20B, REPORT_176B, one_expert_params
 from planetary.moe.methods import ownership
-from planetary.moe.program.execution import IreeRunner
 from planetary.moe.program.signature import ComposerShape, state_specs, zeros_for
+from planetary.moe.training.trainer import IreeRunner
 from planetary.runtime.host import host_features
 
 

@@ -12,9 +12,9 @@ from planetary.compiler.backends.targets import Target
 from planetary.core.errors import CompileError, ResourceError, UserError
 from planetary.core.program_trial import make_reference
 from planetary.core.step import ProgramSpec
-from planetary.moe.program.execution import IreeRunner
 from planetary.moe.program.part import loaded_program
 from planetary.moe.program.signature import state_specs, zeros_for
+from planetary.moe.training.trainer import IreeRunner
 from planetary.runtime import pjrt_executor
 from planetary.runtime.device_check import check_program
 from planetary.runtime.program_runner import open_program

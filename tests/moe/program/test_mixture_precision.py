@@ -11,9 +11,9 @@ from planetary.compiler import ir
 from planetary.compiler.backends.targets import Target
 from planetary.compiler.step.step_options import StepOptions
 from planetary.core.errors import UserError
-from planetary.moe.program.execution import IreeRunner
 from planetary.moe.program.programs import composer_program, expert_program
 from planetary.moe.program.signature import ComposerShape
+from planetary.moe.training.trainer import IreeRunner
 from planetary.runtime.program_runner import Program, XlaRunner
 
 # A balance loss of the whole batch is not the mean of its parts'.

@@ -11,13 +11,13 @@ from msgspec.structs import replace
 from planetary.core.config import Config, DataConfig, ModelConfig, MoeConfig, TrainConfig
 from planetary.core.errors import UserError
 from planetary.data.prepare import prepare
+from planetary.data.reader import read_slice
 from planetary.models.initial import filled
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, expert_loads, parameters
-from planetary.moe.gateway.mixture_preparation import plan_of
+from planetary.moe.gateway import mixture_preparation
+from planetary.moe.gateway.mixture_preparation import owners_by_load, plan_of
 from planetary.moe.methods.ownership import load_aware, round_robin
-from planetary.moe.training import measured_ownership
 from planetary.moe.training.initial import drawn_model
-from planetary.moe.training.measured_ownership import owners_by_load
 
 MODEL = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 6, "n_layer": 2})
 TOKENS = np.random.default_rng(1).integers(0, MODEL.vocab_size, (2, MODEL.sequence_length)).astype(np.int32)
@@ -66,14 +66,14 @@ def config(tmp_path: Path) -> Config:
 def test_a_run_is_planned_with_the_loads_of_its_first_tokens_unless_its_journal_knows_better(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measured_ownership, "TOKENS", 300)
+    monkeypatch.setattr(mixture_preparation, "LOAD_TOKENS", 300)
     data = prepare(config, tmp_path / "cache")
     plan = plan_of(config, data)
     loads = np.zeros((MODEL.n_layer, MODEL.n_expert))
     params = filled(parameters(MODEL), drawn_model(MODEL))
     for step in range(6):  # of 6 sequences of 8 tokens and the one after them
         for shard in range(3):
-            tokens = measured_ownership.read_slice(plan.tokens_of(shard, step)).reshape(2, -1)[:, :-1]
+            tokens = read_slice(plan.tokens_of(shard, step)).reshape(2, -1)[:, :-1]
             loads += np.asarray(expert_loads(params, tokens.astype(np.int32), MODEL))
     assert (plan.owner_map == load_aware(loads, 3)).all()
     assert (plan.owner_map != round_robin(MODEL.n_layer, MODEL.n_expert, 3)).any()

@@ -5,14 +5,44 @@ and the next vote takes its answer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from planetary.collectives.master.group_desk import GroupDesk
 from planetary.collectives.master.group_links import GroupLinks
 from planetary.collectives.master.master_events import Solve
-from planetary.collectives.master.probe_schedule import ProbeRound, schedule
 from planetary.collectives.master.ring_order import tour_cost
 from planetary.collectives.protocol import messages as m
+
+Pair = tuple[str, str]
+
+
+@dataclass
+class ProbeRound:
+    """Progress of the measurements: what is left, and what is under way."""
+
+    rounds: list[list[Pair]]
+    seq: int = 0
+    deadline: float = 0.0
+    outstanding: set[Pair] = field(default_factory=set)
+
+
+def schedule(peers: Sequence[str], known: Collection[Pair]) -> list[list[Pair]]:
+    """Return rounds of (from, to) for every ordered pair that is not known (the circle method of tournaments)."""
+    places: list[str | None] = [*peers]
+    if len(places) % 2:
+        places.append(None)  # whoever meets nobody rests
+    rounds: list[list[Pair]] = []
+    for _ in range(len(places) - 1):
+        pairs = [(places[i], places[-1 - i]) for i in range(len(places) // 2)]
+        for backward in (False, True):
+            directed = [(b, a) if backward else (a, b) for a, b in pairs if a is not None and b is not None]
+            left = [(a, b) for a, b in directed if a is not None and b is not None and (a, b) not in known]
+            if left:
+                rounds.append(left)
+        places = [places[0], places[-1], *places[1:-1]]
+    return rounds
+
 
 _PROBE_S = 0.4
 _PROBE_SLACK_S = 5.0

@@ -5,22 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard, get_args
 
-from planetary.collectives.master.journal import Journal
-from planetary.collectives.master.master_events import Solve, Solved
+import msgspec
+
+from planetary.collectives.master.master_events import Record, Solve, Solved
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.transport.sockets import parse_address
-from planetary.core.errors import LocalProtocolError, PlanetaryError, RemoteProtocolError, ResourceError, UserError
+from planetary.core.errors import (
+    LocalProtocolError,
+    PlanetaryError,
+    RemoteProtocolError,
+    ResourceError,
+    TrustError,
+    UserError,
+)
 from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
 from planetary.net.addresses import address_text, is_loopback
 from planetary.net.authority import Authority
@@ -32,6 +41,70 @@ from planetary.net.strangers import StrangerLimits
 from planetary.version import __version__
 from planetary.wire.inbox import refuse_tensors
 from planetary.wire.message import Message
+
+_COMPACT_LINES = 20_000
+
+
+class Journal:
+    """The master's records across a restart, one JSON object per line, each appended before a member learns of it.
+
+    The file survives the death of the process, not a power cut: nothing waits for the disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create `path`. Raises `ResourceError` when it cannot be written, `TrustError` when it is damaged."""
+        self._path = path
+        self._decoder = msgspec.json.Decoder(Record)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.records = self._read()
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise ResourceError(f"cannot keep the master's journal in {path}: {error}") from None
+        self._lines = len(self.records)
+
+    def append(self, record: msgspec.Struct) -> None:
+        """Add a record."""
+        self._file.write(msgspec.json.encode(record) + b"\n")
+        self._lines += 1
+
+    @property
+    def long(self) -> bool:
+        """Whether `rewrite` would make it much shorter."""
+        return self._lines > _COMPACT_LINES
+
+    def rewrite(self, records: Iterable[Record]) -> None:
+        """Replace all by an equal, shorter story."""
+        lines = [msgspec.json.encode(record) + b"\n" for record in records]
+        temporary = self._path.with_name(f".{self._path.name}.new")
+        with temporary.open("wb") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+        self._file.close()
+        self._file = self._path.open("ab", buffering=0)
+        self._lines = len(lines)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _read(self) -> list[Record]:
+        if not self._path.exists():
+            return []
+        data = self._path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            os.truncate(self._path, whole)  # the last line was cut off by the death; nobody was told of it
+        records = []
+        for number, line in enumerate(data[:whole].splitlines(), 1):
+            try:
+                records.append(self._decoder.decode(line))
+            except msgspec.MsgspecError as error:
+                raise TrustError(f"{self._path}, line {number}: {error}; delete the file to start anew") from None
+        return records
+
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,11 @@ from functools import partial
 import msgspec
 
 from planetary.collectives.reduction.operation import Operation, Outgoing
-from planetary.collectives.transport.direct_memory import Borrower
+from planetary.collectives.transport.direct_memory import Borrower, Loan, draw_challenge
 from planetary.collectives.transport.frames import (
+    ACCEPTED,
     ADDRESS,
+    DECLINED,
     HEADER_BYTES,
     IN_SLOT,
     INTRODUCTION_BYTES,
@@ -28,13 +30,46 @@ from planetary.collectives.transport.frames import (
     Request,
     read_header,
 )
-from planetary.collectives.transport.near_handshake import accept_loan, accept_slots
 from planetary.collectives.transport.neighbours import near_options
 from planetary.collectives.transport.shared_memory import SlotReader
 from planetary.collectives.transport.shared_state import StateSession
 from planetary.collectives.transport.sockets import DataSocket, SocketOptions, prepare
 from planetary.core.errors import PeerError, PlanetaryError, RemoteProtocolError
 from planetary.net.strangers import Door, Place, StrangerLimits
+
+_ANSWER_S = 10.0
+
+
+def accept_slots(connection: DataSocket, introduction: Introduction) -> SlotReader | None:
+    """Open the shared memory that a peer offers, if any, and say whether it could be."""
+    if not introduction.shared:
+        return None
+    try:
+        slots = SlotReader(introduction.shared, introduction.slot_bytes)
+    except OSError as error:
+        log.info("shared memory of a peer cannot be opened: %s", error)
+        connection.write(_ANSWER_S, memoryview(DECLINED))
+        return None
+    connection.write(_ANSWER_S, memoryview(ACCEPTED))
+    return slots
+
+
+def accept_loan(connection: DataSocket, loan: Loan) -> Borrower | None:
+    """Try to read the memory that a peer lends, and say whether it could be."""
+    challenge = draw_challenge()
+    connection.write(_ANSWER_S, memoryview(challenge))
+    if not any(challenge):
+        return None
+    connection.read(memoryview(bytearray(len(ACCEPTED))), _ANSWER_S)
+    try:
+        borrower = Borrower(loan, challenge)
+    except PeerError as error:
+        log.info("taking pieces from the memory of a peer: %s", error)
+        connection.write(_ANSWER_S, memoryview(DECLINED))
+        return None
+    connection.write(_ANSWER_S, memoryview(ACCEPTED))
+    return borrower
+
 
 log = logging.getLogger(__name__)
 

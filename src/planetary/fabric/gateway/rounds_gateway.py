@@ -16,7 +16,6 @@ from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slice
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
-from planetary.fabric.gateway.fitted_run import fit_run
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.round_work import RoundWork
 from planetary.fabric.gateway.rounds_start import Start, begin, trim_metrics
@@ -25,7 +24,7 @@ from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.gateway.topology import GatewayTopology, topology_of
 from planetary.fabric.preparation.budget import Speed
 from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
-from planetary.fabric.preparation.fitting import local_target, measure_speed
+from planetary.fabric.preparation.fitting import fit_run, local_target, measure_speed
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, prepare_run
 from planetary.fabric.preparation.prepared_steps import StepRecord

@@ -1,4 +1,4 @@
-"""Measures what this machine needs for a training step and a round, before a local run fixes its length.
+"""Measure what this machine needs for a training step and a round, and give a local run its length.
 
 The step is compiled and verified as the first worker would ask for it, so the artifact is in the cache when that worker
 comes, and is timed by as many processes at once, with as many threads each, as the run will have.
@@ -31,6 +31,13 @@ from planetary.runtime.host import target_features
 
 if TYPE_CHECKING:
     from planetary.fabric.preparation.preparation import Prepared
+
+
+from collections.abc import Awaitable
+
+from planetary.data.fitting import fit_to_data, length_of
+from planetary.fabric.preparation.budget import fit, smaller, why_smaller
+from planetary.fabric.preparation.preparation import Prepared
 
 TIMED_STEPS = 12
 
@@ -131,3 +138,36 @@ def _time_outer_step(specs: tuple[TensorSpec, ...], params: Mapping[str, np.ndar
         outer_step(specs, state, contributions, 1.0, 0.0)
         seconds.append(time.perf_counter() - began)
     return min(seconds)
+
+
+async def fit_run(
+    config: Config,
+    prepared: Prepared,
+    measure: Callable[[Config, Prepared], Awaitable[Speed | None]],
+    prepare: Callable[[Config], Awaitable[Prepared | None]],
+    note: Callable[[str], None],
+) -> tuple[Config, Prepared] | None:
+    """Return the configuration that takes about `train.target_minutes` here, and what its run is made of.
+
+    None when `measure`, which times a step, or `prepare`, which makes another model, was stopped. `note` gets what was
+    decided.
+    """
+    speed = await measure(config, prepared)
+    if speed is None:
+        return None
+    spent_s = 0.0
+    if (shrunk := smaller(config, speed)) is not None:
+        note(why_smaller(config, speed))
+        spent_s = speed.made_s
+        found = await prepare(shrunk)
+        if found is None:
+            return None
+        config, prepared = shrunk, found
+        speed = await measure(config, prepared)
+        if speed is None:
+            return None
+    chosen = fit(config, speed, spent_s=spent_s)
+    config = fit_to_data(chosen.config, prepared.data)
+    length = length_of(config, prepared.data.train.count)  # data.max_epochs may allow fewer rounds
+    note(chosen.sentence(speed, length.expected_rounds))
+    return config, prepared

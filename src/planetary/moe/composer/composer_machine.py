@@ -13,8 +13,7 @@ from itertools import chain
 
 from planetary.machine.events import Event, Instruction
 from planetary.machine.machine import check_invariants
-from planetary.machine.state_table import advance
-from planetary.moe.composer import composer_states as states
+from planetary.machine.state_table import Table, advance
 from planetary.moe.composer.composer_events import (
     Adopt,
     AskForTokens,
@@ -40,13 +39,64 @@ from planetary.moe.composer.composer_events import (
     UsePayload,
     View,
 )
-from planetary.moe.composer.composer_states import COMPOSER, Phase
 from planetary.moe.composer.sketch_window import SketchWindow
 from planetary.moe.composer.uploads import STATE, SURROGATES, Upload, fragment_upload, sketch_upload
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.shard_payload import Held, Key
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.training.replicas import held_shards
+
+
+class ComposerPhase(StrEnum):
+    """A composer's state: whether it has a shard, a connection, and steps to take."""
+
+    STANDBY = "standby"  # without a shard
+    COMPOSING = "composing"
+    DETACHED = "detached"  # it trains without a connection; nothing is published or saved
+    FINISHED = "finished"  # no step of the run is left; its last state is saved
+    FINISHED_DETACHED = "finished detached"  # its last state is saved when there is a connection
+
+    @property
+    def connected(self) -> bool:
+        """Whether messages about the shard count."""
+        return self in {ComposerPhase.COMPOSING, ComposerPhase.FINISHED}
+
+    @property
+    def finished(self) -> bool:
+        """Whether no step of the run is left."""
+        return self in {ComposerPhase.FINISHED, ComposerPhase.FINISHED_DETACHED}
+
+
+GRANTED, RESUMED = "shard granted", "shard resumed"  # with its saved state; with what is here
+STOOD_DOWN, LOST, ENDED = "stood down", "connection lost", "run ended"
+
+COMPOSER: Table = {
+    (ComposerPhase.STANDBY, GRANTED): ComposerPhase.COMPOSING,
+    (ComposerPhase.STANDBY, RESUMED): ComposerPhase.COMPOSING,
+    (ComposerPhase.STANDBY, STOOD_DOWN): ComposerPhase.STANDBY,
+    (ComposerPhase.STANDBY, LOST): ComposerPhase.STANDBY,
+    (ComposerPhase.COMPOSING, GRANTED): ComposerPhase.COMPOSING,
+    (ComposerPhase.COMPOSING, RESUMED): ComposerPhase.COMPOSING,
+    (ComposerPhase.COMPOSING, STOOD_DOWN): ComposerPhase.STANDBY,
+    (ComposerPhase.COMPOSING, LOST): ComposerPhase.DETACHED,
+    (ComposerPhase.COMPOSING, ENDED): ComposerPhase.FINISHED,
+    (ComposerPhase.DETACHED, GRANTED): ComposerPhase.COMPOSING,
+    (ComposerPhase.DETACHED, RESUMED): ComposerPhase.COMPOSING,
+    (ComposerPhase.DETACHED, STOOD_DOWN): ComposerPhase.STANDBY,
+    (ComposerPhase.DETACHED, LOST): ComposerPhase.DETACHED,
+    (
+        ComposerPhase.DETACHED,
+        ENDED,
+    ): ComposerPhase.FINISHED_DETACHED,  # in lock step all count alike
+    (ComposerPhase.FINISHED, GRANTED): ComposerPhase.COMPOSING,  # an older state: the gateway lost the newest
+    (ComposerPhase.FINISHED, RESUMED): ComposerPhase.FINISHED,
+    (ComposerPhase.FINISHED, STOOD_DOWN): ComposerPhase.STANDBY,
+    (ComposerPhase.FINISHED, LOST): ComposerPhase.FINISHED_DETACHED,
+    (ComposerPhase.FINISHED_DETACHED, GRANTED): ComposerPhase.COMPOSING,
+    (ComposerPhase.FINISHED_DETACHED, RESUMED): ComposerPhase.FINISHED,
+    (ComposerPhase.FINISHED_DETACHED, STOOD_DOWN): ComposerPhase.STANDBY,
+    (ComposerPhase.FINISHED_DETACHED, LOST): ComposerPhase.FINISHED_DETACHED,
+}
 
 
 class Chore(StrEnum):
@@ -78,7 +128,7 @@ class ComposerMachine:
         """Without a shard yet."""
         self.plan = plan
         self._fragments = tuple(fragments)
-        self.phase = Phase.STANDBY
+        self.phase = ComposerPhase.STANDBY
         self.shard, self.epoch, self.done = -1, 0, 0
         self.held = {key: Held() for key in fragments}
         composers = plan.training.composers
@@ -153,7 +203,7 @@ class ComposerMachine:
             case ShardGranted():
                 self._granted(event)
             case StoodDown():
-                self._advance(states.STOOD_DOWN)
+                self._advance(STOOD_DOWN)
                 self.shard = -1
                 self._tokens_requested = False
             case ConnectionLost():
@@ -186,10 +236,10 @@ class ComposerMachine:
         return []
 
     def _advance(self, event: str) -> None:
-        self.phase = Phase(advance(COMPOSER, self.phase, event))
+        self.phase = ComposerPhase(advance(COMPOSER, self.phase, event))
 
     def _granted(self, event: ShardGranted) -> None:
-        self._advance(states.RESUMED if event.held is None else states.GRANTED)
+        self._advance(RESUMED if event.held is None else GRANTED)
         self.shard, self.epoch = event.shard, event.epoch
         self.speaks = (event.shard,) if event.speaks is None else event.speaks
         self._chores.add(Chore.SAVE)
@@ -211,7 +261,7 @@ class ComposerMachine:
         self._sketches.forget()
 
     def _lost(self) -> None:
-        self._advance(states.LOST)
+        self._advance(LOST)
         self._uploads.clear()
         self._tokens_requested = False
         self._sketches.forget()
@@ -259,11 +309,11 @@ class ComposerMachine:
         return self.shard >= 0 and here
 
     def _boundary(self) -> list[Instruction]:
-        if self.phase is Phase.STANDBY:
+        if self.phase is ComposerPhase.STANDBY:
             return []
         confirmed = self.connected and self._steps_confirmed
         if not self.finished and self.seems_done and self.plan.pace.may_finish(confirmed):
-            self._advance(states.ENDED)
+            self._advance(ENDED)
         if self.plan.pace.blocked_by(self._missing_experts()):
             return []
         found = self.plan.pace.exchange(self._adopt, self._due)
@@ -373,7 +423,7 @@ class ComposerMachine:
     def _invariants(self) -> Iterator[tuple[bool, str]]:
         plan, done = self.plan, self.done
         composers, most = plan.training.composers, plan.most_steps
-        has_shard = self.phase is not Phase.STANDBY
+        has_shard = self.phase is not ComposerPhase.STANDBY
         yield has_shard == (0 <= self.shard < composers), f"{self.phase!s} with shard {self.shard} of {composers}"
         yield 0 <= done <= most, f"{done} steps taken of at most {most}"
         yield len(self._steps) == composers, f"{len(self._steps)} shards reported of {composers}"

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
-from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError, ResourceError, UserError
+from planetary.core.errors import (
+    CompileError,
+    LocalProtocolError,
+    NumericsError,
+    PlanetaryError,
+    ResourceError,
+    UserError,
+)
+from planetary.core.program_trial import decode_program_reference
+from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.role import Role, Workplace
@@ -17,10 +27,11 @@ from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnec
 from planetary.machine.events import Instruction, Payload
 from planetary.moe.composer.composer_driver import ComposerDriver
 from planetary.moe.composer.composer_post import Send
-from planetary.moe.composer.device_roles import roles_on
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import loaded_program
 from planetary.moe.protocol import mixture_messages as mm
+from planetary.runtime.device_check import DeviceReport, check_once, check_program, key_of
+from planetary.runtime.device_program import DeviceProgram
 from planetary.runtime.program_runner import Runner, open_program
 from planetary.wire.limits import MAX_PAYLOAD_BYTES
 
@@ -127,3 +138,49 @@ class ComposerRole:
         log.exception("step %d failed", step + 1)
         self._driver = self._fresh()
         self._send(m.TaskFailed(task=0, kind=kind, reason=reason, step=step + 1), None)  # type: ignore[arg-type]
+
+
+def roles_on(
+    program: DeviceProgram, job: mm.MixtureJob, roles: Mapping[str, Set[str]], place: Workplace
+) -> tuple[tuple[str, ...], str]:
+    """Compare a device's results with the job's reference; return the roles that it can have, and words about it.
+
+    Only parts of the program that an allowed role needs are run; so nothing else is compiled by a device that compiles
+    what it is called for.
+
+    Args:
+        program: the job's, on the device.
+        job: with its reference in the worker's store; without one nothing is compared.
+        roles: of the run: what workers may be, and the parts of the program that each needs.
+        place: the worker; its options say which roles are allowed.
+
+    Raises:
+        CompileError: there is no role whose functions the device computes rightly.
+        ResourceError: nor one that its memory suffices for.
+        TrustError: the blob is no reference of this program.
+    """
+    options = place.options
+    allowed = {role: parts for role, parts in roles.items() if not options.roles or role in options.roles}
+    if not job.reference:
+        return tuple(allowed), ""
+    reference = decode_program_reference(place.store.get(job.reference), job.functions)
+    reports: list[DeviceReport] = []
+    failed: dict[str, CompileError | ResourceError] = {}
+    for part in sorted(frozenset[str]().union(*allowed.values())):
+        functions = functions_of(part, job.functions)
+        key = key_of(job.artifact, job.reference, options.backend, program.device_name, functions)
+        try:
+            reports.append(check_once(place.store, key, partial(check_program, program, reference, functions)))
+        except (CompileError, ResourceError) as error:
+            failed[part] = error
+    usable = tuple(role for role, parts in allowed.items() if not parts & failed.keys())
+    if not usable:
+        raise min(failed.values(), key=lambda error: isinstance(error, ResourceError))
+    found = max(reports, key=lambda report: report.worst_error).summary
+    lacking = {role: failed[min(parts & failed.keys())] for role, parts in allowed.items() if role not in usable}
+    return usable, "; ".join([found, *(f"not as {role}: {error}" for role, error in lacking.items())])
+
+
+def functions_of(part: str, functions: Mapping[str, FunctionSpec]) -> dict[str, FunctionSpec]:
+    """Return the functions of one part of a program, by their whole names."""
+    return {name: spec for name, spec in functions.items() if name.partition("_")[0] == part}

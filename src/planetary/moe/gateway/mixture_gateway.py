@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,13 +21,22 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.slices import LeaseLedger
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_files import CHECKPOINTS, PAYLOADS
+from planetary.fabric.gateway.run_status import (
+    base_status,
+    connected_worker,
+    ended_as,
+    message_of,
+    stage_of,
+    workers_seen,
+)
 from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.preparation.compiling import CompileTarget, Published
 from planetary.fabric.preparation.program_compiling import compile_program_apart
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Mark
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.protocol.sessions import Phase, WorkerSession
+from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, WorkerStatus, newest_mixture
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.moe.composer.composer_data import tokens_payload
@@ -54,7 +65,6 @@ from planetary.moe.controller.records import mixture_news
 from planetary.moe.controller.work_queue import Lease, Work, WorkQueue
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.moe.gateway.mixture_start import MixtureStart, begin_mixture, owners_of_run
-from planetary.moe.gateway.mixture_status import mixture_status
 from planetary.moe.gateway.syncer_work import (
     assembled_model,
     expert_weights,
@@ -67,6 +77,10 @@ from planetary.moe.payloads.shard_payload import model_bytes
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
+
+if TYPE_CHECKING:
+    from planetary.moe.controller.mixture_controller import MixtureController
+
 
 log = logging.getLogger(__name__)
 
@@ -312,3 +326,55 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
 
 def _payload(tensors: Tensors) -> Packed:
     return tensors["payload"].data.toreadonly() if "payload" in tensors else b""
+
+
+def mixture_status(gateway: MixtureGateway) -> RunStatus:
+    """Build the status."""
+    controller = gateway.controller
+    if controller is None:
+        return base_status(gateway, None)
+    state, run_state = controller.state, _run_state(controller)
+    finishing = "evaluating the last round's model" if run_state == "finishing" else ""
+    stage, since = stage_of(gateway, run_state, controller.stalls.why or finishing)
+    return msgspec.structs.replace(
+        base_status(gateway, state),
+        state=run_state,
+        stage=stage,
+        stage_since=since,
+        round=min(state.round + 1, gateway.config.train.rounds),
+        workers=workers_seen(controller.desk, state.losses, lambda worker: worker_status(controller, worker)),
+        mixture=newest_mixture(gateway.metrics),
+        message=message_of(gateway, controller.stalls.why),
+    )
+
+
+def _run_state(controller: MixtureController) -> RunState:
+    ended = ended_as(controller.state.ended)
+    if ended is not None:
+        return ended
+    if controller.state.round >= controller.policy.rounds:
+        return "finishing"
+    return "training" if controller.composing else "waiting"
+
+
+def worker_status(controller: MixtureController, worker: WorkerSession) -> WorkerStatus:
+    """Describe a connected worker.
+
+    A round is a number of steps of the run and not of a composer: one that is faster than others takes more than their
+    mean in it, and is in the next round when its state at the end of this one is saved.
+    """
+    composing = controller.composing.get(worker.session)
+    state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"
+    round_, step, loss = 0, 0, None
+    if composing is not None:
+        done = controller.rounds.has_ended(composing.shard)
+        state = "ready" if done else "training"
+        shard = controller.state.shards[composing.shard]
+        ended = max(shard.marks, default=controller.state.round)
+        began = shard.marks[ended].step if ended in shard.marks else shard.round_step
+        round_, step = min(ended + 1, controller.policy.rounds), max(0, composing.step - began)
+        loss = composing.loss if composing.loss is not None and math.isfinite(composing.loss) else None
+    if controller.rounds.evaluates(worker.session):
+        state = "evaluating"
+    seen = connected_worker(worker, state, controller.state.losses.get(worker.worker, 0))
+    return msgspec.structs.replace(seen, round=round_, step=step, loss=loss)

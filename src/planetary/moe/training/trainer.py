@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import NumericsError, UserError
 from planetary.core.step import GRADIENT
 from planetary.core.tensors import Tensors
@@ -20,8 +22,7 @@ from planetary.moe.methods import ownership
 from planetary.moe.methods.acceptance import Verdict
 from planetary.moe.methods.averaging import mean_gradients, merge
 from planetary.moe.methods.tiers import Tier, tier_fragments
-from planetary.moe.program.execution import composer_runner, expert_runner
-from planetary.moe.program.programs import dense_specs
+from planetary.moe.program.programs import composer_program, dense_specs, expert_program
 from planetary.moe.program.signature import ComposerShape, parameter_specs
 from planetary.moe.training.composer import ComposerSteps, install, mean_error, mean_loss, whole_arguments
 from planetary.moe.training.initial import initial_training
@@ -29,7 +30,53 @@ from planetary.moe.training.replicas import consolidate, expert_fragments, only_
 from planetary.moe.training.routing import RoutingAgreement, all_layers, routing_agreement
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import ComposerState, Surrogates, SyncerState, TrainingState, assembled
-from planetary.runtime.program_runner import Runner
+from planetary.runtime.program_runner import Program, ProgramRunner, Runner, XlaRunner
+
+if TYPE_CHECKING:
+    from planetary.compiler.backends.targets import Target
+
+
+@functools.lru_cache(maxsize=16)
+def composer_runner(
+    config: LatentMoeConfig, shape: ComposerShape, options: StepOptions, optimise: bool = True
+) -> XlaRunner:
+    """Return a composer's program ready to run; all trainings of one model in one process share what it compiles."""
+    return XlaRunner(composer_program(config, shape, options), optimise=optimise)
+
+
+def expert_runner(
+    config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool = True
+) -> XlaRunner:
+    """Return an expert worker's program ready to run, shared in the same way."""
+    return _expert_runner(msgspec.structs.replace(config, balance=0.0), slots, tokens, options, optimise)
+
+
+@functools.lru_cache(maxsize=16)
+def _expert_runner(config: LatentMoeConfig, slots: int, tokens: int, options: StepOptions, optimise: bool) -> XlaRunner:
+    return XlaRunner(expert_program(config, slots, tokens, options), optimise=optimise)
+
+
+class IreeRunner(ProgramRunner):
+    """Compiles a program with IREE for one target and runs it on that device of this machine.
+
+    Args:
+        program: what to compile.
+        target: for an IREE backend.
+        functions: those that will be called; default: all.
+
+    Raises:
+        CompileError: IREE refuses the program.
+        ResourceError: the device cannot be opened, or the module not be loaded.
+    """
+
+    def __init__(self, program: Program, target: Target, functions: Sequence[str] = ()) -> None:
+        from planetary.compiler.backends.iree import compile_functions
+        from planetary.runtime.iree_functions import IreeFunctions
+
+        wanted = {name: program.functions[name] for name in functions or program.functions}
+        module = compile_functions(program.portable, target, wanted)
+        super().__init__(program, IreeFunctions(module, wanted, backend=target.backend))
+
 
 replace = msgspec.structs.replace
 

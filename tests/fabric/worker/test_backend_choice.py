@@ -7,8 +7,8 @@ import importlib.util
 import pytest
 
 from planetary.core.errors import UserError
+from planetary.fabric.worker.backend_trial import choose_backend
 from planetary.runtime import backends
-from planetary.runtime.backend_choice import choose_backend
 
 BOTH = ("cpu", "pjrt:cpu")
 

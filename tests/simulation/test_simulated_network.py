@@ -11,8 +11,7 @@ import pytest
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.dial import Address, Dialler
-from planetary.fabric.shell.shell import Shell
+from planetary.fabric.shell.shell import Address, ClientShell
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello, receive_hello
@@ -85,21 +84,13 @@ class PingMachine:
 
 
 class Pinger:
-    """A client process: the production shell and dialler around a `PingMachine`."""
+    """A client process: the production shell around a `PingMachine`."""
 
     def __init__(self, world: World, node: str, every_s: float = 0.4) -> None:
         self.world, self.machine = world, PingMachine(every_s)
         self.process = world.start(f"pinger {node}", node, self._main)
 
     async def _main(self, process: Process) -> int:
-        def carry_out(instruction: e.Instruction) -> None:
-            match instruction:
-                case e.Dial():
-                    dialler.dial(instruction.session)
-                case e.Send():
-                    dialler.send(instruction.message)
-
-        shell: Shell[int] = Shell(self.machine, carry_out, self.world.clock)
         hello = m.Hello(
             role="worker",
             protocol=m.FABRIC.version,
@@ -109,15 +100,18 @@ class Pinger:
             node=process.node,
             pid=1,
         )
-        dialler = Dialler(
-            Address(HOST, PORT, "", 4.0),
-            m.FABRIC,
-            hello,
-            shell.post,
-            lambda session, item: shell.post(e.Received(session, item.message)),
+        shell = ClientShell(
+            self.machine,
+            lambda instruction: pytest.fail(f"asked for {instruction}"),
+            self.world.clock,
+            address=Address(HOST, PORT, "", 4.0),
+            protocol=m.FABRIC,
+            hello=hello,
+            received=lambda session, item: shell.post(e.Received(session, item.message)),
             network=self.world.network.of(process),
         )
-        return await shell.run()
+        await shell.run()
+        return 0
 
     @property
     def numbers(self) -> list[int]:

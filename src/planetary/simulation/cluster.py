@@ -31,7 +31,7 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import AnyRecord
 from planetary.fabric.protocol.status import RoundMetrics
-from planetary.fabric.shell.dial import Address
+from planetary.fabric.shell.shell import Address
 from planetary.fabric.shell.system import System
 from planetary.machine.machine import Machine
 from planetary.simulation.disk import SimulatedDisk, flip_bit

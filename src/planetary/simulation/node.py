@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from planetary.artifacts.store import BlobStore
@@ -11,7 +12,7 @@ from planetary.core.errors import CompileError, PeerError, PlanetaryError, Trust
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import ChildProcess
-from planetary.fabric.shell.dial import Address
+from planetary.fabric.shell.shell import Address, ClientShell, TensorSource
 from planetary.fabric.shell.system import System
 from planetary.fabric.supervisor.supervisor import SupervisorOptions, SupervisorShell
 from planetary.fabric.worker.role import WorkerOptions
@@ -23,6 +24,7 @@ from planetary.simulation.executors import Health, TimedExecutor
 from planetary.simulation.process import ChildOf, Process
 from planetary.simulation.ring import SimulatedCommunicator, SimulatedMaster
 from planetary.simulation.world import World
+from planetary.wire.message import Message
 
 STEP_S = 0.2  # of a healthy worker
 START_S = 0.6  # from the start of a process to its first connection
@@ -31,27 +33,29 @@ GIVE_UP_S = 60.0
 STATUS = {UserError: 2, CompileError: 3, TrustError: 4, PeerError: 6}  # exit statuses after which none is started again
 
 
+class RepeatingShell(ClientShell):
+    """A client's shell that remembers the last result."""
+
+    send_again: Callable[[], None] | None = None
+
+    def send(self, message: Message, tensors: TensorSource | None = None) -> None:
+        """See `ClientShell`."""
+        if isinstance(message, m.TrainResult):
+            self.send_again = partial(super().send, message, tensors)
+        super().send(message, tensors)
+
+
 class SimulatedWorker(WorkerShell):
     """The worker's shell, which can be made to send its last result twice."""
 
-    _send_again: Callable[[], None] | None = None
-
-    def _carry_out(self, instruction: e.Instruction) -> e.Exit | None:
-        if not isinstance(instruction, e.Send) or not isinstance(instruction.message, m.TrainResult):
-            return super()._carry_out(instruction)
-        message, source = instruction.message, None
-        if instruction.payload is not None:
-            tensors = self._require_role().tensors(instruction.payload)
-            source = lambda: tensors  # noqa: E731
-        self._send_again = lambda: self._dialler.send(message, source)
-        self._send_again()
-        return None
+    shell_type = RepeatingShell
 
     def repeat_result(self) -> bool:
         """Send the last result again; false when there was none."""
-        if self._send_again is None:
+        assert isinstance(self._shell, RepeatingShell)
+        if self._shell.send_again is None:
             return False
-        self._send_again()
+        self._shell.send_again()
         return True
 
 

@@ -18,7 +18,7 @@ from planetary.core.program_trial import encode_program_reference, make_referenc
 from planetary.core.step import ProgramSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerJoined, WorkerRefused
-from planetary.fabric.shell.dial import Address
+from planetary.fabric.shell.shell import Address
 from planetary.fabric.shell.system import SYSTEM
 from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
 from planetary.moe.composer import composer_role

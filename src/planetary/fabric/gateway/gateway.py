@@ -45,8 +45,7 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.status import MOST_EVENTS, RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import Traffic
-from planetary.fabric.shell.outbox import Outbox
-from planetary.fabric.shell.shell import Shell
+from planetary.fabric.shell.shell import SendQueues, Shell
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.net.authority import Authority
@@ -208,7 +207,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._journal: JsonLinesWriter | None = None
         self._metrics_file: JsonLinesWriter | None = None
         self._sessions = 0
-        self._outboxes: dict[int, Outbox] = {}
+        self._queues: dict[int, SendQueues] = {}
         self._work = Background(self._compile_for, self._post, system.clock, config.fabric.compilers)
         self._stop_reason: str | None = None
 
@@ -386,12 +385,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         if self._watch is not None:
             self._watch.cancel()
         await self._work.finish()  # a checkpoint under way is
-        for outbox in list(self._outboxes.values()):
+        for queues in list(self._queues.values()):
             try:
                 async with asyncio.timeout(self.config.timings.shutdown_s):
-                    await outbox.drain()
+                    await queues.drain()
             except TimeoutError:
-                log.info("%s did not take the last messages in time", outbox.connection.peer)
+                log.info("%s did not take the last messages in time", queues.connection.peer)
         if self._server is not None:
             await self._server.close("the gateway ends")
         for writer in (self._journal, self._metrics_file):
@@ -450,12 +449,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             if has_tensors and shell is not None:
                 shell.post(e.PayloadSent(session, message))
 
-        outbox = Outbox(
+        queues = SendQueues(
             connection,
             sent,
             lambda reason: shell.post(e.SendFailed(session, reason)) if shell is not None else None,
         )
-        self._outboxes[session] = outbox
+        self._queues[session] = queues
         reason = "the connection ended"
         assert self._shell is not None
         if self._guests is not None:
@@ -474,8 +473,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             reason = str(error)
             raise
         finally:
-            outbox.abandon()
-            self._outboxes.pop(session, None)
+            queues.abandon()
+            self._queues.pop(session, None)
             if self._guests is not None:
                 self._guests.left(connection)
             silent_s = asyncio.get_running_loop().time() - connection.last_received
@@ -512,13 +511,13 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
                 assert isinstance(instruction.record, Record)
                 self._append(instruction.record)
             case e.Send():
-                outbox = self._outboxes.get(instruction.session)
-                if outbox is not None:
-                    outbox.put(instruction.message, self._source(instruction.payload))
+                queues = self._queues.get(instruction.session)
+                if queues is not None:
+                    queues.put(instruction.message, self._source(instruction.payload))
             case e.Close():
-                outbox = self._outboxes.get(instruction.session)
-                if outbox is not None:
-                    self._work.add(self._close_session(outbox, instruction.reason))
+                queues = self._queues.get(instruction.session)
+                if queues is not None:
+                    self._work.add(self._close_session(queues, instruction.reason))
             case e.Compile():
                 self._work.compile(instruction)
                 log.info("%s", self.compiling[0])
@@ -564,13 +563,13 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         for follower in self.followers:
             follower.write_round(metrics)
 
-    async def _close_session(self, outbox: Outbox, reason: str) -> None:
+    async def _close_session(self, queues: SendQueues, reason: str) -> None:
         try:
             async with asyncio.timeout(self.config.timings.shutdown_s):
-                await outbox.drain()
+                await queues.drain()
         except TimeoutError:
-            log.info("%s did not take the last messages in time", outbox.connection.peer)
-        await outbox.connection.close(reason)
+            log.info("%s did not take the last messages in time", queues.connection.peer)
+        await queues.connection.close(reason)
 
 
 class Background:

@@ -1,16 +1,45 @@
-"""Drives one machine on an event loop: events in from anywhere, instructions out to one function, ticks on time."""
+"""Drive a machine on an event loop: events in from anywhere, instructions out, ticks on time, messages in order.
+
+A `Shell` drives a machine. `SendQueues` lie in front of each of its connections. The shell of a participant that has
+one connection, to its gateway, is a `ClientShell`: it dials, sends and ends for its machine.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
+import msgspec
+import numpy as np
+
 from planetary.core.clock import Clock
-from planetary.machine.events import Event, Instruction, Tick
+from planetary.core.errors import ClosedError, LocalProtocolError, PlanetaryError, TrustError, UserError
+from planetary.machine.events import Closed, Dial, Event, Exit, Instruction, Opened, Payload, Send, Tick
 from planetary.machine.machine import Machine
+from planetary.net.client import Trust, connect
+from planetary.net.connection import Connection
+from planetary.net.handshake import say_hello
+from planetary.net.identity import Identity
+from planetary.net.network import TCP, Network
+from planetary.net.session import Greeting, Refused
+from planetary.wire.inbox import Allocate, Received, allocate_any
+from planetary.wire.message import Message, Order
+from planetary.wire.protocol import Protocol
+
+log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+
+TensorSource = Callable[[], Mapping[str, np.ndarray]]
+"""Gives the tensors when their turn has come, so that a queue of messages holds no memory."""
+
+Sent = Callable[[Message, int, bool], None]
+"""Called with a message, the bytes of its frames, and whether it had tensors."""
+
+_Queue = asyncio.Queue[tuple[Message, TensorSource | None]]
 
 
 class Shell(Generic[Result]):
@@ -77,3 +106,218 @@ class Shell(Generic[Result]):
                 return await self._events.get()
         except TimeoutError:
             return Tick()
+
+
+class SendQueues:
+    """The queues in front of a connection, by sending order. A failed connection is noticed where it is received on."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        sent: Sent | None = None,
+        unreadable: Callable[[str], None] | None = None,
+    ) -> None:
+        """Start sending; `sent` is called for each message that had to wait for its turn.
+
+        When the tensors of a message cannot be read, `unreadable` is called with the reason and the connection is
+        dropped: the receiver would wait for the message for ever.
+        """
+        self.connection = connection
+        self._sent = sent
+        self._unreadable = unreadable
+        self._queues: dict[Order, _Queue] = {Order.IN_TURN: asyncio.Queue(), Order.BESIDE: asyncio.Queue()}
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._run(queue)) for queue in self._queues.values()]
+
+    def put(self, message: Message, tensors: TensorSource | None = None) -> None:
+        """Queue a message. One that goes ahead of the others has no tensors."""
+        order = message.sending_order()
+        if order is not Order.AHEAD:
+            self._queues[order].put_nowait((message, tensors))
+            return
+        try:
+            self.connection.post(message)
+        except LocalProtocolError:
+            self._give_up()
+        except PlanetaryError:
+            return  # the connection is over
+
+    async def drain(self) -> None:
+        """Wait until all queued messages are sent, or cannot be."""
+        loop = asyncio.get_running_loop()
+        for queue, task in zip(self._queues.values(), self._tasks, strict=True):
+            waiting = loop.create_task(queue.join())
+            try:
+                await asyncio.wait((waiting, task), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                waiting.cancel()
+
+    def abandon(self) -> None:
+        """Stop sending."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _run(self, queue: _Queue) -> None:
+        while True:
+            message, source = await queue.get()
+            try:
+                tensors = await self._read(source) if source is not None else None
+                nbytes = await self.connection.send(message, tensors)
+                if self._sent is not None:
+                    self._sent(message, nbytes, tensors is not None)
+            except LocalProtocolError:
+                self._give_up()
+                return
+            except PlanetaryError:
+                return
+            except Exception:  # noqa: BLE001 - otherwise nothing would be sent again, silently
+                self._give_up()
+                return
+            finally:
+                queue.task_done()
+
+    def _give_up(self) -> None:
+        # The sender waits for an answer that would never come: make it a loud failure.
+        log.exception("a message to %s could not be sent", self.connection.peer)
+        self.connection.abort()
+
+    async def _read(self, source: TensorSource) -> Mapping[str, np.ndarray]:
+        try:
+            return await asyncio.to_thread(source)
+        except Exception as error:
+            known = isinstance(error, PlanetaryError)
+            why = str(error) if known else f"{type(error).__name__}: {error}"
+            said = "the tensors of a message to %s could not be read: %s"
+            log.error(said, self.connection.peer, why, exc_info=None if known else error)
+            if self._unreadable is not None:
+                self._unreadable(why)
+            self.connection.abort()
+            raise ClosedError("the tensors of a message could not be read") from error
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where the gateway is and how it is recognised."""
+
+    host: str
+    port: int
+    token: str  # "": plain TCP, on loopback only
+    connect_s: float = 8.0  # for a connection and its handshake
+    identity: Identity | None = None  # of this machine; None without a token
+
+
+class ClientShell(Shell[Exit]):
+    """The shell of a participant with one connection, which its machine asks for: `Dial`, `Send` and `Exit`."""
+
+    def __init__(
+        self,
+        machine: Machine[Event, Instruction],
+        carry_out: Callable[[Instruction], None],
+        clock: Clock,
+        observe: Callable[[Machine[Event, Instruction]], None] | None = None,
+        *,
+        address: Address,
+        protocol: Protocol,
+        hello: Greeting,
+        received: Callable[[int, Received], None],
+        tensors: Callable[[Payload], Mapping[str, np.ndarray]] | None = None,
+        allocate: Allocate = allocate_any,
+        sent: Sent | None = None,
+        network: Network = TCP,
+    ) -> None:
+        """Prepare; `run` begins.
+
+        Args:
+            machine: that is driven.
+            carry_out: the instructions that are not about the connection; must not block.
+            clock: of the machine.
+            observe: as of `Shell`.
+            address: of the gateway.
+            protocol: that is spoken.
+            hello: the first message, without token and signature.
+            received: called with the session and each message.
+            tensors: returns those of a payload that the machine sends; None: it sends none.
+            allocate: as of `net.connect`.
+            sent: as of `SendQueues`.
+            network: that connections are made on.
+        """
+        super().__init__(machine, self._carry_out_own, clock, observe)
+        self._carry_out_other = carry_out
+        self._address = address
+        self._protocol = protocol
+        self._trust = Trust(address.token) if address.token else Trust.plain_loopback()
+        self._hello = msgspec.structs.replace(hello, token=address.token)
+        if address.identity is not None and self._trust.invite is not None:
+            self._hello = address.identity.sign(self._hello, self._trust.invite.authority_fingerprint)
+        self._received = received
+        self._tensors = tensors
+        self._allocate = allocate
+        self._sent = sent
+        self._network = network
+        self._task: asyncio.Task[None] | None = None
+        self._queues: SendQueues | None = None
+
+    def send(self, message: Message, tensors: TensorSource | None = None) -> None:
+        """Queue a message; dropped when there is no connection."""
+        if self._queues is not None:
+            self._queues.put(message, tensors)
+
+    async def close(self, reason: str) -> None:
+        """Send what is queued, say goodbye and close."""
+        queues = self._queues  # forgotten when the other side closes first
+        if queues is not None:
+            await queues.drain()
+            await queues.connection.close(reason)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def _carry_out_own(self, instruction: Instruction) -> Exit | None:
+        match instruction:
+            case Dial():
+                self._task = asyncio.get_running_loop().create_task(self._attend(instruction.session))
+            case Send():
+                self.send(instruction.message, self._source(instruction.payload))
+            case Exit():
+                return instruction
+            case _:
+                self._carry_out_other(instruction)
+        return None
+
+    def _source(self, payload: Payload | None) -> TensorSource | None:
+        if payload is None or self._tensors is None:
+            return None
+        tensors = self._tensors(payload)  # now: the machine may drop them before their turn has come
+        return lambda: tensors
+
+    async def _attend(self, session: int) -> None:
+        address = self._address
+        connection: Connection | None = None
+        try:
+            connection = await connect(
+                address.host,
+                address.port,
+                self._trust,
+                self._protocol,
+                timeout_s=address.connect_s,
+                allocate=self._allocate,
+                network=self._network,
+            )
+            answer = await say_hello(connection, self._hello, address.connect_s)
+            if isinstance(answer, Refused):
+                self.post(Closed(session, answer.reason, refused=not answer.retry, kind=answer.kind))
+                return
+            self._queues = SendQueues(connection, self._sent)
+            self.post(Opened(session, answer.run))
+            while True:
+                self._received(session, await connection.receive())
+        except (TrustError, UserError) as error:
+            self.post(Closed(session, str(error), refused=True))
+        except PlanetaryError as error:
+            self.post(Closed(session, str(error)))
+        finally:
+            if self._queues is not None:
+                self._queues.abandon()
+                self._queues = None
+            if connection is not None:
+                connection.abort()

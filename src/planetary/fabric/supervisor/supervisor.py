@@ -15,8 +15,7 @@ from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import ChildProcess, describe_exit, on_stop_signals
-from planetary.fabric.shell.dial import Address, Dialler
-from planetary.fabric.shell.shell import Shell
+from planetary.fabric.shell.shell import Address, ClientShell
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.supervisor.node_news import SupervisorReport
 from planetary.fabric.supervisor.restarts import Restarts
@@ -68,7 +67,6 @@ class SupervisorShell:
             redial_first_s=0.2,
             redial_limit_s=2.0,
         )
-        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, system.clock, self._observe)
         hello = m.Hello(
             role="supervisor",
             protocol=m.FABRIC.version,
@@ -78,12 +76,15 @@ class SupervisorShell:
             node=options.node,
             pid=system.pid(),
         )
-        self._dialler = Dialler(
-            options.address,
-            m.FABRIC,
-            hello,
-            self._shell.post,
-            self._received,
+        self._shell = ClientShell(
+            machine,
+            self._carry_out,
+            system.clock,
+            self._observe,
+            address=options.address,
+            protocol=m.FABRIC,
+            hello=hello,
+            received=self._received,
             allocate=refuse_tensors,
             network=system.network,
         )
@@ -95,7 +96,7 @@ class SupervisorShell:
         log.info("supervisor of %s ends: %s", self._options.name, end.reason)
         if self._child is not None:
             await self._child.end(self._options.shutdown_s)
-        await self._dialler.close(end.reason)
+        await self._shell.close(end.reason)
         for task in self._tasks:
             task.cancel()
         return end
@@ -115,12 +116,8 @@ class SupervisorShell:
     def _received(self, session: int, received: Received) -> None:
         self._shell.post(e.Received(session, received.message))
 
-    def _carry_out(self, instruction: e.Instruction) -> e.Exit | None:
+    def _carry_out(self, instruction: e.Instruction) -> None:
         match instruction:
-            case e.Dial():
-                self._dialler.dial(instruction.session)
-            case e.Send():
-                self._dialler.send(instruction.message)
             case e.StartProcess():
                 self._spawn(self._run_child(instruction.attempt))
             case e.KillProcess():
@@ -128,9 +125,8 @@ class SupervisorShell:
                 if self._child is not None:
                     grace = self._options.shutdown_s if instruction.gracefully else 0.0
                     self._spawn(self._end_child(self._child, grace))
-            case e.Exit():
-                return instruction
-        return None
+            case _:
+                raise AssertionError(f"a supervisor's machine asked for {instruction}")
 
     def _spawn(self, work: object) -> None:
         task = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.dial import Address
+from planetary.fabric.shell.shell import Address
 from planetary.fabric.shell.system import System
 from planetary.fabric.worker.worker_events import RoleMachine
 from planetary.machine.events import Event, Instruction, Payload

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,8 +21,7 @@ from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import on_stop_signals
-from planetary.fabric.shell.dial import Dialler
-from planetary.fabric.shell.shell import Shell
+from planetary.fabric.shell.shell import ClientShell
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.role import NothingToDo, Role, Roles, WorkerOptions, Workplace, loader_of
@@ -38,7 +38,9 @@ MAX_BLOB_BYTES = 4 << 30
 
 
 class WorkerShell:
-    """Carries out what the machine asks for."""
+    """The worker's side of its machine: messages, blobs, and the role that its job asks for."""
+
+    shell_type: ClassVar[type[ClientShell]] = ClientShell
 
     def __init__(
         self, options: WorkerOptions, protocol: WireProtocol, roles: Roles, *, system: System = SYSTEM
@@ -58,15 +60,6 @@ class WorkerShell:
         self._store = BlobStore(options.cache, system.files)
         self._ending = False
         machine = WorkerMachine(options.name, redial_first_s=0.2, redial_limit_s=2.0, give_up_s=options.give_up_s)
-        self._shell: Shell[e.Exit] = Shell(machine, self._carry_out, system.clock, system.observe)
-        self._place = Workplace(
-            options=options,
-            store=self._store,
-            post=self._shell.post,
-            send=self._send_from_thread,
-            is_ending=lambda: self._ending,
-            system=system,
-        )
         hello = m.Hello(
             role="worker",
             protocol=protocol.version,
@@ -83,15 +76,27 @@ class WorkerShell:
             chosen=options.chosen,
             roles=options.roles,
         )
-        self._dialler = Dialler(
-            options.address,
-            protocol,
-            hello,
-            self._shell.post,
-            self._received,
+        self._shell = self.shell_type(
+            machine,
+            self._carry_out,
+            system.clock,
+            system.observe,
+            address=options.address,
+            protocol=protocol,
+            hello=hello,
+            received=self._received,
+            tensors=lambda payload: self._require_role().tensors(payload),
             allocate=self._allocate,
             sent=self._sent,
             network=system.network,
+        )
+        self._place = Workplace(
+            options=options,
+            store=self._store,
+            post=self._shell.post,
+            send=self._send_from_thread,
+            is_ending=lambda: self._ending,
+            system=system,
         )
 
     async def run(self) -> e.Exit:
@@ -101,28 +106,16 @@ class WorkerShell:
         end = await self._shell.run()
         self._ending = True
         log.info("worker %s ends: %s", self._options.name, end.reason)
-        await self._dialler.close(end.reason)
+        await self._shell.close(end.reason)
         if self._role is not None:
             await asyncio.to_thread(self._role.close)
         return end
 
-    def _carry_out(self, instruction: e.Instruction) -> e.Exit | None:
-        match instruction:
-            case e.Dial():
-                self._dialler.dial(instruction.session)
-            case e.Send():
-                source = None
-                if instruction.payload is not None:
-                    tensors = self._require_role().tensors(instruction.payload)
-                    source = lambda: tensors  # noqa: E731
-                self._dialler.send(instruction.message, source)
-            case w.LoadJob():
-                asyncio.get_running_loop().run_in_executor(None, self._load, instruction.job)
-            case e.Exit():
-                return instruction
-            case _:
-                self._require_role().carry_out(instruction)
-        return None
+    def _carry_out(self, instruction: e.Instruction) -> None:
+        if isinstance(instruction, w.LoadJob):
+            asyncio.get_running_loop().run_in_executor(None, self._load, instruction.job)
+        else:
+            self._require_role().carry_out(instruction)
 
     def _require_role(self) -> Role:
         if self._role is None:
@@ -207,4 +200,4 @@ class WorkerShell:
     def _send_from_thread(self, message: m.Message, payload: Packed | None) -> None:
         source = None if payload is None else lambda: {"payload": np.frombuffer(payload, np.uint8)}
         with contextlib.suppress(RuntimeError):  # the loop may have ended with the process
-            self._loop.call_soon_threadsafe(self._dialler.send, message, source)
+            self._loop.call_soon_threadsafe(self._shell.send, message, source)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.outbox import Outbox
+from planetary.fabric.shell.shell import SendQueues
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.net import Connection, Trust, connect, serve
 from planetary.wire.message import Order
@@ -45,26 +45,26 @@ async def exchange(held: threading.Event, sent: list[tuple[str, int, bool]]) -> 
 
     server = await serve("127.0.0.1", 0, attend, mm.MIXTURES)
     client = await connect(server.host, server.port, Trust.plain_loopback(), mm.MIXTURES)
-    outbox = Outbox(client, lambda message, nbytes, tensors: sent.append((type(message).__name__, nbytes, tensors)))
+    queues = SendQueues(client, lambda message, nbytes, tensors: sent.append((type(message).__name__, nbytes, tensors)))
     found: list[str] = []
     try:
-        outbox.put(FRAGMENT, fragment)
-        outbox.put(SURROGATES, payload)
-        outbox.put(VIEW, payload)
-        outbox.put(STATE, payload)
-        outbox.put(STEP)
-        outbox.put(WANT)
+        queues.put(FRAGMENT, fragment)
+        queues.put(SURROGATES, payload)
+        queues.put(VIEW, payload)
+        queues.put(STATE, payload)
+        queues.put(STEP)
+        queues.put(WANT)
         other = await taken.get()
         while len(found) < 6:
             received = await other.receive(20)
             found.append(type(received.message).__name__)
             if isinstance(received.message, mm.SaveShard):
                 held.set()
-        await outbox.drain()
+        await queues.drain()
         return found
     finally:
         held.set()
-        outbox.abandon()
+        queues.abandon()
         over.set()
         client.abort()
         await server.close()
@@ -88,12 +88,12 @@ def test_draining_ends_with_the_connection() -> None:
 
         server = await serve("127.0.0.1", 0, attend, mm.MIXTURES)
         client = await connect(server.host, server.port, Trust.plain_loopback(), mm.MIXTURES)
-        outbox = Outbox(client)
+        queues = SendQueues(client)
         for message in (FRAGMENT, SURROGATES, STATE, VIEW):
-            outbox.put(message, payload)
+            queues.put(message, payload)
         client.abort()
         async with asyncio.timeout(20):
-            await outbox.drain()
+            await queues.drain()
         over.set()
         await server.close()
 

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, overrides_between, to_toml
+from planetary.core.configuration.outer_rule import chosen_rule
 from planetary.core.configuration.ranges import describe
+from planetary.core.configuration.schema import OuterConfig
 from planetary.core.configuration.strict import FIELDS
 from planetary.core.configuration.toml import toml_document
 from planetary.core.errors import UserError
@@ -25,8 +27,9 @@ def load(tmp_path: Path, text: str, name: str = "trial.toml") -> Config:
 def test_an_empty_file_gives_the_defaults_and_its_own_name(tmp_path: Path) -> None:
     config = load(tmp_path, "")
     assert config.run.name == "trial"
-    assert msgspec.structs.replace(config, run=Config().run) == Config()
-    assert (config.outer.learning_rate, config.outer.momentum) == (0.7, 0.9)
+    expected = msgspec.structs.replace(Config(), outer=OuterConfig(**chosen_rule(Config().train.rounds)))
+    assert msgspec.structs.replace(config, run=Config().run) == expected
+    assert (config.outer.learning_rate, config.outer.momentum) == (1.0, 0.0)
     assert config.train.inner_state == "persist"
 
 

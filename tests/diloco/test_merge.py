@@ -23,7 +23,9 @@ def merged(rule: MergeRule, deltas: list[np.ndarray], shares: list[float] | None
     table = Table(tuple(range(len(deltas))), tuple(map(tuple, gram)), 0.0, deltas[0].size)
     weights = rule.weights(lambda: table, shares or [1 / len(deltas)] * len(deltas))
     assert sum(weights) == pytest.approx(1.0)
-    return rule.merge([delta.copy() for delta in deltas], weights)
+    products = np.array(table.products)
+    coefficients = rule.coefficients("w", lambda: products, weights)
+    return rule.merge([delta.copy() for delta in deltas], coefficients, np.zeros_like(deltas[0]))
 
 
 @given(only=vectors)

@@ -11,7 +11,7 @@ import argparse
 import collections
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -62,11 +62,12 @@ def sweep(
     ring: bool = False,
     overlap: bool = False,
     one_epoch: bool = False,
+    given: Sequence[str] = (),
 ) -> Seen:
     """Run schedules, check each, and return what they came across."""
     seen = Seen()
     for seed in seeds:
-        cluster = run_schedule(seed, checkpoint_every, ring=ring, overlap=overlap, one_epoch=one_epoch)
+        cluster = run_schedule(seed, checkpoint_every, ring=ring, overlap=overlap, one_epoch=one_epoch, given=given)
         seen.struck.update(cluster.struck)
         seen.records.update(type(record) for record in cluster.journal)
     return seen
@@ -79,17 +80,24 @@ def run_schedule(
     ring: bool = False,
     overlap: bool = False,
     one_epoch: bool = False,
+    given: Sequence[str] = (),
 ) -> SimCluster:
-    """Run a schedule and check everything that must be true after it. `one_epoch`: the data ends the run."""
+    """Run a schedule and check everything that must be true after it.
+
+    `one_epoch`: the data ends the run; `given`: settings of other keys, as of `--set`.
+    """
     length = {"rounds": 100, "inner_steps": 25, "max_epochs": 1} if one_epoch else {"rounds": ROUNDS}
-    training = small_training(workers=WORKERS, checkpoint_every=checkpoint_every, ring=ring, overlap=overlap, **length)
+    every = checkpoint_every
+    training = small_training(
+        workers=WORKERS, checkpoint_every=every, ring=ring, overlap=overlap, given=given, **length
+    )
     cluster = SimCluster(seed, training, WORKERS, draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12))
     try:
         assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
         check(cluster)
     except BaseException as error:
         mode = f"{' --ring' * ring}{' --overlap' * overlap}{' --one-epoch' * one_epoch}"
-        mode += f" --checkpoint-every={checkpoint_every}"
+        mode += f" --checkpoint-every={checkpoint_every}" + "".join(f" --set={setting}" for setting in given)
         error.add_note(f"faults: {cluster.struck}")
         error.add_note(f"replay: PYTHONPATH=src python tests/fabric/fault_schedules.py {seed}{mode}")
         raise
@@ -215,10 +223,16 @@ def main() -> None:
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--one-epoch", action="store_true")
     parser.add_argument("--checkpoint-every", type=int, default=1)
+    parser.add_argument("--set", dest="given", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     cluster = run_schedule(
-        args.seed, args.checkpoint_every, ring=args.ring, overlap=args.overlap, one_epoch=args.one_epoch
+        args.seed,
+        args.checkpoint_every,
+        ring=args.ring,
+        overlap=args.overlap,
+        one_epoch=args.one_epoch,
+        given=args.given,
     )
     for record in cluster.journal:
         sys.stdout.write(f"{record.t:8.3f} {msgspec.json.encode(record).decode()}\n")

@@ -287,6 +287,8 @@ def config_hash(config: Config) -> str:
         del kept["data"]["sampling"]
     if config.data.sampling != "fifo" or not config.data.shuffle_leases:
         del kept["data"]["shuffle_leases"]
+    if config.outer.weights == "tokens":
+        del kept["outer"]["weights"]
     model, data = kept["model"], kept["data"]
     for table, key in ((model, "source"), (model, "weights"), (data, "source"), (data, "tokenizer")):
         if "://" not in table[key]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -24,8 +25,9 @@ class Contribution(msgspec.Struct, frozen=True):
     """The parameters at the end of one trained lease."""
 
     task: int
-    tokens: int  # target tokens behind it: its weight
+    tokens: int  # target tokens behind it
     tensors: Tensors  # by parameter name, in the parameters' own element types
+    steps: int = 1  # inner steps behind it
 
 
 def check_contribution(specs: Sequence[TensorSpec], tensors: Tensors) -> str:
@@ -59,8 +61,21 @@ def check_contribution(specs: Sequence[TensorSpec], tensors: Tensors) -> str:
     return ""
 
 
-def normalised(contributions: Sequence[Contribution]) -> list[tuple[float, Contribution]]:
-    """Return `(weight, contribution)` in task order; the weights are shares of all tokens, as float64.
+Weighting = Literal["tokens", "tokens_squared"]
+"""What a contribution weighs. tokens: its target tokens (DiLoCo). tokens_squared: tokens² / steps (Decoupled DiLoCo),
+which is the same where all take as many steps with batches of one size."""
+
+
+def weight_of(contribution: Contribution, weighting: Weighting) -> float:
+    """Return the weight of a contribution; see `Weighting`."""
+    tokens = contribution.tokens
+    return float(tokens) if weighting == "tokens" else tokens * tokens / max(contribution.steps, 1)
+
+
+def normalised(
+    contributions: Sequence[Contribution], weighting: Weighting = "tokens"
+) -> list[tuple[float, Contribution]]:
+    """Return `(weight, contribution)` in task order; the weights are shares of their sum, as float64.
 
     Raises:
         LocalProtocolError: there are none, a task counts twice, or one has no tokens.
@@ -74,8 +89,9 @@ def normalised(contributions: Sequence[Contribution]) -> list[tuple[float, Contr
     for contribution in ordered:
         if contribution.tokens < 1:
             raise LocalProtocolError(f"task {contribution.task} contributed {contribution.tokens} tokens")
-    total = sum(contribution.tokens for contribution in ordered)
-    return [(contribution.tokens / total, contribution) for contribution in ordered]
+    weights = [weight_of(contribution, weighting) for contribution in ordered]
+    total = sum(weights)
+    return [(weight / total, contribution) for weight, contribution in zip(weights, ordered, strict=True)]
 
 
 def blocks(size: int) -> Iterator[slice]:

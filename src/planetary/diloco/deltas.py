@@ -29,6 +29,14 @@ class Table(msgspec.Struct, frozen=True):
     size: int  # how many numbers a delta has
 
 
+def tensor_products(spec: TensorSpec, start: np.ndarray, contributions: Sequence[Contribution]) -> np.ndarray:
+    """Return the inner products of one tensor's deltas, in the order of the contributions: float64 [n, n].
+
+    `start`: the tensor at the start of the round, float32.
+    """
+    return _products(spec, start.reshape(-1), contributions)[0]
+
+
 def table_of(specs: Sequence[TensorSpec], masters: Tensors, contributions: Sequence[Contribution]) -> Table:
     """Return the inner products of contributions that were trained from the same parameters.
 
@@ -38,22 +46,30 @@ def table_of(specs: Sequence[TensorSpec], masters: Tensors, contributions: Seque
         contributions: checked with `check_contribution`; every task once.
     """
     ordered = sorted(contributions, key=lambda contribution: contribution.task)
-    count = len(ordered)
-    products, start_squares = np.zeros((count, count)), 0.0
-    width = max(1, _MOST_PRODUCTS // max(1, count * count))
+    products, start_squares = np.zeros((len(ordered), len(ordered))), 0.0
     for spec in specs:
-        start = masters[spec.name].reshape(-1)
-        ends = [flat(one.tensors[spec.name]) for one in ordered]
-        for block in blocks(spec.size):
-            start64 = start[block].astype(np.float64)
-            start_squares += float(np.add.reduce(np.square(start64)))
-            deltas = np.stack([start64 - to_float64(spec.dtype, end[block]) for end in ends])
-            for left in range(0, start64.size, width):
-                piece = deltas[:, left : left + width]
-                products += piece @ piece.T
+        of_tensor, squares = _products(spec, masters[spec.name].reshape(-1), ordered)
+        products += of_tensor
+        start_squares += squares
     return Table(
         tuple(one.task for one in ordered),
         tuple(tuple(float(value) for value in row) for row in products),
         start_squares**0.5,
         sum(spec.size for spec in specs),
     )
+
+
+def _products(spec: TensorSpec, start: np.ndarray, contributions: Sequence[Contribution]) -> tuple[np.ndarray, float]:
+    """Return the inner products of one tensor's deltas, and the sum of the squares of its start."""
+    count = len(contributions)
+    products, squares = np.zeros((count, count)), 0.0
+    width = max(1, _MOST_PRODUCTS // max(1, count * count))
+    ends = [flat(one.tensors[spec.name]) for one in contributions]
+    for block in blocks(spec.size):
+        start64 = start[block].astype(np.float64)
+        squares += float(np.add.reduce(np.square(start64)))
+        deltas = np.stack([start64 - to_float64(spec.dtype, end[block]) for end in ends])
+        for left in range(0, start64.size, width):
+            piece = deltas[:, left : left + width]
+            products += piece @ piece.T
+    return products, squares

@@ -1,7 +1,8 @@
 """Merge rules: what one outer step takes from several workers' end parameters.
 
-A rule sees the contributions twice. First as a table of inner products of their deltas, from which it may choose other
-weights than the tokens give; then coordinate by coordinate. Every rule returns a single contribution bit for bit.
+A rule sees the contributions three times. First as a table of inner products of their deltas, from which it may choose
+other weights than the tokens give; then tensor by tensor, in the same way; then coordinate by coordinate. Every rule
+returns a single contribution bit for bit.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.diloco.deltas import Table
+from planetary.diloco.radial import radial_coefficients, takes_mean
 
 TableOf = Callable[[], Table]
 """Makes the table of inner products, for rules that need it."""
+
+ProductsOf = Callable[[], np.ndarray]
+"""Makes the inner products of one tensor's deltas, float64 [n, n], for rules that need them."""
 
 CLIPPING_STEPS = 5  # of `CentredClipping`; the weights have settled to three digits by then
 
@@ -27,32 +32,45 @@ class MergeRule(Protocol):
         """Return the weight of each contribution, given its share of the tokens; both sum to 1, in task order."""
         ...
 
-    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
+        """Return the coefficient of each delta in the merged delta of the tensor `name`, given `weights`."""
+        ...
+
+    def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """Return one block of the merged parameters: float64 [size].
 
         Args:
             values: that block of each contribution, float64 [size]; may be overwritten.
-            weights: as `weights` gave them.
+            coefficients: of the tensor, as `coefficients` gave them.
+            start: that block at the start of the round, float64 [size].
         """
         ...
 
 
-class Mean:
-    """The mean, weighted by tokens (DiLoCo, arXiv:2311.08105, algorithm 1). A single liar moves it without bound."""
+class ByTokens:
+    """What most rules share: weights are shares of the tokens, in every tensor."""
 
     def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
         """See `MergeRule`."""
         return shares
 
-    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
+        """See `MergeRule`."""
+        return weights
+
+
+class Mean(ByTokens):
+    """The mean, weighted by tokens (DiLoCo, arXiv:2311.08105, algorithm 1). A single liar moves it without bound."""
+
+    def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`.
 
         The fold starts from the first product and not from zero, so that one contribution (weight 1) comes back with
         all its bits, the sign of a zero included.
         """
         total = None
-        for block, weight in zip(values, weights, strict=True):
-            product = np.multiply(block, weight, out=block)
+        for block, coefficient in zip(values, coefficients, strict=True):
+            product = np.multiply(block, coefficient, out=block)
             if total is None:
                 total = product
             else:
@@ -61,19 +79,31 @@ class Mean:
         return total
 
 
-class Median:
+class Radial(ByTokens):
+    """Radial-directional averaging (`diloco.radial`): deltas keep their mean length.
+
+    Embeddings and output head take the mean. A single liar moves it without bound, as the mean.
+    """
+
+    def coefficients(self, name: str, products: ProductsOf, weights: Sequence[float]) -> Sequence[float]:
+        """See `MergeRule`."""
+        return weights if len(weights) == 1 or takes_mean(name) else radial_coefficients(products(), weights)
+
+    def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
+        """See `MergeRule`: θ₀ − Σ c Δ, written as (1 − Σ c) θ₀ + Σ c θ."""
+        merged = Mean().merge(values, coefficients, start)
+        return merged if len(values) == 1 else merged + (1.0 - sum(coefficients)) * start
+
+
+class Median(ByTokens):
     """The median of each coordinate (Yin et al. 2018, arXiv:1803.01498, definition 1). Tokens do not count."""
 
-    def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
-        """See `MergeRule`."""
-        return shares
-
-    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`."""
         return _mean_of_middle(values, (len(values) - 1) // 2)
 
 
-class TrimmedMean:
+class TrimmedMean(ByTokens):
     """The mean of each coordinate without its extremes (Yin et al. 2018, arXiv:1803.01498, definition 2)."""
 
     def __init__(self, trimmed: float) -> None:
@@ -84,16 +114,12 @@ class TrimmedMean:
             )
         self._trimmed = trimmed
 
-    def weights(self, table: TableOf, shares: Sequence[float]) -> Sequence[float]:
-        """See `MergeRule`."""
-        return shares
-
-    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`. Tokens do not count: which contribution is left out differs by coordinate."""
         return _mean_of_middle(values, int(self._trimmed * len(values)))
 
 
-class CentredClipping:
+class CentredClipping(ByTokens):
     """The mean of deltas that are pulled towards a centre (Karimireddy et al. 2021, arXiv:2012.10333, equation 2).
 
     v ← v + Σ wᵢ (dᵢ − v) min(1, τ / ‖dᵢ − v‖)
@@ -115,9 +141,9 @@ class CentredClipping:
             coefficients = (1.0 - clipped.sum()) * coefficients + clipped
         return [float(value) for value in coefficients]
 
-    def merge(self, values: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
+    def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
         """See `MergeRule`."""
-        return Mean().merge(values, weights)
+        return Mean().merge(values, coefficients, start)
 
 
 def _mean_of_middle(values: Sequence[np.ndarray], left_out: int) -> np.ndarray:
@@ -134,6 +160,7 @@ def _distances(gram: np.ndarray, points: np.ndarray) -> np.ndarray:
 
 MERGE_RULES: dict[str, Callable[[float], MergeRule]] = {
     "mean": lambda trimmed: Mean(),
+    "rda": lambda trimmed: Radial(),
     "median": lambda trimmed: Median(),
     "trimmed_mean": TrimmedMean,
     "centred_clipping": lambda trimmed: CentredClipping(),

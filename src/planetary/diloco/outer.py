@@ -12,6 +12,7 @@ the second line with a plus sign (its equation 12 and algorithm 1); with Δ = θ
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -20,8 +21,8 @@ import numpy as np
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import from_master, to_float64, to_master
-from planetary.diloco.contributions import Contribution, blocks, flat, normalised
-from planetary.diloco.deltas import table_of
+from planetary.diloco.contributions import Contribution, Weighting, blocks, flat, normalised
+from planetary.diloco.deltas import table_of, tensor_products
 from planetary.diloco.merge import Mean, MergeRule
 
 MEAN = Mean()
@@ -38,10 +39,27 @@ class OuterState(msgspec.Struct, frozen=True):
 
 
 class OuterStep(msgspec.Struct, frozen=True):
-    """The state after an outer step, and how far the workers had moved."""
+    """The state after an outer step, and how far the workers had moved.
+
+    Attributes:
+        delta_norm: Euclidean norm of the merged delta Δ over all parameters.
+        delta: Δ, float32 by name.
+        autocorrelation: ρ, the cosine of Δ with that of the outer step before; None: unknown, or one of them is zero.
+    """
 
     state: OuterState
-    delta_norm: float  # Euclidean norm of Δ over all parameters
+    delta_norm: float
+    delta: dict[str, np.ndarray] = {}
+    autocorrelation: float | None = None
+
+
+def effective_rate(learning_rate: float, momentum: float, autocorrelation: float) -> float:
+    """Return how far a long run moves per unit of delta: η (1 + μ / (1 − μρ)).
+
+    Exact for deltas whose autocorrelation falls by the factor ρ per step: μρ is then the part of a step that the
+    velocity repeats. 0.7 and 0.9 have an effective rate of 1.5 to 1.9 at the ρ of 0.25 to 0.5 that is usual.
+    """
+    return learning_rate * (1.0 + momentum / (1.0 - momentum * autocorrelation))
 
 
 def initial_state(specs: Sequence[TensorSpec], params: Tensors) -> OuterState:
@@ -74,6 +92,8 @@ def outer_step(
     momentum: float,
     *,
     rule: MergeRule = MEAN,
+    weighting: Weighting = "tokens",
+    before: Tensors | None = None,
 ) -> OuterStep:
     """Return the state after one outer step; `state` is left as it was.
 
@@ -94,20 +114,27 @@ def outer_step(
         learning_rate: η.
         momentum: μ.
         rule: how the end parameters are merged; θ̄ is its result.
+        weighting: what each contribution weighs.
+        before: the merged delta of the outer step before, for `OuterStep.autocorrelation`.
 
     Raises:
         LocalProtocolError: no contributions, a task twice, or one without tokens.
         NumericsError: a result is not finite; the tensor is named.
     """
-    shares = normalised(contributions)
+    shares = normalised(contributions, weighting)
     ordered = [contribution for _, contribution in shares]
     weights = rule.weights(lambda: table_of(specs, state.params, ordered), [share for share, _ in shares])
 
-    def merged(spec: TensorSpec, block: slice, before: np.ndarray) -> np.ndarray:
-        ends = [to_float64(spec.dtype, flat(one.tensors[spec.name])[block]) for one in ordered]
-        return rule.merge(ends, weights)
+    @functools.cache
+    def coefficients(spec: TensorSpec) -> Sequence[float]:
+        products = functools.partial(tensor_products, spec, state.params[spec.name], ordered)
+        return rule.coefficients(spec.name, products, weights)
 
-    return outer_step_to(specs, state, merged, learning_rate, momentum)
+    def merged(spec: TensorSpec, block: slice, start: np.ndarray) -> np.ndarray:
+        ends = [to_float64(spec.dtype, flat(one.tensors[spec.name])[block]) for one in ordered]
+        return rule.merge(ends, coefficients(spec), start)
+
+    return outer_step_to(specs, state, merged, learning_rate, momentum, before=before)
 
 
 MeanOf = Callable[[TensorSpec, slice, np.ndarray], np.ndarray]
@@ -115,7 +142,13 @@ MeanOf = Callable[[TensorSpec, slice, np.ndarray], np.ndarray]
 
 
 def outer_step_to(
-    specs: Sequence[TensorSpec], state: OuterState, mean_of: MeanOf, learning_rate: float, momentum: float
+    specs: Sequence[TensorSpec],
+    state: OuterState,
+    mean_of: MeanOf,
+    learning_rate: float,
+    momentum: float,
+    *,
+    before: Tensors | None = None,
 ) -> OuterStep:
     """`outer_step` for a mean that was formed elsewhere.
 
@@ -125,19 +158,27 @@ def outer_step_to(
     """
     params: dict[str, np.ndarray] = {}
     velocity: dict[str, np.ndarray] = {}
-    squares = 0.0
+    merged: dict[str, np.ndarray] = {}
+    squares = along = squares_before = 0.0
     for spec in specs:
         start, old = state.params[spec.name].reshape(-1), state.velocity[spec.name].reshape(-1)
         if start.dtype != np.float32 or old.dtype != np.float32 or start.size != spec.size != old.size:
             raise LocalProtocolError(f"the outer state of {spec.name!r} is not {spec.size} float32 numbers")
         end, new = np.empty(spec.size, np.float32), np.empty(spec.size, np.float32)
+        now = np.empty(spec.size, np.float32) if momentum else new  # without momentum the velocity is the delta
         for block in blocks(spec.size):
             start64 = start[block].astype(np.float64)
             mean = mean_of(spec, block, start64)
             delta = start64 - mean
             # Not `np.dot`: BLAS wakes a thread for every core and lets it spin, which takes the workers' cores away.
             squares += float(np.add.reduce(np.square(delta)))
+            if before is not None:
+                last = before[spec.name].reshape(-1)[block].astype(np.float64)
+                along += float(np.add.reduce(delta * last))
+                squares_before += float(np.add.reduce(np.square(last)))
             if momentum:
+                with np.errstate(over="ignore"):
+                    now[block] = delta
                 delta += momentum * old[block].astype(np.float64)
             with np.errstate(over="ignore"):  # an overflow is found below, with the tensor's name
                 new[block] = delta
@@ -146,7 +187,9 @@ def outer_step_to(
             if not np.isfinite(values).all():
                 raise NumericsError(f"the outer step made the {name} of {spec.name!r} NaN or infinite")
         params[spec.name], velocity[spec.name] = end.reshape(spec.shape), new.reshape(spec.shape)
-    return OuterStep(OuterState(params, velocity), squares**0.5)
+        merged[spec.name] = now.reshape(spec.shape)
+    lengths = squares**0.5 * squares_before**0.5
+    return OuterStep(OuterState(params, velocity), squares**0.5, merged, along / lengths if lengths > 0 else None)
 
 
 def _step(

@@ -8,6 +8,12 @@ All parameters travel as one flat array, in the order of their specs. What is su
 
 A worker that is alone has the exact float64 mean in both.
 
+With radial-directional averaging (`diloco.radial`) the shares are Σ wᵢ φ(θ₀ − θᵢ) per tensor, followed by
+Σ wᵢ ‖θ₀ − θᵢ‖ and by Σ wᵢ of the deltas that are not zero. All workers get equal sums, and so equal bits. Where
+directions cancel the star takes the weighted mean, which these sums do not give: here the mean of the directions times
+the mean length is taken, which is that where all lengths are equal. A single contribution is the exact mean of the end
+parameters.
+
 With overlap (the one-step-delayed pipeline of the PCCL report, section 3.3) a contribution was trained from an older
 state than the one that the step is taken from: round r from version r − 2, while r − 1 was reduced. What is summed is
 always the deltas, each against the parameters that it was trained from, and the step is the usual one with their mean.
@@ -26,17 +32,23 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_float64
 from planetary.diloco.contributions import Contribution, blocks
 from planetary.diloco.outer import OuterState, OuterStep, outer_step_to
+from planetary.diloco.radial import CANCELLED, takes_mean
 
 Precision = Literal["f32", "f64"]
-Form = Literal["delta", "mean"]
-"""delta: the flat array holds Σ wᵢ (θ₀ − θᵢ); mean: it holds Σ wᵢ θᵢ."""
+Form = Literal["delta", "mean", "directions"]
+"""delta: the flat array holds Σ wᵢ (θ₀ − θᵢ); mean: it holds Σ wᵢ θᵢ; directions: as the module says, [parameters +
+2 · tensors]."""
 
 VELOCITY = "velocity:"
 """In front of a parameter's name: the tensor that holds its velocity."""
 
 
-def form_of(precision: Precision, peers: int, *, overlap: bool = False) -> Form:
-    """Return what is summed."""
+def form_of(
+    precision: Precision, peers: int, *, overlap: bool = False, radial: bool = False, contributions: int = 0
+) -> Form:
+    """Return what is summed, of so many contributions."""
+    if radial:
+        return "mean" if not overlap and contributions == 1 else "directions"
     return "mean" if not overlap and (precision == "f64" or peers == 1) else "delta"
 
 
@@ -56,25 +68,40 @@ def share(specs: Sequence[TensorSpec], own: Sequence[Held], tokens: int, form: F
         tokens: behind the contributions of all workers.
         form: what is summed.
     """
-    out = np.zeros(sum(spec.size for spec in specs), np.float64 if form == "mean" else np.float32)
+    size = sum(spec.size for spec in specs)
+    tail = 2 * len(specs) if form == "directions" else 0
+    out = np.zeros(size + tail, np.float64 if form == "mean" else np.float32)
     ordered = sorted(own, key=lambda held: held.contribution.task)
     start = 0
-    for spec in specs:
+    for number, spec in enumerate(specs):
+        weights = [held.contribution.tokens / tokens for held in ordered]
+        if form == "directions" and not takes_mean(spec.name):
+            lengths = [_length(spec, held) for held in ordered]
+            out[size + 2 * number] = sum(w * length for w, length in zip(weights, lengths, strict=True))
+            out[size + 2 * number + 1] = sum(w for w, length in zip(weights, lengths, strict=True) if length > 0)
+            weights = [w / length if length > 0 else 0.0 for w, length in zip(weights, lengths, strict=True)]
         for block in blocks(spec.size):
             total = None
-            for held in ordered:
-                contribution = held.contribution
-                values = to_float64(
-                    spec.dtype, np.ascontiguousarray(contribution.tensors[spec.name]).reshape(-1)[block]
-                )
-                if form == "delta":
-                    values = held.start[spec.name].reshape(-1)[block].astype(np.float64) - values
-                values *= contribution.tokens / tokens
+            for held, weight in zip(ordered, weights, strict=True):
+                values = _ends(spec, held, block) if form == "mean" else _delta(spec, held, block)
+                values *= weight
                 total = values if total is None else total + values
             if total is not None:
                 out[start + block.start : start + block.stop] = total
         start += spec.size
     return out
+
+
+def _ends(spec: TensorSpec, held: Held, block: slice) -> np.ndarray:
+    return to_float64(spec.dtype, np.ascontiguousarray(held.contribution.tensors[spec.name]).reshape(-1)[block])
+
+
+def _delta(spec: TensorSpec, held: Held, block: slice) -> np.ndarray:
+    return held.start[spec.name].reshape(-1)[block].astype(np.float64) - _ends(spec, held, block)
+
+
+def _length(spec: TensorSpec, held: Held) -> float:
+    return sum(float(np.add.reduce(np.square(_delta(spec, held, block)))) for block in blocks(spec.size)) ** 0.5
 
 
 def outer_step_of_sum(
@@ -93,17 +120,34 @@ def outer_step_of_sum(
     """
     flat, form = summed
     starts: dict[str, int] = {}
-    size = 0
-    for spec in specs:
+    factors: dict[str, float] = {}
+    size, params = 0, sum(spec.size for spec in specs)
+    for number, spec in enumerate(specs):
         starts[spec.name] = size
         size += spec.size
+        if form == "directions" and not takes_mean(spec.name):
+            radius, moving = (float(flat[params + 2 * number + place]) for place in (0, 1))
+            factors[spec.name] = _factor(flat[size - spec.size : size], radius, moving)
 
     def mean(spec: TensorSpec, block: slice, before: np.ndarray) -> np.ndarray:
         start = starts[spec.name]
         values = flat[start + block.start : start + block.stop].astype(np.float64)
-        return before - values if form == "delta" else values
+        if form == "mean":
+            return values
+        return before - factors.get(spec.name, 1.0) * values
 
     return outer_step_to(specs, state, mean, learning_rate, momentum)
+
+
+def _factor(directions: np.ndarray, radius: float, moving: float) -> float:
+    """Return what makes a sum of directions as long as the mean length `radius`; see the module."""
+    squares = sum(
+        float(np.add.reduce(np.square(directions[block].astype(np.float64)))) for block in blocks(directions.size)
+    )
+    length = squares**0.5
+    if length < CANCELLED * moving:
+        return radius / moving
+    return radius / length if length > 0 else 0.0
 
 
 def state_specs(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:

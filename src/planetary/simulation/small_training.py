@@ -12,6 +12,7 @@ import numpy as np
 
 from planetary.artifacts.store import BlobStore
 from planetary.compiler.step.step_module import TrainStep
+from planetary.core.config import apply_overrides
 from planetary.core.configuration.schema import (
     CheckpointConfig,
     Config,
@@ -159,7 +160,8 @@ class SmallTraining:
             merge = MERGE_RULES[rule](config.outer.trimmed)
             return outer_step(PARAMS, state, contributions, rate, momentum, rule=merge).state
         overlap = config.sync.overlap == "async"
-        form = form_of(config.sync.precision, len({worker for worker, _ in parts}), overlap=overlap)
+        radial, peers = config.outer.merge == "rda", len({worker for worker, _ in parts})
+        form = form_of(config.sync.precision, peers, overlap=overlap, radial=radial, contributions=len(parts))
         tokens = sum(held.contribution.tokens for _, held in parts)
         workers = sorted({worker for worker, _ in parts})
         shares = [share(PARAMS, [held for of, held in parts if of == worker], tokens, form) for worker in workers]
@@ -213,8 +215,9 @@ def small_training(
     ring: bool = False,
     overlap: bool = False,
     max_epochs: int = 0,
+    given: Sequence[str] = (),
 ) -> SmallTraining:
-    """Return a small run of `workers` workers."""
+    """Return a small run of `workers` workers; `given`: settings of other keys, as of `--set`."""
     config = Config(
         run=RunConfig(name="sim"),
         data=DataConfig(source=str(_source()), max_epochs=max_epochs),
@@ -233,7 +236,7 @@ def small_training(
         checkpoint=CheckpointConfig(every=checkpoint_every),
         eval=EvalConfig(every=eval_every, batches=workers),
     )
-    return SmallTraining(config)
+    return SmallTraining(apply_overrides(config, given) if given else config)
 
 
 def small_policy(*, rounds: int, workers: int) -> ControllerPolicy:

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, NumericsError, UserError
 from planetary.core.tensors import TensorSpec
+from planetary.diloco.radial import radial_average, weighted_mean
 from planetary.moe.methods.acceptance import ExpertState, Policy, Refusal, Update, Verdict, judge
-from planetary.moe.methods.averaging import MergeRule, Published, mean_gradients, merge, merged_delta, weighted_mean
+from planetary.moe.methods.averaging import MergeRule, Published, mean_gradients, merge
 from planetary.moe.methods.moments import MomentRule
 from planetary.moe.methods.tiers import Cadence, Tier, fragments_by_bytes, names_of, tier_of
 
@@ -22,17 +23,17 @@ def normal(*shape: int) -> np.ndarray:
 
 def test_the_merged_delta_has_the_mean_length_and_the_mean_direction() -> None:
     a, b = np.array([3.0, 0.0]), np.array([0.0, 1.0])
-    found = merged_delta([a, b], [1.0, 3.0])
+    found = radial_average([a, b], [1.0, 3.0])
     assert np.linalg.norm(found) == pytest.approx((1 * 3 + 3 * 1) / 4)
     np.testing.assert_allclose(found / np.linalg.norm(found), np.array([1.0, 3.0]) / np.sqrt(10))
 
 
 def test_equal_deltas_merge_to_themselves_and_opposite_ones_to_their_mean() -> None:
     delta = normal(4, 5).astype(np.float64)
-    np.testing.assert_allclose(merged_delta([delta, delta], [1.0, 2.0]), delta)
-    np.testing.assert_allclose(merged_delta([delta, -delta], [1.0, 1.0]), 0 * delta, atol=1e-12)
-    np.testing.assert_allclose(merged_delta([delta, -2 * delta], [1.0, 1.0]), -0.5 * delta)
-    assert (merged_delta([0 * delta, 0 * delta], [1.0, 1.0]) == 0).all()
+    np.testing.assert_allclose(radial_average([delta, delta], [1.0, 2.0]), delta)
+    np.testing.assert_allclose(radial_average([delta, -delta], [1.0, 1.0]), 0 * delta, atol=1e-12)
+    np.testing.assert_allclose(radial_average([delta, -2 * delta], [1.0, 1.0]), -0.5 * delta)
+    assert (radial_average([0 * delta, 0 * delta], [1.0, 1.0]) == 0).all()
 
 
 def test_a_composer_alone_gets_its_parameters_back_bit_for_bit() -> None:
@@ -60,7 +61,7 @@ def test_the_outer_step_is_nesterovs_and_the_order_of_arrival_does_not_matter() 
     published = [Published(i, {"w": normal(3, 3)}, 10, 1) for i in range(3)]
     rule = MergeRule(rate=0.7, momentum=0.5)
     theta, v = merge(before, velocity, published, rule)
-    delta = merged_delta([before["w"].astype(np.float64) - p.tensors["w"] for p in published], [1, 1, 1])
+    delta = radial_average([before["w"].astype(np.float64) - p.tensors["w"] for p in published], [1, 1, 1])
     expected = 0.5 * velocity["w"] + delta
     np.testing.assert_allclose(v["w"], expected, rtol=1e-5)
     np.testing.assert_allclose(theta["w"], before["w"] - 0.7 * (delta + 0.5 * expected), rtol=1e-4, atol=1e-6)

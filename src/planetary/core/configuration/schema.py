@@ -129,12 +129,19 @@ class OptimizerConfig(UpdateOptions, frozen=True):
 
 
 class OuterConfig(msgspec.Struct, frozen=True):
-    """`[outer]`: the outer Nesterov step that the training controller takes."""
+    """`[outer]`: the outer step that the training controller takes.
 
-    learning_rate: Positive = 0.7  # of the step along the mean of the workers' deltas
-    momentum: Decay = 0.9  # Nesterov's
-    # how the workers' end parameters become one set: "mean" by tokens, or a rule that a few liars cannot move far
-    merge: Literal["mean", "median", "trimmed_mean", "centred_clipping"] = "mean"
+    A configuration without `learning_rate`, `momentum` and `merge` gets 1.0, 0.0 and "rda" where it has fewer than
+    1,000 rounds, in lock-step; the run's `config.toml` has what was chosen.
+    """
+
+    learning_rate: Positive = 0.7  # of the step along the workers' merged deltas
+    momentum: Decay = 0.9  # Nesterov's; 0: plain averaging (outer SGD)
+    # how the workers' end parameters become one set: "mean" by tokens; "rda": the mean length in the mean direction,
+    # per tensor (radial-directional averaging); or a rule that a few liars cannot move far
+    merge: Literal["mean", "rda", "median", "trimmed_mean", "centred_clipping"] = "mean"
+    # what a contribution weighs in "mean" and "rda": its tokens, or "tokens_squared": tokens² / inner steps
+    weights: Literal["tokens", "tokens_squared"] = "tokens"
     trimmed: TrimmedFraction = 0.2  # "trimmed_mean": part of the values left out at each end, of every coordinate
     # which contributions count: "others": those whose delta is about as long as the others' and points their way;
     # "none": all. The ring merges among the workers, and judges nothing

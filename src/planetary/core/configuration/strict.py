@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from planetary.core.configuration.outer_rule import RULE_KEYS, chosen_rule
 from planetary.core.configuration.ranges import convert_value, describe, show_found
 from planetary.core.configuration.schema import ALIASES, Config, DataConfig
 from planetary.core.configuration.sinks import WebhookSink
@@ -168,7 +169,7 @@ def build_config(tables: Mapping[str, object], origin: str) -> Config:
             check_known(section, key, origin)
             values[key] = check_value(section, key, value, origin)
         sections[section] = SECTIONS[section](**values)
-    config = Config(**sections)
+    config = _with_outer_rule(Config(**sections), tables.get("outer", {}))
     _check_together(config, origin)
     return with_fitting_warmup(config, config.total_inner_steps)
 
@@ -191,9 +192,15 @@ def _check_together(config: Config, origin: str) -> None:
             "that precision sums end parameters, and with overlap the next step is not taken from where they began; "
             'leave out sync.precision, or set it to "f32"'
         )
-    if config.outer.merge != "mean" and config.sync.topology != "star":
+    if config.outer.merge == "rda" and config.sync.topology == "ring" and config.sync.precision != "f32":
         raise UserError(
-            f'{origin}: outer.merge: expected "mean" with sync.topology = "{config.sync.topology}", found '
+            f'{origin}: outer.merge: expected "mean" with sync.precision = "{config.sync.precision}", found "rda": '
+            "that precision sums end parameters, whose directions are not known; leave out sync.precision, or set it "
+            'to "f32"'
+        )
+    if config.outer.merge not in ("mean", "rda") and config.sync.topology != "star":
+        raise UserError(
+            f'{origin}: outer.merge: expected "mean" or "rda" with sync.topology = "{config.sync.topology}", found '
             f'"{config.outer.merge}": the workers of a ring add up what they send, and nobody sees one of them alone; '
             'set sync.topology = "star"'
         )
@@ -214,6 +221,16 @@ def _check_together(config: Config, origin: str) -> None:
             f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "
             f"{config.train.micro_batches}: the parts of a batch must be equal"
         )
+
+
+def _with_outer_rule(config: Config, given: object) -> Config:
+    """Return `config` with the outer step that suits its length, unless the given table `[outer]` fixes one."""
+    summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
+    fixed = isinstance(given, Mapping) and bool(RULE_KEYS & given.keys())
+    if fixed or summed_ends or config.sync.overlap != "none":
+        return config
+    replace = msgspec.structs.replace
+    return replace(config, outer=replace(config.outer, **chosen_rule(config.train.rounds)))
 
 
 def _check_sources(config: Config, origin: str) -> None:

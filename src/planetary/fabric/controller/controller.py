@@ -18,7 +18,7 @@ from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.guard import Guard
 from planetary.fabric.controller.leases import Leases
 from planetary.fabric.controller.ring import Ring
-from planetary.fabric.controller.round_end import MetricsLines, finished_record, metrics_of
+from planetary.fabric.controller.round_end import MetricsLines, finished_record, merged_metrics, metrics_of
 from planetary.fabric.controller.run_controller import RunController, RunPhase
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.star import Star
@@ -100,7 +100,7 @@ class Controller(RunController[RoundsDesk]):
             case e.RestoreFailed():
                 self._end("resource", event.reason)
             case e.OuterStepDone():
-                self.topology.stepped(event.round, event.delta_norm)
+                self.topology.stepped(event.round, event.delta_norm, event.autocorrelation)
             case e.OuterStepFailed():
                 self._end("numerics", event.reason)
             case e.CheckpointDone():
@@ -447,7 +447,11 @@ class Training:
         began = max(self._began.pop(ended.round), self._finished_at)
         self._finished_at = now
         finished = finished_record(
-            ended, state.tokens_total, now - began, durable=durable, delta_norm=self._topology.delta_norm
+            ended,
+            state.tokens_total,
+            now - began,
+            durable=durable,
+            merged=merged_metrics(ended, self._desk.policy.outer, self._topology),
         )
         self._desk.append(finished)
         return metrics_of(finished, self._desk.policy.inner_steps)

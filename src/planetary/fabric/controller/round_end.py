@@ -6,19 +6,27 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
+from planetary.diloco.outer import effective_rate
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
+from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol.events import WriteMetrics
+from planetary.fabric.protocol.policy import OuterConstants
 from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import OpenRound
-from planetary.fabric.protocol.status import ContributionMetrics, RoundMetrics
+from planetary.fabric.protocol.status import ContributionMetrics, MergedMetrics, RoundMetrics
 from planetary.machine.journal import Record
 
 _NO_TIME = 1e-9  # seconds; a round is never divided by zero
 
 
 def finished_record(
-    opened: OpenRound, tokens_before: int, seconds: float, *, durable: bool, delta_norm: float | None = None
+    opened: OpenRound,
+    tokens_before: int,
+    seconds: float,
+    *,
+    durable: bool,
+    merged: MergedMetrics | None = None,
 ) -> RoundFinished:
     """Return the record that ends `opened`, which took `seconds`; `tokens_before` were trained before it."""
     seconds = max(seconds, _NO_TIME)
@@ -33,8 +41,25 @@ def finished_record(
         seconds=seconds,
         compute_fraction=min(1.0, busy / (workers * seconds)),
         durable=durable,
-        delta_norm=delta_norm,
+        delta_norm=None if merged is None else merged.delta_norm,
+        merged=merged,
         contributions=_contributions(opened, seconds),
+    )
+
+
+def merged_metrics(opened: OpenRound, outer: OuterConstants, topology: Topology) -> MergedMetrics | None:
+    """Return what is known of the merged delta of a round; None where the gateway sees no deltas."""
+    if topology.delta_norm is None or opened.judged is None:
+        return None
+    tokens = {c.task: c.tokens for c in opened.contributions}
+    lengths = [(tokens[one.task], one.delta_norm) for one in opened.judged.measures if one.task in tokens]
+    mean = sum(count * length for count, length in lengths) / max(1, sum(count for count, _ in lengths))
+    rho = topology.autocorrelation
+    return MergedMetrics(
+        delta_norm=topology.delta_norm,
+        radial_ratio=topology.delta_norm / mean if mean > 0 else None,
+        autocorrelation=rho,
+        effective_rate=None if rho is None else effective_rate(outer.learning_rate, outer.momentum, rho),
     )
 
 
@@ -144,6 +169,7 @@ def metrics_of(finished: RoundFinished, inner_steps: int) -> RoundMetrics:
         tokens_per_s=finished.tokens / finished.seconds,
         compute_fraction=finished.compute_fraction,
         delta_norm=finished.delta_norm,
+        merged=finished.merged,
         contributions=finished.contributions,
     )
 

@@ -136,9 +136,9 @@ class Star(Topology):
         if round_ == self._measuring:
             self._table = table
 
-    def stepped(self, round_: int, delta_norm: float) -> None:
+    def stepped(self, round_: int, delta_norm: float, autocorrelation: float | None) -> None:
         """See `Topology`."""
-        self._stepped, self.delta_norm = round_, delta_norm
+        self._stepped, self.delta_norm, self.autocorrelation = round_, delta_norm, autocorrelation
 
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
         """See `Topology`."""

@@ -32,7 +32,8 @@ class Topology(ABC):
         result: how a worker's `TrainResult` says where its parameters are.
         stall: why the reduction cannot go on, "" while it can.
         failure: why the run cannot go on; None while it can.
-        delta_norm: Euclidean norm of the mean delta of the round reduced last; None: the gateway has not seen it.
+        delta_norm: Euclidean norm of the merged delta of the round reduced last; None: the gateway has not seen it.
+        autocorrelation: cosine of that delta with that of the round before; None: the gateway has not seen both.
     """
 
     overlaps = False
@@ -44,6 +45,7 @@ class Topology(ABC):
         self.stall = ""
         self.failure: tuple[EndKind, str] | None = None
         self.delta_norm: float | None = None
+        self.autocorrelation: float | None = None
 
     # --- parameters -------------------------------------------------------------------------------------------
 
@@ -136,8 +138,8 @@ class Topology(ABC):
         """Take a message that belongs to the topology; return whether it did."""
         return False
 
-    def stepped(self, round_: int, delta_norm: float) -> None:
-        """The gateway has taken the outer step of a round, along a mean delta of this length."""
+    def stepped(self, round_: int, delta_norm: float, autocorrelation: float | None) -> None:
+        """The gateway has taken the outer step of a round, along a merged delta of this length."""
 
     # --- time -------------------------------------------------------------------------------------------------
 

@@ -46,16 +46,18 @@ class RoundWork:
         """Make the next version from contributions."""
         outer = self._config.outer
         try:
-            delta_norm = self._parameters.take_outer_step(
+            step = self._parameters.take_outer_step(
                 instruction.round,
                 instruction.contributions,
                 outer.learning_rate,
                 outer.momentum,
                 MERGE_RULES[instruction.rule](outer.trimmed),
+                weighting=outer.weights,
+                steps=self._config.train.inner_steps,
             )
         except NumericsError as error:
             return e.OuterStepFailed(instruction.round, str(error))
-        return e.OuterStepDone(instruction.round, delta_norm)
+        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation)
 
     def restore(self, instruction: e.RestoreParameters) -> e.Event:
         """Go back to an earlier version, on the disk as well."""

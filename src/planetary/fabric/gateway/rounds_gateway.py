@@ -11,6 +11,7 @@ import numpy as np
 
 from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.core.config import Config
+from planetary.core.configuration.outer_rule import why_chosen
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slice
@@ -104,8 +105,9 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         return begin(self.config, self.options, prepared, self._topology, self._system.files)
 
     def _control(self, prepared: Prepared, start: Start) -> Controller:
-        if why := start.policy.length.why_shorter():
-            self.note(why)
+        for why in (start.policy.length.why_shorter(), why_chosen(self.config.outer, self.config.train.rounds)):
+            if why:
+                self.note(why)
         return Controller(start.policy, start.state, self._clock.monotonic(), start.unreported)
 
     def _release(self) -> None:

@@ -26,7 +26,7 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METR
 from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
-from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk
+from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, OuterConstants
 from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.run_fold import forgiven
 from planetary.fabric.protocol.state import ControllerState
@@ -218,6 +218,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         held_out=tuple(EvalChunk(piece, count) for piece, count in prepared.data.eval_chunks(config, chunk)),
         eval_every=config.eval.every,
         gateway_delivers=config.data.delivery == "gateway",
+        outer=OuterConstants(config.outer.learning_rate, config.outer.momentum),
         merge=config.outer.merge,
         judge=JUDGES[config.outer.judge],
         loss_rise=config.outer.loss_rise,

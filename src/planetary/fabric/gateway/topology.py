@@ -128,6 +128,7 @@ def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState,
         momentum=config.outer.momentum,
         gather_s=config.timings.ring_gather_s,
         overlap=config.sync.overlap == "async",
+        radial=config.outer.merge == "rda",
     )
     return RingPolicy(job=job, start_digest=state_digest(params, state))
 

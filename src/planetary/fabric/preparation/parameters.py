@@ -8,10 +8,10 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.contributions import Contribution, check_contribution
+from planetary.diloco.contributions import Contribution, Weighting, check_contribution
 from planetary.diloco.deltas import Table, table_of
 from planetary.diloco.merge import MergeRule
-from planetary.diloco.outer import OuterState, outer_step, published_params
+from planetary.diloco.outer import OuterState, OuterStep, outer_step, published_params
 from planetary.diloco.ring import check_state, state_of, state_tensors
 from planetary.fabric.protocol.messages import Message
 from planetary.fabric.protocol.messages import OuterState as OuterStateMessage
@@ -27,6 +27,7 @@ class Parameters:
         self._version = version
         self._published: dict[int, Mapping[str, np.ndarray]] = {version: published_params(specs, state.params)}
         self._contributions: dict[int, Tensors] = {}
+        self._delta: Tensors | None = None  # of the outer step before; None: it was not taken here
         self._attachments = 0
 
     def of_version(self, version: int) -> Mapping[str, np.ndarray]:
@@ -75,7 +76,7 @@ class Parameters:
 
     def go_back(self, state: OuterState, version: int) -> None:
         """Hold the state after `version` outer steps again, and nothing of later ones."""
-        self.state, self._version = state, version
+        self.state, self._version, self._delta = state, version, None
         self._published = {version: published_params(self._specs, state.params)}
 
     def take_outer_step(
@@ -85,17 +86,27 @@ class Parameters:
         learning_rate: float,
         momentum: float,
         rule: MergeRule,
-    ) -> float:
-        """Make version `round_` from contributions given as (task, tokens, attachment).
-
-        Returns the Euclidean norm of their mean delta.
+        *,
+        weighting: Weighting = "tokens",
+        steps: int = 1,
+    ) -> OuterStep:
+        """Make version `round_` from contributions given as (task, tokens, attachment), of `steps` inner steps each.
 
         Raises `NumericsError`; the state is then as before.
         """
         contributions = [
-            Contribution(task, tokens, self._contributions.pop(attachment)) for task, tokens, attachment in parts
+            Contribution(task, tokens, self._contributions.pop(attachment), steps) for task, tokens, attachment in parts
         ]
-        step = outer_step(self._specs, self.state, contributions, learning_rate, momentum, rule=rule)
-        self.state = step.state
+        step = outer_step(
+            self._specs,
+            self.state,
+            contributions,
+            learning_rate,
+            momentum,
+            rule=rule,
+            weighting=weighting,
+            before=self._delta,
+        )
+        self.state, self._delta = step.state, step.delta
         self._published = {**self._published, round_: published_params(self._specs, step.state.params)}
-        return step.delta_norm
+        return step

@@ -82,7 +82,8 @@ class OuterStepDone(Event, frozen=True):
     """The parameters of version `round` exist."""
 
     round: int
-    delta_norm: float  # Euclidean norm of the mean of the deltas
+    delta_norm: float  # Euclidean norm of the merged delta
+    autocorrelation: float | None = None  # of the merged delta with that of the round before
 
 
 class OuterStepFailed(Event, frozen=True):

@@ -126,6 +126,7 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     momentum: float
     gather_s: float  # how long a worker waits for the others to take part
     overlap: bool = False  # whether the next round is trained while one is reduced
+    radial: bool = False  # radial-directional averaging in place of the mean
 
 
 class WorkerJob(Message, frozen=True, kw_only=True):
@@ -337,7 +338,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    14,
+    15,
     *SESSION,
     Hello,
     WorkerStarted,

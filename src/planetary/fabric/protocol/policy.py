@@ -32,6 +32,13 @@ class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     most_attempts: int = 8  # reductions that may fail in a row, without anybody being lost, before the run fails
 
 
+class OuterConstants(msgspec.Struct, frozen=True):
+    """Rate and momentum of the outer step."""
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+
+
 class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What every kind of run has: who may take part and what they are given."""
 
@@ -82,6 +89,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     eval_every: int
     gateway_delivers: bool  # tokens travel with the task instead of being read by the worker
 
+    outer: OuterConstants = OuterConstants()
     merge: str = "mean"  # of `diloco.merge.MERGE_RULES`
     judge: Judge = judge  # of contributions, by the table of their inner products
     loss_rise: float = 0.0  # part by which a loss may be higher than the best before the run goes back; 0: never does

@@ -22,7 +22,7 @@ from planetary.core.errors import (
 )
 from planetary.data.slices import LeaseLedger
 from planetary.diloco.judgement import Measure
-from planetary.fabric.protocol.status import ContributionMetrics
+from planetary.fabric.protocol.status import ContributionMetrics, MergedMetrics
 from planetary.machine.journal import Record
 
 
@@ -285,6 +285,7 @@ class RoundFinished(Record, frozen=True, kw_only=True, tag="round_finished"):
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds)
     durable: bool  # a checkpoint of this round exists
     delta_norm: float | None = None  # as of `RoundMetrics`
+    merged: MergedMetrics | None = None  # as of `RoundMetrics`
     contributions: tuple[ContributionMetrics, ...] = ()
 
 

@@ -138,6 +138,23 @@ class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
     version_lag: int | None = None  # how many versions older than the newest its parameters were
 
 
+class MergedMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The merged delta of one round, as the star's gateway sees it.
+
+    Attributes:
+        delta_norm: its Euclidean norm.
+        radial_ratio: that over the mean norm of the deltas, weighted by tokens: 1 / √M for a mean of M orthogonal ones,
+            about 1 with radial-directional averaging; None: nothing moved.
+        autocorrelation: ρ, its cosine with that of the round before; None: unknown.
+        effective_rate: η (1 + μ / (1 − μρ)), which a long run moves per unit of delta; None: ρ is unknown.
+    """
+
+    delta_norm: float
+    radial_ratio: float | None
+    autocorrelation: float | None
+    effective_rate: float | None
+
+
 class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One finished round: one line of `metrics.jsonl`."""
 
@@ -153,9 +170,8 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int  # gateway to workers, in this round
     tokens_per_s: float  # tokens / seconds
     compute_fraction: float  # worker-seconds spent in inner steps / (workers * seconds); at most 1
-    delta_norm: float | None = (
-        None  # Euclidean norm of the mean of the workers' deltas; None: the gateway has not seen it
-    )
+    delta_norm: float | None = None  # Euclidean norm of the workers' merged delta; None: the gateway has not seen it
+    merged: MergedMetrics | None = None  # None: the gateway has not seen it
     contributions: tuple[ContributionMetrics, ...] = ()  # in the order of their arrival
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
     mixture: MixtureMetrics | None = None  # of a mixture

@@ -132,7 +132,13 @@ class RingPeer:
         self._report(event)
 
     def _reduce(self, message: Reduce, state: OuterState, own: list[Held], left: int) -> Event:
-        form = form_of(self._job.precision, message.peers, overlap=self._job.overlap)
+        form = form_of(
+            self._job.precision,
+            message.peers,
+            overlap=self._job.overlap,
+            radial=self._job.radial,
+            contributions=len(message.tasks),
+        )
         summed = share(self._specs, own, message.tokens, form)
         sent = received = 0
         if message.peers > 1:

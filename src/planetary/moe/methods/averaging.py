@@ -1,17 +1,11 @@
-"""How the syncer merges what composers publish (PARALLAX, 4.4; radial-directional averaging of Decoupled DiLoCo).
+"""How the syncer merges what composers publish (PARALLAX, 4.4).
 
-With the pseudo-gradients Δ_m = θ_prev − θ_m and weights w_m = tokens · tokens / steps, each tensor's merged
-pseudo-gradient has the mean length and the mean direction:
-
-    RDA = (Σ w ‖Δ‖ / Σ w) · φ(Σ w φ(Δ) / Σ w),   φ(x) = x / ‖x‖
-
-A plain mean of M directions that differ is shorter than each of them. Two exceptions take the plain mean: directions
-that cancel, whose mean says nothing, and tensors like embeddings, whose rows only some composers touched.
+The pseudo-gradients Δ_m = θ_prev − θ_m, with weights w_m = tokens · tokens / steps, are merged by radial-directional
+averaging (`diloco.radial`); embeddings, whose rows only some composers touched, by their weighted mean.
 """
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -20,6 +14,7 @@ import numpy as np
 from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors
+from planetary.diloco.radial import CANCELLED, radial_average, takes_mean, weighted_mean
 
 EMBEDDING_LIKE = ("*embedding*", "*wte*", "*wpe*")
 
@@ -60,38 +55,9 @@ class MergeRule(msgspec.Struct, frozen=True):
 
     radial: bool = _KEYS.radial
     mean_for: tuple[str, ...] = EMBEDDING_LIKE
-    cancelled: float = 0.05
+    cancelled: float = CANCELLED
     rate: float = _KEYS.outer_rate
     momentum: float = _KEYS.outer_momentum
-
-
-def merged_delta(deltas: Sequence[np.ndarray], weights: Sequence[float], *, cancelled: float = 0.05) -> np.ndarray:
-    """Return the radial-directional average of float64 arrays of one shape; see the file's docstring.
-
-    Deltas of length 0 count in the mean length and have no direction.
-    """
-    total = float(sum(weights))
-    norms = [float(np.sqrt(np.sum(delta * delta))) for delta in deltas]
-    direction = np.zeros_like(deltas[0])
-    moving = 0.0
-    for delta, weight, norm in zip(deltas, weights, norms, strict=True):
-        if norm > 0:
-            direction += (weight / norm) * delta
-            moving += weight
-    length = float(np.sqrt(np.sum(direction * direction)))
-    if moving == 0 or length < cancelled * moving:
-        return weighted_mean(deltas, weights)
-    radius = sum(weight * norm for weight, norm in zip(weights, norms, strict=True)) / total
-    return direction * (radius / length)
-
-
-def weighted_mean(arrays: Sequence[np.ndarray], weights: Sequence[float]) -> np.ndarray:
-    """Return Σ w x / Σ w in float64; a single array comes back with all its bits."""
-    total = float(sum(weights))
-    result = arrays[0].astype(np.float64) * (weights[0] / total)
-    for array, weight in zip(arrays[1:], weights[1:], strict=True):
-        result += array.astype(np.float64) * (weight / total)
-    return result
 
 
 def merge(
@@ -121,10 +87,10 @@ def merge(
     for name, before in previous.items():
         ends = [np.asarray(one.tensors[name], np.float64) for one in ordered]
         start = before.astype(np.float64)
-        if len(ordered) == 1 or not rule.radial or any(fnmatch.fnmatchcase(name, p) for p in rule.mean_for):
+        if len(ordered) == 1 or not rule.radial or takes_mean(name, rule.mean_for):
             end = weighted_mean(ends, weights)
         else:
-            end = start - merged_delta([start - e for e in ends], weights, cancelled=rule.cancelled)
+            end = start - radial_average([start - e for e in ends], weights, cancelled=rule.cancelled)
         if rule.momentum:
             new = rule.momentum * velocity[name].astype(np.float64) + (start - end)
             end = (1 - rule.rate) * start + rule.rate * end - rule.rate * rule.momentum * new

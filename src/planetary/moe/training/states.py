@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from planetary.core.tensors import Tensors
+from planetary.diloco.radial import weighted_mean
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
-from planetary.moe.methods.averaging import weighted_mean
 from planetary.moe.methods.recent_rows import RecentRows
 from planetary.moe.methods.ternary import ternary
 from planetary.moe.program.signature import in_layer

@@ -44,6 +44,9 @@ def scalars_of(line: RoundMetrics) -> dict[str, float]:
 def _named(line: RoundMetrics) -> Iterator[tuple[str, float | None]]:
     for key in _OF_ROUND:
         yield key, getattr(line, key)
+    if line.merged is not None:
+        for key in ("radial_ratio", "autocorrelation", "effective_rate"):
+            yield key, getattr(line.merged, key)
     for one in line.contributions:
         place = f"worker/{one.worker}"
         yield f"{place}/counts", 0.0 if one.refused else 1.0

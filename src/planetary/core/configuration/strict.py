@@ -227,7 +227,7 @@ def _with_outer_rule(config: Config, given: object) -> Config:
     """Return `config` with the outer step that suits its length, unless the given table `[outer]` fixes one."""
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
     fixed = isinstance(given, Mapping) and bool(RULE_KEYS & given.keys())
-    if fixed or summed_ends or config.sync.overlap != "none":
+    if fixed or summed_ends or config.sync.overlap != "none" or config.moe.composers:
         return config
     replace = msgspec.structs.replace
     return replace(config, outer=replace(config.outer, **chosen_rule(config.train.rounds)))

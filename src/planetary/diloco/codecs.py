@@ -1,0 +1,149 @@
+"""Codecs: how one float32 tensor travels as bytes, whose number its shape decides. Those here send every number.
+
+float32 as it is, bfloat16, integers of 8 and 4 bits per block, and FP4 with exponents alone; `sparse_codec` sends few.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from planetary.collectives.protocol.options import QuantizationAlgorithm
+from planetary.collectives.reduction import quantise
+from planetary.core.tensors import TensorSpec
+from planetary.diloco.bfloat16 import bf16_to_f32, f32_to_bf16
+
+
+class Codec(Protocol):
+    """Encodes one tensor at a time. Equal values give equal bytes on every machine.
+
+    Attributes:
+        lossy: whether what it drops has to be fed back.
+        decay: β of the error feedback e ← β e + Δ; 1 keeps what was dropped until it is sent.
+    """
+
+    lossy: bool
+    decay: float
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        """Return the bytes of an encoded tensor of this shape."""
+        ...
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """Encode finite float32 values, of the tensor's shape, into `out`, uint8 [nbytes]."""
+        ...
+
+    def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
+        """Return the float32 tensor that uint8 [nbytes] stands for.
+
+        Raises:
+            ProtocolError: no tensor has these bytes.
+        """
+        ...
+
+
+class Float32:
+    """The numbers themselves."""
+
+    lossy, decay = False, 1.0
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        """See `Codec`."""
+        return 4 * spec.size
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """See `Codec`."""
+        out.view("<f4")[:] = values.reshape(-1)
+
+    def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
+        """See `Codec`."""
+        return data.view("<f4").reshape(spec.shape)
+
+
+class BFloat16:
+    """Rounded to bfloat16, ties to even."""
+
+    lossy, decay = True, 1.0
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        """See `Codec`."""
+        return 2 * spec.size
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """See `Codec`."""
+        out.view("<u2")[:] = f32_to_bf16(values.reshape(-1))
+
+    def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
+        """See `Codec`."""
+        return bf16_to_f32(data.view("<u2")).reshape(spec.shape)
+
+
+class Integers:
+    """Whole steps between the least and the largest number of a block, as the ring's quantised sums send them."""
+
+    lossy, decay = True, 1.0
+
+    def __init__(self, bits: int) -> None:
+        """`bits`: 4 or 8."""
+        self._bits = bits
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        """See `Codec`."""
+        return quantise.encoded_bytes(spec.size, self._bits)
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """See `Codec`."""
+        flat = np.ascontiguousarray(values.reshape(-1))
+        quantise.encode(flat, self._bits, QuantizationAlgorithm.MIN_MAX, memoryview(out))
+
+    def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
+        """See `Codec`."""
+        out = np.empty(spec.size, np.float32)
+        quantise.decode(memoryview(data), self._bits, out)
+        return out.reshape(spec.shape)
+
+
+class Exponents:
+    """FP4 E3M0 (Streaming DiLoCo, arXiv:2501.18512, section 4.3): a sign, and one of seven powers of two or zero.
+
+    A block of 128 numbers has its largest magnitude as float32. Code 7 stands for it, 6 for a half of it, 1 for 1/64
+    and 0 for zero. Numbers are rounded to the nearest, ties to the larger magnitude.
+    """
+
+    lossy, decay = True, 1.0
+    _BLOCK = 128
+    _LEVELS = np.array([0.0, *(2.0**power for power in range(-6, 1))], np.float32)
+    _EDGES = (_LEVELS[1:] + _LEVELS[:-1]) / np.float32(2)
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        """See `Codec`."""
+        return 4 * self._blocks(spec.size) + -(-spec.size // 2)
+
+    def encode(self, values: np.ndarray, out: np.ndarray) -> None:
+        """See `Codec`."""
+        count = values.size
+        blocks = self._blocks(count)
+        padded = np.zeros(blocks * self._BLOCK, np.float32)
+        padded[:count] = values.reshape(-1)
+        rows = padded.reshape(blocks, self._BLOCK)
+        largest = np.abs(rows).max(axis=1)
+        # Division is exact to the last bit on every machine; a product with an inverse would round twice.
+        size = np.where(largest > 0, largest, np.float32(1))
+        codes = np.searchsorted(self._EDGES, np.abs(rows) / size[:, None], side="right").astype(np.uint8)
+        codes |= np.where(rows < 0, np.uint8(8), np.uint8(0))
+        flat = codes.reshape(-1)[: count + count % 2]
+        out[: 4 * blocks].view("<f4")[:] = largest
+        out[4 * blocks :] = flat[0::2] | flat[1::2] << 4
+
+    def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
+        """See `Codec`."""
+        blocks, packed = self._blocks(spec.size), data[4 * self._blocks(spec.size) :]
+        codes = np.zeros(blocks * self._BLOCK, np.uint8)
+        codes[0 : 2 * len(packed) : 2], codes[1 : 2 * len(packed) : 2] = packed & 15, packed >> 4
+        levels = np.concatenate([self._LEVELS, -self._LEVELS])[codes].reshape(blocks, self._BLOCK)
+        found = levels * data[: 4 * blocks].view("<f4")[:, None]
+        return found.reshape(-1)[: spec.size].reshape(spec.shape)
+
+    def _blocks(self, size: int) -> int:
+        return -(-size // self._BLOCK)

@@ -1,0 +1,119 @@
+"""A tree of tensors as one run of bytes with a digest, and the error feedback of what its codec drops.
+
+What a lossy codec drops is kept by the sender and added to the next update: e ← β e + Δ, sent = Q(e), e ← e − sent
+(Karimireddy et al. 2019, arXiv:1901.09847). Everything is a pure function of its arguments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from planetary.core.errors import NumericsError, ProtocolError, UserError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.codecs import BFloat16, Codec, Exponents, Float32, Integers
+from planetary.diloco.sparse_codec import TopK
+
+PAYLOAD = "payload"
+"""Name of the tensor of bytes that a message carries."""
+
+CODECS: Mapping[str, Callable[[], Codec]] = {
+    "float32": Float32,
+    "bf16": BFloat16,
+    "int8": lambda: Integers(8),
+    "int4": lambda: Integers(4),
+    "fp4": Exponents,
+    "sparse": TopK,
+}
+"""By the names of the configuration."""
+
+
+class PayloadForm:
+    """How the tensors of a model travel in one codec: one after the other, in the order of their specs.
+
+    Attributes:
+        lossy: whether the sender keeps what was dropped.
+        spec: of the tensor of bytes.
+    """
+
+    def __init__(self, codec: str, specs: Sequence[TensorSpec]) -> None:
+        """Raises `UserError` for an unknown codec."""
+        if codec not in CODECS:
+            raise UserError(f"unknown codec {codec!r}; this version has {', '.join(CODECS)}")
+        self._codec = CODECS[codec]()
+        self._specs = tuple(specs)
+        sizes = [self._codec.nbytes(spec) for spec in specs]
+        self._ends = np.cumsum(sizes).tolist()
+        self.lossy = self._codec.lossy
+        self.spec = TensorSpec(PAYLOAD, "ui8", (sum(sizes),))
+
+    def encode(self, tensors: Tensors) -> np.ndarray:
+        """Return finite float32 tensors by name as uint8 [nbytes]."""
+        out = self.spec.empty()
+        for spec, part in self._parts(out):
+            # Parts begin at any byte, and numpy's views of wider types need a start of their own.
+            piece = np.empty(len(part), np.uint8)
+            self._codec.encode(np.asarray(tensors[spec.name], np.float32), piece)
+            part[:] = piece
+        return out
+
+    def decode(self, payload: np.ndarray, digest: str) -> dict[str, np.ndarray]:
+        """Return the float32 tensors that bytes stand for.
+
+        Raises:
+            ProtocolError: the bytes are fewer or more, are not those of `digest`, or stand for numbers that no codec
+                sends; the text says which.
+        """
+        if payload.dtype != np.uint8 or payload.shape != self.spec.shape:
+            raise ProtocolError(
+                f"reading an update: expected {self.spec.shape[0]} bytes, found {payload.dtype}{list(payload.shape)}"
+            )
+        found = payload_digest(payload)
+        if found != digest:
+            raise ProtocolError(f"reading an update: its digest is {found}, expected {digest}: it was altered")
+        tensors = {spec.name: self._codec.decode(spec, part.copy()) for spec, part in self._parts(payload)}
+        for name, values in tensors.items():
+            if not np.isfinite(values).all():
+                raise ProtocolError(f"reading an update: tensor {name!r} contains NaN or infinite numbers")
+        return tensors
+
+    def compress(self, update: Tensors, residual: Tensors | None) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+        """Return `update` with what was dropped before as bytes, and what they drop.
+
+        Args:
+            update: float32 by name.
+            residual: of the last call; None: nothing was dropped. It is left as it was.
+
+        Raises:
+            NumericsError: the update or the residual has NaN or infinite numbers; it and the tensor are named.
+        """
+        wanted = {spec.name: self._wanted(spec, update, residual) for spec in self._specs}
+        payload = self.encode(wanted)
+        if not self.lossy:
+            return payload, None
+        sent = self.decode(payload, payload_digest(payload))
+        return payload, {name: values - sent[name] for name, values in wanted.items()}
+
+    def _wanted(self, spec: TensorSpec, update: Tensors, residual: Tensors | None) -> np.ndarray:
+        values = np.asarray(update[spec.name], np.float32)
+        if not np.isfinite(values).all():
+            raise NumericsError(f"cannot send an update: tensor {spec.name!r} contains NaN or infinite numbers")
+        if residual is None or not self.lossy:
+            return values
+        kept = residual[spec.name]
+        if not np.isfinite(kept).all():
+            raise NumericsError(
+                f"cannot send an update: the error feedback of tensor {spec.name!r} contains NaN or infinite numbers"
+            )
+        return values + np.float32(self._codec.decay) * kept
+
+    def _parts(self, data: np.ndarray) -> list[tuple[TensorSpec, np.ndarray]]:
+        starts = [0, *self._ends[:-1]]
+        return [(spec, data[a:b]) for spec, a, b in zip(self._specs, starts, self._ends, strict=True)]
+
+
+def payload_digest(payload: np.ndarray) -> str:
+    """Return BLAKE2b of the bytes, 128 bits in hex."""
+    return hashlib.blake2b(payload.data, digest_size=16).hexdigest()

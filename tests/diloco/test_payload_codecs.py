@@ -1,0 +1,179 @@
+"""Codecs of updates: equal values give equal bytes, errors have bounds, and what is dropped is sent later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from planetary.collectives.reduction import quantise
+from planetary.core.errors import NumericsError, ProtocolError, UserError
+from planetary.core.tensors import TensorSpec
+from planetary.diloco.codecs import Exponents
+from planetary.diloco.payload import CODECS, PayloadForm, payload_digest
+from planetary.diloco.sparse_codec import TopK, _chunks, _largest
+
+SPECS = (
+    TensorSpec("m", "f32", (130, 200)),
+    TensorSpec("v", "f32", (100,)),
+    TensorSpec("t", "bf16", (3, 5, 70)),
+    TensorSpec("s", "f32", ()),
+    TensorSpec("none", "f32", (0,)),
+)
+NAMES = tuple(CODECS)
+
+
+def draw(seed: int) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {s.name: np.asarray(random.standard_normal(s.shape) * 0.01, np.float32) for s in SPECS}
+
+
+def decoded(form: PayloadForm, payload: np.ndarray) -> dict[str, np.ndarray]:
+    return form.decode(payload, payload_digest(payload))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_payload_has_the_size_of_its_shapes_and_the_same_bytes_again(name: str) -> None:
+    form, values = PayloadForm(name, SPECS), draw(0)
+    payload = form.encode(values)
+    assert payload.shape == form.spec.shape
+    assert payload.tobytes() == form.encode({k: v.copy() for k, v in reversed(values.items())}).tobytes()
+    for spec in SPECS:
+        assert decoded(form, payload)[spec.name].shape == spec.shape
+
+
+def test_float32_keeps_every_bit() -> None:
+    form, values = PayloadForm("float32", SPECS), draw(1)
+    payload, residual = form.compress(values, None)
+    assert residual is None
+    assert all(decoded(form, payload)[name].tobytes() == values[name].tobytes() for name in values)
+
+
+@pytest.mark.parametrize(("name", "most"), [("bf16", 2**-8), ("int8", 0.02), ("int4", 0.35), ("fp4", 0.35)])
+def test_dense_codecs_err_within_their_steps(name: str, most: float) -> None:
+    form, values = PayloadForm(name, SPECS), draw(2)
+    found = decoded(form, form.encode(values))["m"]
+    assert np.linalg.norm(found - values["m"]) < most * np.linalg.norm(values["m"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_stay_zeros(name: str) -> None:
+    form = PayloadForm(name, SPECS)
+    found = decoded(form, form.encode({spec.name: np.zeros(spec.shape, np.float32) for spec in SPECS}))
+    assert all((array == 0).all() for array in found.values())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("float32", "sparse")])
+def test_sent_and_kept_together_are_all_updates(name: str) -> None:
+    """With β = 1 nothing is lost: the sum of what was sent and the last residual is the sum of the updates."""
+    form, residual = PayloadForm(name, SPECS), None
+    sent = dict.fromkeys(("m", "v", "t"), 0.0)
+    for seed in range(8):
+        payload, residual = form.compress(draw(seed), residual)
+        sent = {key: total + decoded(form, payload)[key].astype(np.float64) for key, total in sent.items()}
+    assert residual is not None
+    for key, total in sent.items():
+        np.testing.assert_allclose(
+            total + residual[key], sum(draw(seed)[key].astype(np.float64) for seed in range(8)), atol=1e-6
+        )
+
+
+def test_what_the_sparse_codec_drops_is_sent_later() -> None:
+    """Of 4,096 equal updates 64 go at a time; the feedback gives every index its turn within 64 rounds."""
+    spec = (TensorSpec("w", "f32", (64, 64)),)
+    form, residual, ever = PayloadForm("sparse", spec), None, np.zeros((64, 64), bool)
+    update = {"w": np.ones((64, 64), np.float32)}
+    for _ in range(64):
+        payload, residual = form.compress(update, residual)
+        ever |= decoded(form, payload)["w"] != 0
+    assert ever.all()
+
+
+def test_sparse_updates_are_146_times_smaller_than_float32() -> None:
+    spec = TensorSpec("w", "f32", (1024, 1024))
+    assert 4 * spec.size / TopK().nbytes(spec) == pytest.approx(146.3, abs=0.2)
+    assert 4 * spec.size / TopK(128).nbytes(spec) == pytest.approx(73.1, abs=0.2)
+
+
+@given(rows=hnp.arrays(np.float32, (3, 32), elements=st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5])))
+def test_the_largest_are_those_of_a_stable_sort(rows: np.ndarray) -> None:
+    """Ties go to the lowest index, zeros of both signs included."""
+    expected = np.sort(np.argsort(-np.abs(rows), axis=1, kind="stable")[:, :5], axis=1)
+    assert _largest(rows, 5).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 64), (130, 200), (3, 5, 70), (100,), (64,), (1,), (), (1, 1), (7, 300), (300, 7)]
+)
+def test_chunks_cover_every_number_once(shape: tuple[int, ...]) -> None:
+    values = np.arange(int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    back, seen = np.full(shape, -1, np.float32), []
+    for chunks in _chunks(shape):
+        rows = chunks.cut(values)
+        assert rows.shape == (chunks.count, chunks.length)
+        seen += rows.reshape(-1).tolist()
+        chunks.paste(rows, back)
+    assert back.tobytes() == values.tobytes()
+    assert sorted(seen) == values.reshape(-1).tolist()
+
+
+def test_exponents_round_to_the_nearest_power_of_two() -> None:
+    values = np.array([8, 7, 6, 5.9, -4, 3, -2.9, 0.125, 0.0626, 0.0624, 0.0], np.float32)
+    spec = TensorSpec("w", "f32", values.shape)
+    codec, out = Exponents(), np.empty(Exponents().nbytes(spec), np.uint8)
+    codec.encode(values, out)
+    assert codec.decode(spec, out).tolist() == [8, 8, 8, 4, -4, 4, -2, 0.125, 0.125, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_integers_have_the_same_bytes_without_numba(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    form = PayloadForm(name, SPECS)
+    with_numba = form.encode(draw(3)).tobytes()
+    assert quantise.compiled() is not None
+    monkeypatch.setattr(quantise, "compiled", lambda: None)
+    assert form.encode(draw(3)).tobytes() == with_numba
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_truncated_and_altered_payloads_are_refused(name: str) -> None:
+    form = PayloadForm(name, SPECS)
+    payload = form.encode(draw(4))
+    digest = payload_digest(payload)
+    with pytest.raises(ProtocolError, match=r"expected \d+ bytes"):
+        form.decode(payload[:-1], digest)
+    altered = payload.copy()
+    altered[len(altered) // 2] ^= 1
+    with pytest.raises(ProtocolError, match="it was altered"):
+        form.decode(altered, digest)
+
+
+def test_bytes_that_no_sender_makes_are_refused() -> None:
+    """A digest proves nothing about a sender that lies: numbers and places are checked as well."""
+    sparse = PayloadForm("sparse", (TensorSpec("w", "f32", (100,)),))
+    payload = sparse.encode({"w": np.ones(100, np.float32)})
+    payload[16:19] = 255
+    with pytest.raises(ProtocolError, match="not ascending"):
+        decoded(sparse, payload)
+    payload[:16] = 255
+    with pytest.raises(ProtocolError, match="NaN"):
+        decoded(sparse, payload)
+    plain = PayloadForm("float32", (TensorSpec("w", "f32", (2,)),))
+    with pytest.raises(ProtocolError, match="tensor 'w' contains NaN"):
+        decoded(plain, np.full(8, 255, np.uint8))
+
+
+def test_a_nan_in_the_error_feedback_is_named() -> None:
+    form = PayloadForm("int4", SPECS)
+    residual = {spec.name: np.zeros(spec.shape, np.float32) for spec in SPECS}
+    residual["v"][3] = np.nan
+    with pytest.raises(NumericsError, match="error feedback of tensor 'v' contains NaN"):
+        form.compress(draw(5), residual)
+    with pytest.raises(NumericsError, match="update: tensor 'v' contains NaN"):
+        form.compress({**draw(5), "v": residual["v"]}, None)
+
+
+def test_an_unknown_codec_is_named_with_those_that_are_known() -> None:
+    with pytest.raises(UserError, match="unknown codec 'zip'; this version has float32"):
+        PayloadForm("zip", SPECS)

@@ -95,12 +95,12 @@ class Integers:
     def encode(self, values: np.ndarray, out: np.ndarray) -> None:
         """See `Codec`."""
         flat = np.ascontiguousarray(values.reshape(-1))
-        quantise.encode(flat, self._bits, QuantizationAlgorithm.MIN_MAX, memoryview(out))
+        quantise.encode(flat, self._bits, QuantizationAlgorithm.MIN_MAX, out.data)
 
     def decode(self, spec: TensorSpec, data: np.ndarray) -> np.ndarray:
         """See `Codec`."""
         out = np.empty(spec.size, np.float32)
-        quantise.decode(memoryview(data), self._bits, out)
+        quantise.decode(data.data, self._bits, out)
         return out.reshape(spec.shape)
 
 

@@ -33,7 +33,7 @@ from planetary.moe.controller.mixture_events import (
 from planetary.moe.controller.mixture_rounds import Composing, Rounds
 from planetary.moe.controller.mixture_syncing import Syncing
 from planetary.moe.controller.offload import Offload
-from planetary.moe.controller.patience import STUCK_FACTOR, Patience
+from planetary.moe.controller.patience import STUCK_FACTOR, Patience, Task
 from planetary.moe.controller.payload_checks import impossible_steps
 from planetary.moe.controller.records import MixtureState, ShardKept
 from planetary.moe.controller.syncer_messages import (
@@ -317,15 +317,22 @@ class MixtureController(RunController[MixtureDesk]):
         self.rounds.hand_out(self._standby)
         standby = [self.desk.workers[session] for session in self._standby]
         self.offload.hand_out([worker for worker in standby if worker.may(EXPERT)])
-        unanswered = self.offload.unanswered() | self.rounds.unanswered()
+        unanswered = self.offload.unanswered() | self.rounds.unanswered() | self._unsent_states()
         self.patience.look(unanswered, self.desk.workers, now, self.desk.under_way.count)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY_S
             keep = self.state.needed() | self.rounds.payloads() | self.desk.payloads_under_way()
             self.desk.out.append(CollectPayloads(frozenset(keep)))
 
-    def _staff(self, now: float) -> None:
+    def _unsent_states(self) -> set[Task]:
+        """Return the last states that are due: without a deadline a composer that hangs then would end no run."""
+        if not self._all_steps_are_taken:
+            return set()
+        due = [one for one in self.composing.values() if not self.rounds.has_ended(one.shard)]
+        return {(one.session, "state", one.shard) for one in due}
+
         """Let those who wait compose: the ones that come back first, then others while there are shards for them."""
+    def _staff(self, now: float) -> None:
         for session in list(self._standby):
             worker = self.desk.workers[session]
             owners = self.syncing.machine.owners()

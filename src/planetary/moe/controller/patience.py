@@ -1,4 +1,4 @@
-"""How long a worker may take for a piece of work or an evaluation before it counts as stuck."""
+"""How long a worker may take for a piece of work, an evaluation or its last state before it counts as stuck."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from typing import Literal
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol.sessions import InFlight
 
-Task = tuple[int, Literal["work", "evaluation"], int]
-"""Session, what it is, and its number."""
+Task = tuple[int, Literal["work", "evaluation", "state"], int]
+"""Session, what it is, and its number: of the work, of the round, or of the shard whose last state is due."""
+
+_LACKS = {
+    "work": "had no answer to its work",
+    "evaluation": "had no answer to its evaluation",
+    "state": "did not send the last state of its shard",
+}
 
 STUCK_FACTOR = 20.0
 """A task is stuck after this many times the longest duration seen for its kind; before, after so many times the granted
@@ -67,7 +73,7 @@ class Patience:
             kinds = {other[1] for other in self._waited if other[0] == session}
             longest = max(self._longest.get(kind, self._least_s) for kind in kinds)
             until = one.complete_at + max(self._least_s, STUCK_FACTOR * longest)
-            yield Wait(session, one.complete_at, until, f"had no answer to its {what}")
+            yield Wait(session, one.complete_at, until, _LACKS[what])
 
     def _lives(self, session: int, now: float) -> None:
         for task, one in self._waited.items():

@@ -84,6 +84,7 @@ class MixtureController(RunController[MixtureDesk]):
     def _deadlines(self) -> Iterable[float | None]:
         return (
             self.syncing.machine.next_deadline(),
+            self.rounds.assemble_at,
             self._collect_at,
         )
 
@@ -118,7 +119,7 @@ class MixtureController(RunController[MixtureDesk]):
             case FragmentMade():
                 self.syncing.made(event, now)
             case ModelAssembled():
-                failed = self.rounds.assembled(event)
+                failed = self.rounds.assembled(event, now)
                 if failed:
                     self._end("resource", failed)
             case WorkLeased():
@@ -331,8 +332,8 @@ class MixtureController(RunController[MixtureDesk]):
         due = [one for one in self.composing.values() if not self.rounds.has_ended(one.shard)]
         return {(one.session, "state", one.shard) for one in due}
 
-        """Let those who wait compose: the ones that come back first, then others while there are shards for them."""
     def _staff(self, now: float) -> None:
+        """Let those who wait compose: the ones that come back first, then others while there are shards for them."""
         for session in list(self._standby):
             worker = self.desk.workers[session]
             owners = self.syncing.machine.owners()
@@ -349,6 +350,8 @@ class MixtureController(RunController[MixtureDesk]):
                 self.desk.send(session, mm.StandBy(reason="its shard belongs to another composer by now"))
 
     def _why_nothing_goes_on(self) -> str:
+        if self.rounds.assemble_at is not None:
+            return f"the model of the last round is put together again in a while: {self.rounds.unassembled}"
         by_shard = {one.shard: one for one in self.composing.values()}
         missing = [n for n in range(self.policy.composers) if n not in by_shard]
         if missing:

@@ -27,6 +27,7 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
     checkpoint_every: int
     lease_s: float  # how long an expert worker may take before somebody else gets its work
+    last_model_tries: int = 5  # how often the last round's model is put together, one grace time apart, when it fails
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
 
     @property

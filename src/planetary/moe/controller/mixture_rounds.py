@@ -75,7 +75,10 @@ class Rounds:
         self.merges: dict[Tier, list[float]] = {}  # seconds that merges took, since the last round
         self._sketch_bytes: Counter[int] = Counter()  # by shard, since the last round
         self._began: float | None = None  # when the first composer began, then at the end of each round
-        self._assembling: int | None = None
+        self._assembling: AssembleModel | None = None  # that is, or will be, put together
+        self.assemble_at: float | None = None  # monotonic: when the last model is tried again; None: it is not
+        self.unassembled = ""  # why that failed
+        self._failures = 0  # of the last model
         self._parts: frozenset[str] = frozenset()  # payloads of which that is put together
         self._evaluating: dict[int, Evaluating] = {}  # by round
         self._unreported: dict[int, RoundMetrics] = {}
@@ -139,6 +142,9 @@ class Rounds:
             # What the last round's model is made of is still there: nobody has taken a step since.
             payloads = tuple(shard.payload for shard in state.shards)
             self._assemble(AssembleModel(metrics.round, payloads, checkpoint=True))
+        if self.assemble_at is not None and now >= self.assemble_at and self._assembling is not None:
+            self.assemble_at = None
+            self._desk.out.append(self._assembling)
         while state.round < policy.rounds and self._assembling is None:
             number = state.round + 1
             marks = [shard.marks.get(number) for shard in state.shards]
@@ -175,9 +181,9 @@ class Rounds:
     def _assemble(self, wanted: AssembleModel) -> None:
         state = self._desk.state
         experts = tuple(state.experts_of(shard) for shard in range(len(state.shards))) if state.experts else ()
-        self._assembling = wanted.round
         self._parts = frozenset((*wanted.shards, *wanted.views, *(name for layers in experts for name in layers)))
-        self._desk.out.append(msgspec.structs.replace(wanted, experts=experts))
+        self._assembling = msgspec.structs.replace(wanted, experts=experts)
+        self._desk.out.append(self._assembling)
 
     def _last_loss(self) -> float:
         """What stands for a round whose states were all saved by composers that took no step in it."""
@@ -241,8 +247,20 @@ class Rounds:
 
     # --- evaluation -------------------------------------------------------------------------------------------
 
-    def assembled(self, event: ModelAssembled) -> str:
-        """A model was put together; return why the run cannot end well, or ""."""
+    def assembled(self, event: ModelAssembled, now: float) -> str:
+        """A model was put together, or was not; return why the run cannot end well, or "".
+
+        The last one is what the run was for, so it is tried several times; the next one does as well as any other.
+        """
+        policy = self._desk.policy
+        if event.failed and event.round == policy.rounds:
+            self._failures += 1
+            self.unassembled = event.failed
+            self._desk.append(CheckpointFailed(round=event.round, reason=event.failed))
+            if self._failures >= policy.last_model_tries:
+                return f"the model of the last round could not be put together: {event.failed}"
+            self.assemble_at = now + policy.grace_s
+            return ""
         self._assembling, self._parts = None, frozenset()
         metrics = self._unreported.get(event.round)
         if event.routing is not None and metrics is not None and metrics.mixture is not None:
@@ -251,11 +269,9 @@ class Rounds:
             self._unreported[event.round] = msgspec.structs.replace(metrics, mixture=mixture)
         if event.failed:
             self._desk.append(CheckpointFailed(round=event.round, reason=event.failed))
-            if event.round == self._desk.policy.rounds:
-                return f"the model of the last round could not be put together: {event.failed}"
         elif event.checkpoint:
             self._desk.append(CheckpointWritten(round=event.round, path=event.checkpoint, seconds=event.seconds))
-        if event.failed or not self._desk.policy.eval_due(event.round):
+        if event.failed or not policy.eval_due(event.round):
             self._report(event.round)
             return ""
         self._evaluating[event.round] = Evaluating(event.round, event.payload)

@@ -70,6 +70,16 @@ class JsonLinesWriter:
                 ) from error
             self._size += len(line)
 
+    def sync(self) -> None:
+        """Return when every line is on the disk. Raises `ResourceError`."""
+        with self._lock:
+            if self._fd < 0:
+                raise ClosedError(f"cannot sync {self.path}: it was closed")
+            try:
+                self._files.sync(self._fd)
+            except OSError as error:
+                raise ResourceError(f"cannot sync {self.path}: {error.strerror or error}") from error
+
     def close(self) -> None:
         """Flush to the disk and close; closing twice is fine."""
         with self._lock:

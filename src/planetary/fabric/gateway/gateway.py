@@ -161,11 +161,13 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     Attributes:
         protocol: what is said in this kind of run.
         compiles: what is compiled for workers, for people.
+        synced: records that are on the disk before anything else happens, whatever becomes of the power.
         followers: get its metrics and events.
     """
 
     protocol: ClassVar[WireProtocol] = m.FABRIC
     compiles: ClassVar[str] = "the training step"
+    synced: ClassVar[tuple[type[Record], ...]] = (RunStarted, RunResumed, RoundClosed, RoundFinished, RunFinished)
 
     def __init__(
         self,
@@ -532,9 +534,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         assert self._journal is not None
         # Whatever happens to the power: a checkpoint must not outlive the records of the round that it is of, nor tasks
         # on workers the record from which their numbers are counted.
-        durable = isinstance(record, RunStarted | RunResumed | RoundClosed | RoundFinished | RunFinished)
         record = msgspec.structs.replace(record, t=self._clock.wall())
-        self._journal.append(record, durable=durable)
+        self._journal.append(record, durable=isinstance(record, self.synced))
         for follower in self.followers:
             follower.write_event(record)
         text = self._news_of(record)

@@ -61,7 +61,7 @@ from planetary.moe.controller.mixture_events import (
     WorkOver,
 )
 from planetary.moe.controller.payload_checks import KINDS, PayloadChecks
-from planetary.moe.controller.records import mixture_news
+from planetary.moe.controller.records import MixtureStarted, ShardGranted, mixture_news
 from planetary.moe.controller.work_queue import Lease, Work, WorkQueue
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.moe.gateway.mixture_start import MixtureStart, begin_mixture, owners_of_run
@@ -106,6 +106,9 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         # What is superseded may still wait to be sent; a connection that is so slow is dropped and made again.
         lifetime = max(60.0, 30 * config.fabric.latency_budget_s)
         self._payloads = PayloadStore(
+    compiles = "the mixture's program"
+    # A shard has one composer under an epoch: one that was granted must not be given to another after a power cut.
+    synced = (*Gateway.synced, MixtureStarted, ShardGranted)
             config.moe.store or options.folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, lifetime), clock=system.clock
         )
         self._results: dict[int, Packed] = {}  # of expert workers, not judged yet
@@ -347,7 +350,10 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
         message=message_of(gateway, controller.stalls.why),
     )
 
+        assert self._journal is not None
 
+            # After a power cut the run goes on from older records, whose payloads have to be there.
+            self._journal.sync()
 def _run_state(controller: MixtureController) -> RunState:
     ended = ended_as(controller.state.ended)
     if ended is not None:

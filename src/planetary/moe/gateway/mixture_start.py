@@ -82,13 +82,17 @@ def begin_mixture(
         records: list[Record] = [started, store_start(prepared, store)]
         return MixtureStart(policy, replay(records, MixtureState(steps_per_round=steps)), records, [], [])
     state = replay(earlier, MixtureState(steps_per_round=steps), folder / EVENTS)
-    if not state.shards:
-        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} does not say what it started from")
+    if not earlier:
+        raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     _check_same(earlier, policy, prepared, folder)
     for name in sorted(state.needed()):
         if not store.has(name):
             raise UserError(
                 f"cannot resume {folder}: the payload {name[:24]}… is not in {store.url}; a run needs its payloads "
+    records = []
+    if not state.shards:  # the gateway died between its first two records
+        records.append(start := store_start(prepared, store))
+        state.apply(start)
                 "where they were"
             )
     mark = Mark(state.round, state.tokens_total, 1, LeaseLedger())
@@ -99,8 +103,8 @@ def begin_mixture(
     write_atomically(folder / CONFIG, to_toml(config).encode())
     write_record(folder, prepared.record)
     evaluates = state.evaluates_last(config.train.rounds)
-    metrics, late = resume_metrics(folder / METRICS, earlier, state.round, steps, evaluates=evaluates)
-    return MixtureStart(policy, state, [resumed, *pardons], metrics, late)
+    metrics, late = resume_metrics(folder / METRICS, earlier, state.round, steps, evaluates=evaluates, files=files)
+    return MixtureStart(policy, state, [*records, resumed, *pardons], metrics, late)
 
 
 def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: PreparedMixture, folder: Path) -> None:

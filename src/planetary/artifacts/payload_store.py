@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import fsspec.core
 import msgspec
 
+from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.artifacts.store import digest_of, write_atomically
 from planetary.core.clock import Clock, SystemClock
 from planetary.core.errors import PlanetaryError, ResourceError, TrustError, UserError
@@ -74,6 +75,7 @@ class PayloadStore:
             at most; other file systems have limits of their own.
         clock: for the patience.
         sleep: between two attempts.
+        durable: the operations on local files.
 
     Raises:
         UserError: the URL or a kind cannot be, or a package for this kind of URL is not installed.
@@ -88,6 +90,7 @@ class PayloadStore:
         patience_s: float = 30.0,
         clock: Clock | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        durable: DurableFiles = DISK,
     ) -> None:
         for kind, lifetime in lifetimes.items():
             if not re.fullmatch("[a-z][a-z0-9-]*", kind) or kind == _PROBES or not lifetime > 0:
@@ -98,6 +101,7 @@ class PayloadStore:
         self.url = re.sub("//[^/@]*@", "//", str(url))  # without a password
         self.lifetimes = dict(lifetimes)
         self._patience_s, self._clock, self._sleep = patience_s, clock or SystemClock(), sleep
+        self._durable = durable
         s3 = str(url).startswith(("s3://", "s3a://"))
         self.options = dict(options or {})
         given = {**(_S3_OPTIONS if s3 else {}), **self.options}
@@ -194,7 +198,7 @@ class PayloadStore:
         now = self._probe(patient=True) if now is None else now
         needed = frozenset(keep)
         removed = size = left = 0
-        for path, entry in self._found().items():
+        for path, entry in sorted(self._found().items()):
             name = _name_at(path)
             if name is not None:
                 lifetime = math.inf if name in needed else self.lifetimes.get(name.partition("/")[0], math.inf)
@@ -219,15 +223,21 @@ class PayloadStore:
 
     def _write(self, path: str, data: bytes | bytearray | memoryview) -> None:
         if self._local:
-            write_atomically(Path(path), data)
+            write_atomically(Path(path), data, self._durable)
         else:  # object stores show all of an object or nothing; elsewhere the digest tells a half-written one
             self.files.pipe_file(path, bytes(data))
 
     def _remove(self, path: str, shown: str) -> None:
         try:
-            self._patiently(f"removing {shown}", lambda: self.files.rm_file(path), may_miss=True)
+            self._patiently(f"removing {shown}", lambda: self._unlink(path), may_miss=True)
         except FileNotFoundError:
             return
+
+    def _unlink(self, path: str) -> None:
+        if self._local:
+            self._durable.remove_file(Path(path))
+        else:
+            self.files.rm_file(path)
 
     def _found(self) -> dict[str, dict[str, Any]]:
         try:
@@ -242,7 +252,7 @@ class PayloadStore:
         self._patiently("writing a probe", lambda: self._write(path, text), patient=patient)
         found = self._patiently("reading a probe", lambda: self.files.cat_file(path), patient=patient)
         entry = self._patiently("looking at a probe", lambda: self.files.info(path), patient=patient)
-        self._patiently("removing a probe", lambda: self.files.rm_file(path), patient=patient)
+        self._patiently("removing a probe", lambda: self._unlink(path), patient=patient)
         if found != text:
             raise ResourceError(f"the payload store {self.url} returned other bytes than were just written there")
         return self._written(path, entry)

@@ -16,7 +16,18 @@ Event_contra = TypeVar("Event_contra", contravariant=True)
 Instruction_co = TypeVar("Instruction_co", covariant=True)
 
 
-class Machine(Protocol[Event_contra, Instruction_co]):
+class Validated(Protocol):
+    """Has a state that can be checked."""
+
+    def validate(self) -> None:
+        """Raise `LocalProtocolError` when parts of the state contradict each other; cheap.
+
+        Simulators call it after every event.
+        """
+        ...
+
+
+class Machine(Validated, Protocol[Event_contra, Instruction_co]):
     """A participant in a protocol."""
 
     def handle(self, event: Event_contra, now: float) -> Sequence[Instruction_co]:
@@ -25,13 +36,6 @@ class Machine(Protocol[Event_contra, Instruction_co]):
 
     def next_deadline(self) -> float | None:
         """Monotonic time (seconds) at which the machine wants to be called with a tick; None if nothing is pending."""
-        ...
-
-    def validate(self) -> None:
-        """Raise `LocalProtocolError` when parts of the state contradict each other; cheap.
-
-        Simulators call it after every event.
-        """
         ...
 
 

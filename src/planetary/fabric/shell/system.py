@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.core.clock import Clock, SystemClock
 from planetary.fabric.shell.child import Child, StartChild
-from planetary.machine.machine import Machine
+from planetary.machine.machine import Validated
 from planetary.net.network import TCP, Network
 
 
@@ -26,7 +25,7 @@ def daemon_thread(name: str, work: Callable[[], object]) -> None:
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
-def _unobserved(machine: Machine[Any, Any]) -> None:
+def unobserved(machine: Validated) -> None:
     """Take no notice of a machine."""
 
 
@@ -42,6 +41,7 @@ class System:
         aside: calls a function in a thread, from a name; nobody waits for it.
         start_child: starts a child process.
         pid: returns the id of the calling process.
+        entropy: returns so many bytes that cannot be predicted.
         observe: is called with a machine after each event that it handled.
     """
 
@@ -52,7 +52,8 @@ class System:
     aside: Callable[[str, Callable[[], object]], None] = daemon_thread
     start_child: StartChild = Child.start
     pid: Callable[[], int] = os.getpid
-    observe: Callable[[Machine[Any, Any]], None] = _unobserved
+    entropy: Callable[[int], bytes] = os.urandom
+    observe: Callable[[Validated], None] = unobserved
 
 
 SYSTEM = System()

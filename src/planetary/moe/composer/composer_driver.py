@@ -20,6 +20,8 @@ import numpy as np
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import NumericsError, RemoteProtocolError
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.shell.system import unobserved
+from planetary.machine.machine import Validated
 from planetary.moe.composer import composer_events as c
 from planetary.moe.composer.composer_data import HELD_OUT, ComposerData
 from planetary.moe.composer.composer_machine import ComposerMachine
@@ -62,6 +64,7 @@ class ComposerDriver:
             before the next step; None: do it at once.
         packing: for packing and sending, one message after the other; None: do it at once.
         clock: monotonic seconds.
+        observe: is called with the machine after each event that it handled for the driver.
     """
 
     def __init__(
@@ -73,8 +76,9 @@ class ComposerDriver:
         fitting: Executor | None = None,
         packing: Executor | None = None,
         clock: Callable[[], float] = time.monotonic,
+        observe: Callable[[Validated], None] = unobserved,
     ) -> None:
-        self.plan, self._clock = plan, clock
+        self.plan, self._clock, self._observe = plan, clock, observe
         self.post = ComposerPost(send, packing, self._leave)
         composer = Part(run, "composer")
         self._whole = Part(run, "whole")
@@ -149,7 +153,7 @@ class ComposerDriver:
         while self._inbox:
             self._take(self._inbox.popleft())
         stepped = False
-        for action in self.machine.handle(c.StepBoundary()):
+        for action in self._handle(c.StepBoundary()):
             match action:
                 case c.Adopt():
                     self._adopt(action)
@@ -172,17 +176,22 @@ class ComposerDriver:
                     pass
         return stepped
 
+    def _handle(self, event: c.Event) -> list[c.Instruction]:
+        found = self.machine.handle(event)
+        self._observe(self.machine)
+        return found
+
     def _take(self, news: _News) -> None:
         match news:
             case None:
-                self.machine.handle(c.ConnectionLost())
+                self._handle(c.ConnectionLost())
                 if self._surrogates is not None:
                     self._surrogates.disconnected()
             case Installed() | Refreshed():
                 assert self._surrogates is not None
                 self._surrogates.ready(news)
             case _Left():
-                self.machine.handle(c.UploadSent(news.upload))
+                self._handle(c.UploadSent(news.upload))
             case (message, payload):
                 self._received(message, payload)
             case error:
@@ -193,14 +202,14 @@ class ComposerDriver:
             case mm.GrantShard():
                 self._own(message, payload)
             case mm.StandBy():
-                self.machine.handle(c.StoodDown())
+                self._handle(c.StoodDown())
                 self.composer = None
             case mm.FragmentMerged():
                 key = (Tier(message.tier), message.fragment)
-                if self.machine.handle(c.MergeArrived(key, message.version, message.shards)):
+                if self._handle(c.MergeArrived(key, message.version, message.shards)):
                     self._arrived[key] = payload
             case mm.RunProgress():
-                self.machine.handle(c.StepsReported(message.steps))
+                self._handle(c.StepsReported(message.steps))
             case mm.AssignSpeaker():
                 self._speak_for(message.shards)
             case mm.SurrogatesReady() if self._surrogates is not None:
@@ -211,7 +220,7 @@ class ComposerDriver:
                 self._improve(message, payload)
             case mm.TokensReady():
                 arrived = c.TokensArrived(message.shard, message.first, message.count)
-                if message.shard == HELD_OUT or self.machine.handle(arrived):
+                if message.shard == HELD_OUT or self._handle(arrived):
                     self._data.arrived(message, payload, self.machine.done)
             case mm.EvaluateMixture():
                 self._evaluate(message, payload)
@@ -220,13 +229,13 @@ class ComposerDriver:
 
     def _own(self, message: mm.GrantShard, payload: Packed) -> None:
         self._speak_for(message.speaks)
-        self.machine.handle(c.StepsReported(message.steps))
+        self._handle(c.StepsReported(message.steps))
         if not message.payload:
-            self.machine.handle(c.ShardGranted(message.shard, message.epoch, message.step, None, message.speaks))
+            self._handle(c.ShardGranted(message.shard, message.epoch, message.step, None, message.speaks))
             return
         state, step, held = shard_from(payload, self.plan)
         self.composer = ResidentComposer(self.steps, self._run, state)
-        self.machine.handle(c.ShardGranted(message.shard, message.epoch, step, held, message.speaks))
+        self._handle(c.ShardGranted(message.shard, message.epoch, step, held, message.speaks))
         self._data.forget()
         self._published.clear()
         self._arrived.clear()
@@ -235,7 +244,7 @@ class ComposerDriver:
     def _speak_for(self, shards: tuple[int, ...]) -> None:
         if self._surrogates is not None:
             self._surrogates.speak_for(shards)
-        self.machine.handle(c.SpeakerAssigned(shards))
+        self._handle(c.SpeakerAssigned(shards))
 
     def _step(self) -> None:
         assert self.composer is not None
@@ -251,7 +260,7 @@ class ComposerDriver:
         self.composer.update(progress, experts=self._optimizer.in_step)
         self._offer_sketches(self.composer, step)
         self.composer.end_step()
-        self.machine.handle(c.StepTaken())
+        self._handle(c.StepTaken())
         seconds = self._clock() - began
         self._losses.stepped(loss, seconds)
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
@@ -267,7 +276,7 @@ class ComposerDriver:
         found = composer.seen(wanted)
         for layer in wanted:
             sketch = self.steps.sketch(step, self.machine.shard, layer, found)
-            self.machine.handle(c.SketchSent(layer))
+            self._handle(c.SketchSent(layer))
             version = self.machine.expert_versions[layer]
             known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
             self._tell(mm.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
@@ -275,9 +284,9 @@ class ComposerDriver:
     def _use_experts(self, message: mm.ExpertsUpdate, payload: Packed) -> None:
         if self.composer is None or message.shard != self.machine.shard:
             return
-        self.machine.handle(c.SketchesAnswered(message.layer, message.arrived, message.waiting))
+        self._handle(c.SketchesAnswered(message.layer, message.arrived, message.waiting))
         held = self.machine.expert_versions[message.layer]
-        if not self.machine.handle(c.ExpertsArrived(message.layer, message.version, message.step)):
+        if not self._handle(c.ExpertsArrived(message.layer, message.version, message.step)):
             return
         state = self.composer.without_dense
         if message.base < 0:
@@ -363,7 +372,7 @@ class ComposerDriver:
         message = type_(**fields)  # type: ignore[arg-type]
         upload = upload_of(message)
         if upload is not None:
-            machine.handle(c.UploadBegun(upload))
+            self._handle(c.UploadBegun(upload))
         self.post.put(message, kind, pack)
 
 

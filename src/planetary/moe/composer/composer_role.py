@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +22,7 @@ from planetary.core.program_trial import decode_program_reference
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.shell.system import System
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
 from planetary.machine.events import Instruction, Payload
@@ -32,13 +33,31 @@ from planetary.moe.program.part import loaded_program
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.runtime.device_check import DeviceReport, check_once, check_program, key_of
 from planetary.runtime.device_program import DeviceProgram
-from planetary.runtime.program_runner import Runner, open_program
+from planetary.runtime.program_runner import Program, Runner
 from planetary.wire.limits import MAX_PAYLOAD_BYTES
 
 log = logging.getLogger(__name__)
 
 
-def load(job: mm.MixtureJob, place: Workplace) -> Role:
+class OpenProgram(Protocol):
+    """As `runtime.program_runner.open_program`."""
+
+    def __call__(
+        self,
+        artifact: bytes,
+        program: Program,
+        /,
+        *,
+        backend: str,
+        threads: int | None,
+        device_id: int,
+        island: int,
+    ) -> Runner:
+        """Load a program's artifact on a device."""
+        ...
+
+
+def load(job: mm.MixtureJob, place: Workplace, open_program: OpenProgram) -> Role:
     """Load a mixture's program and check it on this device; raises as `RoleLoader.load`."""
     options = place.options
     run = open_program(
@@ -52,26 +71,31 @@ def load(job: mm.MixtureJob, place: Workplace) -> Role:
     plan = msgspec.json.decode(job.plan, type=MixturePlan)
     roles, verified = roles_on(run, job, plan.training.expert_optimizer.roles, place)
     ready = mm.MixtureReady(artifact=job.artifact, device=run.device_name, verified=verified, roles=roles)
-    return ComposerRole(plan, run, ready, place.send)
+    return ComposerRole(plan, run, ready, place.send, place.system)
 
 
 class ComposerRole:
     """See the module, and `fabric.worker.role.Role`."""
 
-    def __init__(self, plan: MixturePlan, run: Runner, ready: mm.MixtureReady, send: Send) -> None:
-        """`ready`: what the worker says of itself when it begins, without what it holds."""
+    def __init__(self, plan: MixturePlan, run: Runner, ready: mm.MixtureReady, send: Send, system: System) -> None:
+        """`ready`: the worker's description of itself, without what it holds."""
         self.machine = IndependentMachine()
-        self._ready, self._send = ready, send
-        self._fitting = ThreadPoolExecutor(1, thread_name_prefix="fitting")
-        self._packing = ThreadPoolExecutor(1, thread_name_prefix="packing")
+        self._ready, self._send, self._system = ready, send, system
+        self._compute, self._fitting, self._packing = map(system.threads, ("compute", "fitting", "packing"))
         beside = (self._fitting, self._packing) if plan.pace.works_in_background else (None, None)
         self._make: Callable[[], ComposerDriver] = lambda: ComposerDriver(
-            plan, run, send, fitting=beside[0], packing=beside[1]
+            plan,
+            run,
+            send,
+            fitting=beside[0],
+            packing=beside[1],
+            clock=system.clock.monotonic,
+            observe=system.observe,
         )
-        self._wake, self._closed = threading.Event(), False
+        self._lock = threading.Lock()  # of the two that follow
+        self._closed = False
+        self._is_due = False  # whether a visit of the compute thread is scheduled that has not begun
         self._driver = self._fresh()
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._thread.start()
 
     def carry_out(self, instruction: Instruction) -> None:
         """See `Role`."""
@@ -102,27 +126,36 @@ class ComposerRole:
 
     def close(self) -> None:
         """See `Role`."""
-        self._closed = True
-        self._wake.set()
-        self._thread.join()
+        with self._lock:
+            self._closed = True
+        self._compute.shutdown(wait=True)
         self._fitting.shutdown(wait=True, cancel_futures=True)
         self._packing.shutdown(wait=True)
 
     def _fresh(self) -> ComposerDriver:
         driver = self._make()
-        driver.on_news = self._wake.set
+        driver.on_news = self._schedule
         return driver
 
-    def _run(self) -> None:
-        while not self._closed:
-            self._wake.clear()
+    def _schedule(self) -> None:
+        """Have the compute thread look into the driver's inbox. From any thread."""
+        with self._lock:
+            if self._closed or self._is_due:
+                return
+            self._is_due = True
+            self._compute.submit(self._work)
+
+    def _work(self) -> None:
+        """In the compute thread: take steps until there is none to take before further news."""
+        with self._lock:
+            self._is_due = False
+        goes_on = True
+        while goes_on and not self._closed:
+            driver = self._driver
             try:
-                stepped = self._driver.turn()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
+                goes_on = driver.turn()
+            except Exception as error:  # noqa: BLE001 - the gateway is told of every failure
                 self._give_up(error)
-                continue
-            if not stepped:
-                self._wake.wait()
 
     def _give_up(self, error: Exception) -> None:
         """Say what failed and forget the state: what the gateway has saved is what counts."""

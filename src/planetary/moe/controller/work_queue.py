@@ -84,21 +84,21 @@ class WorkQueue:
         path: of the SQLite file; made if it is not there.
         attempts: leases of one piece of work before it counts as failed.
         busy_s: how long to wait for another process that is writing.
+        durable: whether a commit survives a power cut.
 
     Raises:
         ResourceError: the file cannot be opened or written.
     """
 
-    def __init__(self, path: Path | str, *, attempts: int = 3, busy_s: float = 5.0) -> None:
+    def __init__(self, path: Path | str, *, attempts: int = 3, busy_s: float = 5.0, durable: bool = True) -> None:
         if attempts < 1:
             raise UserError(f"work is tried at least once, found attempts = {attempts}")
         self._attempts = attempts
         self._path = str(path)
         try:
             self._db = sqlite3.connect(self._path, timeout=busy_s, isolation_level=None, check_same_thread=False)
-            # A commit survives a power cut, and readers do not block the writer.
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA journal_mode = WAL")  # readers do not block the writer
+            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
             with self._writing("open"):
                 (found,) = self._db.execute("PRAGMA user_version").fetchone()
                 if found != _FORMAT:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -74,6 +74,7 @@ from planetary.moe.gateway.syncer_work import (
     routing_of,
 )
 from planetary.moe.payloads.shard_payload import model_bytes
+from planetary.moe.plan.plan import OwnerMap
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.wire.inbox import Received
 from planetary.wire.limits import MIB, Limits
@@ -87,11 +88,27 @@ log = logging.getLogger(__name__)
 KEPT_KINDS = ("fragment", "surrogate", "refresh", "shard", "model", "sketch", "experts", "change", "view")
 QUEUE = "expert-work.sqlite"
 
+Prepare = Callable[
+    [Config, Path, Callable[[str], None], OwnerMap | None, ProgramRecord | None],
+    PreparedMixture,
+]
+"""As `prepare_mixture`."""
+CompileFor = Callable[[PreparedMixture, CompileTarget, Path], Awaitable[Published]]
+"""As `compile_mixture`."""
+
+
+async def compile_mixture(prepared: PreparedMixture, target: CompileTarget, cache: Path) -> Published:
+    """Compile and verify a mixture's program in a process of its own."""
+    return await compile_program_apart(prepared.program, "latent_moe", prepared.plan.model.vocab_size, target, cache)
+
 
 class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     """A run of a mixture: composers, expert workers, and the syncer between them."""
 
     protocol = mm.MIXTURES
+    compiles = "the mixture's program"
+    # A shard has one composer under an epoch: one that was granted must not be given to another after a power cut.
+    synced = (*Gateway.synced, MixtureStarted, ShardGranted)
 
     def __init__(
         self,
@@ -100,16 +117,24 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         security: Security,
         *,
         system: System = SYSTEM,
+        prepare: Prepare = prepare_mixture,
+        compile_for: CompileFor = compile_mixture,
+        open_queue: Callable[[Path], WorkQueue] = WorkQueue,
     ) -> None:
-        """See `Gateway`. Raises `UserError` for a payload store that cannot be."""
+        """See `Gateway`; the other arguments are functions that a simulation replaces.
+
+        Raises:
+            UserError: the payload store's URL is unusable.
+        """
         super().__init__(config, options, security, system=system)
+        self._prepare_mixture, self._compile_program, self._open_queue = prepare, compile_for, open_queue
         # What is superseded may still wait to be sent; a connection that is so slow is dropped and made again.
         lifetime = max(60.0, 30 * config.fabric.latency_budget_s)
         self._payloads = PayloadStore(
-    compiles = "the mixture's program"
-    # A shard has one composer under an epoch: one that was granted must not be given to another after a power cut.
-    synced = (*Gateway.synced, MixtureStarted, ShardGranted)
-            config.moe.store or options.folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, lifetime), clock=system.clock
+            config.moe.store or options.folder / PAYLOADS,
+            dict.fromkeys(KEPT_KINDS, lifetime),
+            clock=system.clock,
+            durable=system.files,
         )
         self._results: dict[int, Packed] = {}  # of expert workers, not judged yet
         self._results_taken = 0
@@ -122,12 +147,12 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         self._payloads.check()
         owners = owners_of_run(self.options.folder) if self.options.resume else None
         own = own_record(self.options, ProgramRecord)
-        prepared = prepare_mixture(self.config, self.options.cache, self._set_stage, owners, own)
+        prepared = self._prepare_mixture(self.config, self.options.cache, self._set_stage, owners, own)
         self.notes += filter(None, (step_news(own, prepared.record),))
         return prepared
 
     def _begin(self, prepared: PreparedMixture) -> MixtureStart:
-        return begin_mixture(self.config, self.options, prepared, self._payloads)
+        return begin_mixture(self.config, self.options, prepared, self._payloads, self._system)
 
     def _control(self, prepared: PreparedMixture, start: MixtureStart) -> MixtureController:
         self._checks = PayloadChecks(prepared.plan, prepared.dense, prepared.experts)
@@ -137,6 +162,11 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     def _release(self) -> None:
         if self._queue is not None:
             self._queue.close()
+
+    @property
+    def kept_results(self) -> int:
+        """Results of expert workers that are here and not judged yet."""
+        return len(self._results)
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
@@ -219,10 +249,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
 
     async def _compile_for(self, target: CompileTarget) -> Published:
         assert self.prepared is not None
-        prepared = self.prepared
-        return await compile_program_apart(
-            prepared.program, "latent_moe", prepared.plan.model.vocab_size, target, self.options.cache
-        )
+        return await self._compile_program(self.prepared, target, self.options.cache)
 
     async def _make_fragment(self, instruction: MakeFragment) -> None:
         assert self._shell is not None
@@ -235,14 +262,14 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
 
     def _assembled(self, instruction: AssembleModel) -> ModelAssembled:
         assert self.prepared is not None
-        began = time.monotonic()
+        began = self._clock.monotonic()
         try:
             model = assembled_model(self._payloads, instruction.shards, instruction.experts, self.prepared.plan)
             payload = self._payloads.put("model", model_bytes(instruction.round, model))
             checkpoint = self._checkpoint(instruction.round, model) if instruction.checkpoint else ""
         except PlanetaryError as error:
             return ModelAssembled(instruction.round, failed=str(error))
-        seconds, routing = time.monotonic() - began, None
+        seconds, routing = self._clock.monotonic() - began, None
         try:
             routing = routing_of(self._payloads, instruction.views, self.prepared.plan)
         except PlanetaryError as error:  # the model is there without it
@@ -265,10 +292,12 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         )
         nothing = {spec.name: np.zeros(spec.shape, np.float32) for spec in specs}  # its merges keep no velocity
         folder = self.options.folder / CHECKPOINTS
-        return write_checkpoint(folder, Checkpoint(info, model, nothing), keep=self.config.checkpoint.keep).name
+        return write_checkpoint(
+            folder, Checkpoint(info, model, nothing), keep=self.config.checkpoint.keep, files=self._system.files
+        ).name
 
     def _begin_queue(self) -> list[Work]:
-        self._queue = WorkQueue(self.options.folder / QUEUE)
+        self._queue = self._open_queue(self.options.folder / QUEUE)
         return self._queue.begin()
 
     async def _use_queue(self, instruction: QueueWork | LeaseWork | EndWork) -> None:
@@ -321,7 +350,10 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         return self.traffic.up - before[0], self.traffic.down - before[1], 0
 
     async def _collect(self, keep: frozenset[str]) -> None:
+        assert self._journal is not None
         try:
+            # After a power cut the run goes on from older records, whose payloads have to be there.
+            self._journal.sync()
             await asyncio.to_thread(self._payloads.collect, keep)
         except PlanetaryError as error:
             log.warning("old payloads were not removed: %s", error)
@@ -350,10 +382,7 @@ def mixture_status(gateway: MixtureGateway) -> RunStatus:
         message=message_of(gateway, controller.stalls.why),
     )
 
-        assert self._journal is not None
 
-            # After a power cut the run goes on from older records, whose payloads have to be there.
-            self._journal.sync()
 def _run_state(controller: MixtureController) -> RunState:
     ended = ended_as(controller.state.ended)
     if ended is not None:

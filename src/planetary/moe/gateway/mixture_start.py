@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +20,7 @@ from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.run_fold import forgiven
 from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record, replay
 from planetary.moe.controller.mixture_events import MixturePolicy
 from planetary.moe.controller.records import MixtureRecord, MixtureStarted, MixtureState
@@ -54,24 +54,28 @@ def owners_of_run(folder: Path) -> OwnerMap | None:
 
 
 def begin_mixture(
-    config: Config, options: GatewayOptions, prepared: PreparedMixture, store: PayloadStore
+    config: Config,
+    options: GatewayOptions,
+    prepared: PreparedMixture,
+    store: PayloadStore,
+    system: System = SYSTEM,
 ) -> MixtureStart:
-    """Read or make the run folder.
+    """Read or make the run folder with the file operations of `system`.
 
     Raises:
         UserError: there is already a run in the folder, or none that can be resumed; or its journal is damaged.
         TrustError: it was started with another configuration.
         ResourceError: the payload store fails.
     """
-    folder, resume = options.folder, options.resume
+    folder, resume, files = options.folder, options.resume, system.files
     earlier = list(read_json_lines(folder / EVENTS, MixtureRecord)) if (folder / EVENTS).exists() else []
-    policy = msgspec.structs.replace(mixture_policy(config, prepared), local=options.local_threads is not None)
+    policy = msgspec.structs.replace(mixture_policy(config, prepared, system), local=options.local_threads is not None)
     steps = prepared.plan.steps_per_round
     if not resume:
         if earlier:
             raise UserError(f"{folder} already holds a run: resume it with --resume, or choose another folder")
-        write_atomically(folder / CONFIG, to_toml(config).encode())
-        write_record(folder, prepared.record)
+        write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+        write_record(folder, prepared.record, files)
         started = RunStarted(
             run=config.run.name,
             rounds=config.train.rounds,
@@ -85,14 +89,14 @@ def begin_mixture(
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     _check_same(earlier, policy, prepared, folder)
-    for name in sorted(state.needed()):
-        if not store.has(name):
-            raise UserError(
-                f"cannot resume {folder}: the payload {name[:24]}… is not in {store.url}; a run needs its payloads "
     records = []
     if not state.shards:  # the gateway died between its first two records
         records.append(start := store_start(prepared, store))
         state.apply(start)
+    for name in sorted(state.needed()):
+        if not store.has(name):
+            raise UserError(
+                f"cannot resume {folder}: the payload {name[:24]}… is not in {store.url}; a run needs its payloads "
                 "where they were"
             )
     mark = Mark(state.round, state.tokens_total, 1, LeaseLedger())
@@ -100,8 +104,8 @@ def begin_mixture(
     state.apply(resumed)
     for pardon in (pardons := forgiven(state, options.forgive)):
         state.apply(pardon)
-    write_atomically(folder / CONFIG, to_toml(config).encode())
-    write_record(folder, prepared.record)
+    write_atomically(folder / CONFIG, to_toml(config).encode(), files)
+    write_record(folder, prepared.record, files)
     evaluates = state.evaluates_last(config.train.rounds)
     metrics, late = resume_metrics(folder / METRICS, earlier, state.round, steps, evaluates=evaluates, files=files)
     return MixtureStart(policy, state, [*records, resumed, *pardons], metrics, late)
@@ -118,8 +122,8 @@ def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: P
     prepared.plan.pace.check_resumable()
 
 
-def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
-    """Derive the controller's constants from the configuration."""
+def mixture_policy(config: Config, prepared: PreparedMixture, system: System = SYSTEM) -> MixturePolicy:
+    """Derive the controller's constants from the configuration; `system` draws the numbers of one gateway's life."""
     from planetary.compiler.backends.pipeline import compiler_version
 
     timings, moe = config.timings, config.moe
@@ -143,8 +147,8 @@ def mixture_policy(config: Config, prepared: PreparedMixture) -> MixturePolicy:
             return_s=timings.startup_grace_s,
             replicas=moe.replicas,
         ),
-        secret=secrets.token_hex(8),
-        first_task=secrets.randbelow(2**31) << 31,
+        secret=system.entropy(8).hex(),
+        first_task=(int.from_bytes(system.entropy(4), "big") >> 1) << 31,
         checkpoint_every=config.checkpoint.every,
         lease_s=STUCK_AFTER_S,
         stuck_after_s=STUCK_AFTER_S,

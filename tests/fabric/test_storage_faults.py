@@ -100,7 +100,7 @@ def test_a_gateway_without_space_for_its_journal_fails_and_goes_on_when_there_is
 
 def test_a_run_folder_on_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
     world = World(0)
-    disk, process = SimulatedDisk(world.random, lambda kind: None), world.process("p", "n")
+    disk, process = SimulatedDisk(world.random, lambda kind: None, world.clock), world.process("p", "n")
     disk.no_space = True
     with pytest.raises(ResourceError, match="No space left on device"):
         RunLock(tmp_path, disk.of(process))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from planetary.artifacts.durable_files import Bytes, DurableFiles
+from planetary.core.clock import Clock
 from planetary.simulation.event_loop import ProcessKilled
 from planetary.simulation.process import Process
 
@@ -32,13 +33,15 @@ class SimulatedDisk:
         struck: is called with the kind of a fault that happens.
     """
 
-    def __init__(self, source: random.Random, struck: Callable[[str], None]) -> None:
+    def __init__(self, source: random.Random, struck: Callable[[str], None], clock: Clock) -> None:
+        """`clock`: files that are written whole have its time."""
         self.full = 0
         self.no_space = self.was_short = False
         self.torn = False
         self.dies_after: int | None = None
         self.lies = False
         self.struck = struck
+        self.clock = clock
         self._source = source
         self._synced: dict[Path, int] = {}  # files that are appended to -> bytes that would survive
 
@@ -178,6 +181,8 @@ class SimulatedFiles(DurableFiles):
         """See `DurableFiles`."""
         self._begin()
         super().replace(source, target)
+        now = self._disk.clock.wall()
+        os.utime(target, (now, now))
         self._disk.replaced(target)
 
     def sync_folder(self, path: Path) -> None:

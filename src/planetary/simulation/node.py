@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,22 +16,35 @@ from planetary.fabric.shell.child import ChildProcess
 from planetary.fabric.shell.shell import Address, ClientShell, TensorSource
 from planetary.fabric.shell.system import System
 from planetary.fabric.supervisor.supervisor import SupervisorOptions, SupervisorShell
-from planetary.fabric.worker.role import WorkerOptions
-from planetary.fabric.worker.training_role import TrainingLoader
+from planetary.fabric.worker.role import Roles, WorkerOptions
 from planetary.fabric.worker.worker import WorkerShell
-from planetary.runtime.executor import Executor
 from planetary.simulation.disk import SimulatedDisk
-from planetary.simulation.executors import Health, TimedExecutor
+from planetary.simulation.executors import Health
 from planetary.simulation.process import ChildOf, Process
-from planetary.simulation.ring import SimulatedCommunicator, SimulatedMaster
 from planetary.simulation.world import World
 from planetary.wire.message import Message
+from planetary.wire.protocol import Protocol
 
 STEP_S = 0.2  # of a healthy worker
 START_S = 0.6  # from the start of a process to its first connection
 LOAD_S = 0.3  # at most, for whatever a worker reads in a thread
 GIVE_UP_S = 60.0
 STATUS = {UserError: 2, CompileError: 3, TrustError: 4, PeerError: 6}  # exit statuses after which none is started again
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the workers of a machine do.
+
+    Attributes:
+        protocol: of the run.
+        roles: of a worker process of some health: what makes its role.
+        allowed: roles that the machine's operator allows; empty: all.
+    """
+
+    protocol: Protocol
+    roles: Callable[[Process, Health], Roles]
+    allowed: tuple[str, ...] = ()
 
 
 class RepeatingShell(ClientShell):
@@ -77,26 +91,27 @@ class SimulatedNode:
         number: int,
         address: Address,
         *,
+        name: str = "",
         folder: Path,
         shutdown_s: float,
         restart_s: tuple[float, float],
-        open_executor: Callable[[], Executor],
-        master: Callable[[], SimulatedMaster | None],
+        step_s: float,
+        work: Work,
         observe: Callable[..., None],
         struck: Callable[[str], None],
         ended: Callable[[Process], None],
     ) -> None:
         """Join at once; `ended` is called with each process that has ended."""
-        self.world, self.node, self.name = world, f"node-{number}", f"node-{number}/0"
+        self.world, self.node, self.name = world, f"node-{number}", name or f"node-{number}/0"
         self.blobs = folder / self.node
         self.worker: Process | None = None
         self.shell: SimulatedWorker | None = None
-        self.health = Health(STEP_S)
+        self.step_s = step_s  # of a healthy worker process, on average
+        self.health = Health(step_s)
         self.started = 0
-        self.disk = SimulatedDisk(world.random, struck)
+        self.disk = SimulatedDisk(world.random, struck, world.clock)
         self._address, self._shutdown_s, self._restart_s = address, shutdown_s, restart_s
-        self._open_executor, self._master, self._observe = open_executor, master, observe
-        self._ended = ended
+        self._do, self._observe, self._ended = work, observe, ended
         self.supervisor = self.join()
 
     def join(self) -> Process:
@@ -119,6 +134,7 @@ class SimulatedNode:
             aside=process.aside,
             start_child=self._start_worker,
             pid=lambda: pid,
+            entropy=self.world.random.randbytes,
             observe=self._observe,
         )
 
@@ -143,7 +159,7 @@ class SimulatedNode:
         self.worker = self.world.start(f"worker {self.name} #{number}", self.node, lambda p: self._work(p, number))
         self.worker.thread_s = LOAD_S
         self.worker.on_exit.append(self._ended)
-        self.health = Health(STEP_S * self.world.random.uniform(0.8, 1.25))
+        self.health = Health(self.step_s * self.world.random.uniform(0.8, 1.25))
         return ChildOf(self.worker)
 
     async def _work(self, process: Process, number: int) -> int:
@@ -161,14 +177,10 @@ class SimulatedNode:
             cache=self.blobs,
             state=self.blobs / "state",
             give_up_s=GIVE_UP_S,
+            roles=self._do.allowed,
         )
-        loader = TrainingLoader(
-            open_executor=lambda *_, **__: TimedExecutor(self._open_executor(), health),
-            make_communicator=lambda address, group, *, name, timeout_s, **_: SimulatedCommunicator(
-                self._master, process, health, group, name=name, timeout_s=timeout_s
-            ),
-        )
-        self.shell = SimulatedWorker(options, m.FABRIC, {m.Job: loader}, system=self._system(process, number))
+        roles = self._do.roles(process, health)
+        self.shell = SimulatedWorker(options, self._do.protocol, roles, system=self._system(process, number))
         return _status(await self.shell.run())
 
     # --- faults -------------------------------------------------------------------------------------------------

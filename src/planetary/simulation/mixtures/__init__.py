@@ -1,0 +1,1 @@
+"""Simulated mixtures: gateway, composers and expert workers in production shells; start with `mixture_cluster`."""

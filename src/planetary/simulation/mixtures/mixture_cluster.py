@@ -1,0 +1,114 @@
+"""A simulated mixture: syncer, composers and expert workers in the production shells, with payloads on a disk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from planetary.artifacts.store import BlobStore
+from planetary.core.config import Config
+from planetary.fabric.gateway.gateway import GatewayOptions, Security
+from planetary.fabric.preparation.compiling import Published
+from planetary.fabric.shell.system import System
+from planetary.fabric.worker.role import Roles
+from planetary.machine.machine import Validated
+from planetary.moe.composer.mixture_loader import MixtureLoader
+from planetary.moe.controller.mixture_controller import MixtureController
+from planetary.moe.controller.records import MixtureRecord
+from planetary.moe.controller.work_queue import WorkQueue
+from planetary.moe.gateway.mixture_gateway import MixtureGateway
+from planetary.moe.gateway.mixture_preparation import PreparedMixture
+from planetary.moe.protocol.mixture_messages import MIXTURES, MixtureJob
+from planetary.runtime.program_runner import Runner
+from planetary.simulation.executors import Health
+from planetary.simulation.faults import Fault
+from planetary.simulation.mixtures.timed_program import TimedProgram
+from planetary.simulation.node import STEP_S
+from planetary.simulation.process import Process
+from planetary.simulation.simulated_cluster import COMPILE_S, SimulatedCluster
+
+
+class MixtureTraining(Protocol):
+    """The part of a simulated mixture that computes. Equal arguments must give equal bits."""
+
+    @property
+    def prepared(self) -> PreparedMixture:
+        """Plan, program and initial parameters."""
+        ...
+
+    @property
+    def cache(self) -> Path | None:
+        """Folder with the blobs of what was prepared; None: there are none."""
+        ...
+
+    def artifact(self, store: BlobStore) -> str:
+        """Return the digest of what workers load; the store has it."""
+        ...
+
+    def open_program(self) -> Runner:
+        """Return the whole program on a worker's device."""
+        ...
+
+
+class MixtureCluster(SimulatedCluster[MixtureGateway]):
+    """A mixture; see `SimulatedCluster`.
+
+    Attributes:
+        training: what is computed.
+        most_kept: most results of expert workers that the gateway kept at once.
+    """
+
+    records = MixtureRecord
+    protocol = MIXTURES
+
+    def __init__(
+        self, seed: int, training: MixtureTraining, nodes: int, plan: Sequence[Fault] = (), *, step_s: float = STEP_S
+    ) -> None:
+        """Start everything at time 0; `plan` names nodes by number."""
+        self.training, self.most_kept = training, 0
+        config: Config = training.prepared.config
+        super().__init__(seed, config, nodes, plan, cache=training.cache, step_s=step_s)
+
+    @property
+    def controller(self) -> MixtureController:
+        """Return the controller of the gateway that runs, or ran last."""
+        found = super().controller
+        assert isinstance(found, MixtureController)
+        return found
+
+    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> MixtureGateway:
+        async def compile_for(*_: object) -> Published:
+            await asyncio.sleep(COMPILE_S)
+            return Published(self.training.artifact(gateway.store), 1, "simulated")
+
+        def open_queue(path: Path) -> WorkQueue:
+            queue = WorkQueue(path, durable=False)
+            process.on_exit.append(lambda _: queue.close())
+            return queue
+
+        gateway = MixtureGateway(
+            self.config,
+            options,
+            Security(),
+            system=system,
+            prepare=lambda *_: self.training.prepared,
+            compile_for=compile_for,
+            open_queue=open_queue,
+        )
+        return gateway
+
+    def _roles(self, number: int, process: Process, health: Health) -> Roles:
+        def open_program(*_: object, **__: object) -> TimedProgram:
+            return TimedProgram(self.training.open_program(), health)
+
+        return {MixtureJob: MixtureLoader(open_program)}
+
+    def _check(self, gateway: MixtureGateway, machine: Validated) -> None:
+        """The gateway keeps two results of each worker at most: one that is judged, and one that has just come."""
+        if gateway.controller is not machine:
+            return
+        kept = gateway.kept_results
+        self.most_kept = max(self.most_kept, kept)
+        assert kept <= 2 * (len(self.nodes) + 1), f"the gateway keeps {kept} results of {len(self.nodes)} workers"

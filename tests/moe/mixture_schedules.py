@@ -1,0 +1,178 @@
+"""Random fault schedules of whole simulated mixtures, and what must be true after each.
+
+A schedule is a function of its seed. One that fails says how it is run again, for example:
+
+    PYTHONPATH=src python tests/moe/mixture_schedules.py 44 --mode=offloaded
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import logging
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.payload_store import PayloadStore
+from planetary.fabric.gateway.run_files import PAYLOADS
+from planetary.fabric.protocol.records import RoundFinished, RunFinished, RunResumed
+from planetary.machine.journal import replay
+from planetary.moe.controller.records import MixtureRecord, MixtureState
+from planetary.moe.controller.version_streams import expert_streams
+from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
+from planetary.moe.payloads.shard_payload import shard_from
+from planetary.simulation.faults import KINDS, draw_plan
+from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
+from planetary.simulation.mixtures.small_mixture import LEDGER, ledger_of, small_mixture
+
+ROUNDS, NODES = 6, 3
+LIMIT_S = 3000.0
+MOST_FAULTS = 10
+
+MODES: Mapping[str, Mapping[str, Any]] = {
+    "plain": {},
+    "copies": {"composers": 3, "replicas": 2, "outer_rate": 0.9, "outer_momentum": 0.4},
+    "changes": {"delta_rank": 1},
+    "offloaded": {"expert_workers": 1, "norm_ratio": 10.0},
+    "audited": {"expert_workers": 1, "norm_ratio": 10.0, "audited": 0.5, "fitted_by": "expert-workers"},
+    "lossy": {"expert_workers": 1, "norm_ratio": 10.0, "sketches": "all", "update_form": "4bit"},
+}
+"""Keys of `[moe]` under which schedules run."""
+
+SLOW_SEEDS, SOAK_SEEDS = 10_000, 100_000  # where the seeds of longer sweeps begin
+UNKNOWN = {"repeat_result"}  # faults of other kinds of run
+
+
+class Seen:
+    """What a sweep of schedules came across."""
+
+    def __init__(self) -> None:
+        self.struck: collections.Counter[str] = collections.Counter()
+        self.records: collections.Counter[type] = collections.Counter()
+
+    def require(self, *records: type[MixtureRecord]) -> None:
+        """Assert that the sweep showed what it is for: all kinds of faults, and these records."""
+        missing = [kind for kind in KINDS if not self.struck[kind] and kind not in UNKNOWN]
+        assert not missing, f"no schedule had a fault that hit anything of the kinds {missing}"
+        for record in records:
+            assert self.records[record] > 0, f"no schedule had a record {record.__name__}"
+
+
+def sweep(seeds: Iterable[int], *modes: str) -> Seen:
+    """Run schedules in turn in each of `modes`, check each, and return what they came across."""
+    seen = Seen()
+    for number, seed in enumerate(seeds):
+        cluster = run_schedule(seed, modes[number % len(modes)])
+        seen.struck.update(cluster.struck)
+        seen.records.update(type(record) for record in cluster.journal)
+    return seen
+
+
+def run_schedule(seed: int, mode: str = "plain") -> MixtureCluster:
+    """Run a schedule and check everything that must be true after it."""
+    training = small_mixture(rounds=ROUNDS, **MODES[mode])
+    nodes = training.prepared.config.fabric.workers + 1
+    plan = draw_plan(seed, workers=nodes, horizon_s=20.0, most=MOST_FAULTS)
+    cluster = MixtureCluster(seed, training, nodes, plan)
+    try:
+        assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
+        check(cluster)
+    except BaseException as error:
+        error.add_note(f"faults: {cluster.struck}")
+        error.add_note(f"replay: PYTHONPATH=src python tests/moe/mixture_schedules.py {seed} --mode={mode}")
+        raise
+    return cluster
+
+
+def check(cluster: MixtureCluster) -> None:
+    """Check a run that has ended well; see docs/invariants.md."""
+    journal = cluster.journal
+    end = journal[-1]
+    assert isinstance(end, RunFinished)
+    assert end.ok, end.reason
+    check_every_token_counts_once(cluster)
+    check_no_finished_round_was_lost(journal)
+    check_the_journal_replays(cluster, journal)
+    check_versions_are_one_stream(cluster, journal)
+    check_each_round_has_its_metrics(cluster)
+
+
+def check_every_token_counts_once(cluster: MixtureCluster) -> None:
+    """Each shard was trained on the tokens of each of its steps once, and all steps of the run were taken."""
+    plan, store, taken = cluster.training.prepared.plan, payloads(cluster), 0
+    for number, shard in enumerate(cluster.controller.state.shards):
+        state, step, _ = shard_from(store.get(shard.payload), plan)
+        assert step == shard.step
+        assert int(state.dense_moments[LEDGER.name]) == ledger_of(plan, number, step), f"shard {number}"
+        taken += step
+    assert taken >= plan.most_steps
+
+
+def check_no_finished_round_was_lost(journal: list[MixtureRecord]) -> None:
+    """A round that the journal calls finished is never trained again after a resume."""
+    finished = 0
+    for record in journal:
+        if isinstance(record, RoundFinished):
+            assert record.round == finished + 1
+            finished = record.round
+        if isinstance(record, RunResumed):
+            assert record.mark.round == finished
+
+
+def check_the_journal_replays(cluster: MixtureCluster, journal: list[MixtureRecord]) -> None:
+    """The journal folds to the live state, with its digests; the store has every payload that these name."""
+    live = cluster.controller.state
+    found = replay(journal, MixtureState(steps_per_round=cluster.training.prepared.plan.steps_per_round))
+    assert untimed(found) == untimed(live)
+    for name in sorted(found.needed()):
+        payloads(cluster).get(name)  # which compares its bytes with its name
+
+
+def check_versions_are_one_stream(cluster: MixtureCluster, journal: list[MixtureRecord]) -> None:
+    """Every fragment, shard and expert has one stream of versions or epochs, without gaps."""
+    plan = cluster.training.prepared.plan
+    assert expert_streams(journal, plan.owners, plan.training.replicas)
+
+
+def check_each_round_has_its_metrics(cluster: MixtureCluster) -> None:
+    """One line for each round, and the last one with the held-out loss."""
+    metrics = cluster.metrics
+    assert sorted(metrics) == list(range(1, ROUNDS + 1))
+    assert all(np.isfinite(line.loss) for line in metrics.values())
+    assert metrics[ROUNDS].eval_loss is not None
+    assert np.isfinite(metrics[ROUNDS].eval_loss)
+
+
+def payloads(cluster: MixtureCluster) -> PayloadStore:
+    """Return the payload store of a run."""
+    return PayloadStore(cluster.run_folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, 1e9))
+
+
+def untimed(state: MixtureState) -> MixtureState:
+    """Return the state without the times at which records were written, which only the journal has."""
+    state = copy.deepcopy(state)
+    if state.ended is not None:
+        state.ended = msgspec.structs.replace(state.ended, t=0.0)
+    return state
+
+
+def main() -> None:
+    """Run one schedule again, and print its journal."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("seed", type=int)
+    parser.add_argument("--mode", choices=MODES, default="plain")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+    cluster = run_schedule(args.seed, args.mode)
+    for record in cluster.journal:
+        sys.stdout.write(f"{record.t:8.3f} {msgspec.json.encode(record).decode()}\n")
+    sys.stdout.write(f"faults: {cluster.struck}; everything holds\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -144,8 +144,9 @@ def check_each_round_has_its_metrics(cluster: MixtureCluster) -> None:
     metrics = cluster.metrics
     assert sorted(metrics) == list(range(1, ROUNDS + 1))
     assert all(np.isfinite(line.loss) for line in metrics.values())
-    assert metrics[ROUNDS].eval_loss is not None
-    assert np.isfinite(metrics[ROUNDS].eval_loss)
+    last = metrics[ROUNDS].eval_loss
+    assert last is not None
+    assert np.isfinite(last)
 
 
 def payloads(cluster: MixtureCluster) -> PayloadStore:

@@ -114,6 +114,21 @@ def test_a_relative_folder_is_found_from_the_file_and_the_configuration_is_read_
             {"rope_base": 5e5, "rope_scaling": STRETCHED},
             id="stretched",
         ),
+        pytest.param(
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            id="stretched evenly",
+        ),
+        pytest.param(
+            {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": None}, "max_position_embeddings": 64},
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}},
+            id="stretched by yarn",
+        ),
+        pytest.param({"attention_bias": True}, {"qkv_bias": True, "output_bias": True}, id="biases of attention"),
+        pytest.param({"mlp_bias": True}, {"mlp_bias": True}, id="biases of the MLP"),
+        pytest.param({"head_dim": 8}, {"head_size": 8}, id="heads of their own size"),
+        pytest.param({"model_type": "qwen3", "head_dim": 8}, {"qk_norm": True, "head_size": 8}, id="qwen3"),
+        pytest.param({"model_type": "qwen3"}, {"qk_norm": True, "head_size": 128}, id="qwen3 with its own default"),
     ],
 )
 def test_a_llama_is_the_model_here(tmp_path: Path, changed: dict[str, Any], options: dict[str, Any]) -> None:
@@ -133,9 +148,12 @@ def test_a_llama_is_the_model_here(tmp_path: Path, changed: dict[str, Any], opti
         ({**GPT2, "n_inner": 32}, "n_inner is 32: the model here has 4"),
         ({**GPT2, "n_layer": "two"}, "n_layer is 'two': expected a number of at least 1"),
         ({k: v for k, v in GPT2.items() if k != "vocab_size"}, "vocab_size is None"),
-        ({**LLAMA, "attention_bias": True}, "attention_bias is True"),
-        ({**LLAMA, "head_dim": 8}, "head_dim is 8"),
-        ({**LLAMA, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rotary positions of type 'linear'"),
+        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({**LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rotary positions of type 'dynamic'"),
+        (
+            {**LLAMA, "rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 0.7}},
+            "rotary positions of type 'yarn' have mscale",
+        ),
     ],
 )
 def test_what_the_model_here_does_not_have_is_refused(tmp_path: Path, published: Any, text: str) -> None:

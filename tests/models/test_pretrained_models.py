@@ -38,6 +38,19 @@ MODELS = {
         **{"n_layer": 2, "n_head": 4, "n_kv_head": 2, "n_embd": 16, "n_hidden": 24, "vocab_size": 256},
         **{"qkv_bias": True, "rope_base": 1e6, "norm_epsilon": 1e-6},
     },
+    "llama, qwen3": {
+        **{"n_layer": 1, "n_head": 4, "n_kv_head": 2, "n_embd": 16, "n_hidden": 24, "vocab_size": 256},
+        **{"qk_norm": True, "head_size": 6, "n_position": 64, "norm_epsilon": 1e-6},
+        "rope_scaling": {
+            **{"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+            **{"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
+        },
+    },
+    "llama, biases": {
+        **{"n_layer": 1, "n_head": 2, "n_kv_head": 1, "n_embd": 16, "n_hidden": 24, "vocab_size": 256},
+        **{"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
+    },
 }
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 8)).astype(np.int32)
 

@@ -8,8 +8,7 @@ Shapes are written with B = batch, T = sequence, C = width, H = heads, D = C / H
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,40 +16,21 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 
+from planetary.core.errors import UserError
 from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.initial import Params, draw, normal, ones, zeros
 from planetary.models.layers import cross_entropy, linear, rms_norm
 from planetary.models.options import configure, require_counts, require_multiple
-
-
-class RopeScaling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How Llama 3.1 stretches rotary positions to longer texts than it was first trained on.
-
-    Attributes:
-        factor: by which the slow frequencies are divided.
-        low_freq_factor: a wave longer than `original_max_position_embeddings` / this is slow.
-        high_freq_factor: one shorter than `original_max_position_embeddings` / this keeps its frequency.
-        original_max_position_embeddings: length of the texts at first, in tokens.
-    """
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-
-    def stretched(self, frequency: jax.Array) -> jax.Array:
-        """Return the frequencies in use, float32, of the original ones in radians a token."""
-        waves = self.original_max_position_embeddings * frequency / (2 * math.pi)  # waves in an original text
-        kept = (waves - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = jnp.clip(kept, 0.0, 1.0)
-        return (1 - kept) * frequency / self.factor + kept * frequency
+from planetary.models.rope_scaling import AnyScaling, RopeScaling
 
 
 class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes of the model and of one batch.
 
     With `tie_embeddings` the head is the embedding. With `qkv_bias` queries, keys and values have biases, as in Qwen2
-    (Yang et al. 2024, arXiv:2407.10671). `n_position` is the longest text that the model is meant for, as it
+    (Yang et al. 2024, arXiv:2407.10671); with `output_bias` and `mlp_bias` so have attention's output and the MLP. With
+    `qk_norm` the queries and keys of each head are normalised, as in Qwen3 (Yang et al. 2025, arXiv:2505.09388). A head
+    has `head_size` channels, or n_embd / n_head. `n_position` is the longest text that the model is meant for, as it
     is published with it; the model itself takes any.
     """
 
@@ -67,14 +47,26 @@ class LlamaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     norm_epsilon: float = 1e-5
     tie_embeddings: bool = False
     qkv_bias: bool = False
-    rope_scaling: RopeScaling | None = None
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    head_size: int | None = None
+    rope_scaling: AnyScaling | None = None
     n_position: int | None = None
 
     def __post_init__(self) -> None:
         """Raise `UserError` where the sizes do not fit together."""
         require_counts("llama", self)
         require_multiple("llama", self, "n_head", "n_kv_head")
-        require_multiple("llama", self, "n_embd", "n_head", times=2)  # rotary positions turn pairs of channels
+        if self.head_size is None:
+            require_multiple("llama", self, "n_embd", "n_head", times=2)  # rotary positions turn pairs of channels
+        elif self.head_size % 2:
+            raise UserError(f"llama: head_size must be even, found {self.head_size}")
+
+    @property
+    def head_width(self) -> int:
+        """Channels of a head."""
+        return self.head_size or self.n_embd // self.n_head
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -101,19 +93,34 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def attention_parameters(width: int, n_head: int, n_kv_head: int, writes: float, *, qkv_bias: bool = False) -> Params:
+def attention_parameters(
+    width: int,
+    n_head: int,
+    n_kv_head: int,
+    writes: float,
+    *,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    qk_norm: bool = False,
+    head_size: int | None = None,
+) -> Params:
     """Return what to draw for one attention layer; `writes` is the deviation of its output matrix."""
-    shared = width // n_head * n_kv_head
+    size = head_size or width // n_head
 
     def projection(outputs: int) -> Params:
         bias = {"bias": zeros(outputs)} if qkv_bias else {}
         return {"weight": normal(outputs, width, deviation=0.02), **bias}
 
+    norms = {"q_norm": {"weight": ones(size)}, "k_norm": {"weight": ones(size)}} if qk_norm else {}
     return {
-        "q_proj": projection(width),
-        "k_proj": projection(shared),
-        "v_proj": projection(shared),
-        "o_proj": {"weight": normal(width, width, deviation=writes)},
+        "q_proj": projection(n_head * size),
+        "k_proj": projection(n_kv_head * size),
+        "v_proj": projection(n_kv_head * size),
+        "o_proj": {
+            "weight": normal(width, n_head * size, deviation=writes),
+            **({"bias": zeros(width)} if output_bias else {}),
+        },
+        **norms,
     }
 
 
@@ -121,14 +128,28 @@ def parameters(config: LlamaConfig) -> Params:
     """Return what to draw: deviation 0.02, less for what writes to the residual stream."""
     width, hidden = config.n_embd, config.n_hidden
     writes = 0.02 * (2 * config.n_layer) ** -0.5
+
+    def projection(outputs: int, inputs: int, deviation: float) -> Params:
+        bias = {"bias": zeros(outputs)} if config.mlp_bias else {}
+        return {"weight": normal(outputs, inputs, deviation=deviation), **bias}
+
     block = {
         "input_layernorm": {"weight": ones(width)},
-        "self_attn": attention_parameters(width, config.n_head, config.n_kv_head, writes, qkv_bias=config.qkv_bias),
+        "self_attn": attention_parameters(
+            width,
+            config.n_head,
+            config.n_kv_head,
+            writes,
+            qkv_bias=config.qkv_bias,
+            output_bias=config.output_bias,
+            qk_norm=config.qk_norm,
+            head_size=config.head_size,
+        ),
         "post_attention_layernorm": {"weight": ones(width)},
         "mlp": {
-            "gate_proj": {"weight": normal(hidden, width, deviation=0.02)},
-            "up_proj": {"weight": normal(hidden, width, deviation=0.02)},
-            "down_proj": {"weight": normal(width, hidden, deviation=writes)},
+            "gate_proj": projection(hidden, width, 0.02),
+            "up_proj": projection(hidden, width, 0.02),
+            "down_proj": projection(width, hidden, writes),
         },
     }
     head = {"weight": normal(config.vocab_size, width, deviation=0.02)}
@@ -149,9 +170,11 @@ def rotate(x: jax.Array, positions: jax.Array, base: float, scaling: RopeScaling
     half = x.shape[3] // 2
     frequency = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if scaling is not None:
-        frequency = scaling.stretched(frequency)
+        frequency = scaling.stretched(frequency, base)
     angle = positions[..., None] * frequency
     cos, sin = jnp.cos(angle)[..., None, :], jnp.sin(angle)[..., None, :]
+    if scaling is not None and scaling.amplitude != 1.0:
+        cos, sin = scaling.amplitude * cos, scaling.amplitude * sin
     first, second = x[..., :half], x[..., half:]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
@@ -166,13 +189,18 @@ def attention(
     layer: int,
     context: Context,
     rope_scaling: RopeScaling | None = None,
+    head_size: int | None = None,
+    norm_epsilon: float = 1e-6,
 ) -> jax.Array:
-    """Causal self-attention over `x` [B, S, C] with `n_kv_head` keys and values."""
+    """Causal self-attention over `x` [B, S, C] with `n_kv_head` keys and values; `norm_epsilon` is of `q_norm`."""
     batch, length, width = x.shape
-    size = width // n_head
-    query, key = linear(params["q_proj"], x), linear(params["k_proj"], x)
-    query = rotate(query.reshape(batch, length, n_head, size), context.positions, rope_base, rope_scaling)
-    key = rotate(key.reshape(batch, length, n_kv_head, size), context.positions, rope_base, rope_scaling)
+    size = head_size or width // n_head
+    query = linear(params["q_proj"], x).reshape(batch, length, n_head, size)
+    key = linear(params["k_proj"], x).reshape(batch, length, n_kv_head, size)
+    if "q_norm" in params:
+        query, key = rms_norm(params["q_norm"], query, norm_epsilon), rms_norm(params["k_norm"], key, norm_epsilon)
+    query = rotate(query, context.positions, rope_base, rope_scaling)
+    key = rotate(key, context.positions, rope_base, rope_scaling)
     value = linear(params["v_proj"], x).reshape(batch, length, n_kv_head, size)
     return linear(params["o_proj"], context.attend(layer, query, key, value))
 
@@ -196,10 +224,19 @@ def forward(params: Params, tokens: jax.Array, config: LlamaConfig, context: Con
             layer=index,
             context=context,
             rope_scaling=config.rope_scaling,
+            head_size=config.head_size,
+            norm_epsilon=epsilon,
         )
         x = x + mlp(layer["mlp"], rms_norm(layer["post_attention_layernorm"], x, epsilon))
     head = model["embed_tokens"] if config.tie_embeddings else params["lm_head"]
     return linear(head, rms_norm(model["norm"], context.wanted(x), epsilon))
+
+
+def _configure(options: Mapping[str, Any]) -> LlamaConfig:
+    scaling = options.get("rope_scaling")
+    if isinstance(scaling, Mapping) and "rope_type" not in scaling:  # runs from before there were others
+        options = {**options, "rope_scaling": {"rope_type": "llama3", **scaling}}
+    return configure("llama", LlamaConfig, options)
 
 
 def apply(params: Params, tokens: jax.Array, config: LlamaConfig) -> jax.Array:
@@ -214,27 +251,27 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Ll
 
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
-    return apply(params, tokens, configure("llama", LlamaConfig, options))
+    return apply(params, tokens, _configure(options))
 
 
 def cache_sizes(**options: Any) -> CacheSizes:
     """See `models.context`."""
-    config = configure("llama", LlamaConfig, options)
-    return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head, config.n_position)
+    config = _configure(options)
+    return CacheSizes(config.n_layer, config.n_kv_head, config.head_width, config.n_position)
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
     """See `models.context`."""
-    return forward(params, tokens, configure("llama", LlamaConfig, options), context)
+    return forward(params, tokens, _configure(options), context)
 
 
 def all_options(**options: Any) -> dict[str, Any]:
     """Return the options with those that are not given, as `build(**options)` takes them."""
-    return msgspec.to_builtins(configure("llama", LlamaConfig, options))
+    return msgspec.to_builtins(_configure(options))
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
     """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `LlamaConfig`."""
-    config = configure("llama", LlamaConfig, options)
+    config = _configure(options)
     example = np.zeros((config.batch_size, config.sequence_length), np.int32)
     return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)

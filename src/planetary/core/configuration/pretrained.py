@@ -16,6 +16,11 @@ from planetary.core.errors import UserError
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
 _ABSENT = object()
+_SCALINGS: Mapping[str, tuple[str, ...]] = {  # types of stretched rotary positions, and what each has
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "linear": ("factor",),
+    "yarn": ("factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "truncate"),
+}
 
 
 class Layout(Protocol):
@@ -116,17 +121,13 @@ class Gpt2Layout:
 
 
 class LlamaLayout:
-    """Llama, with the rotary positions of Llama 3.1 and the tied head of Llama 3.2 where a folder has them."""
+    """Llama, with stretched rotary positions, biases and a tied head where a folder has them."""
 
     model_type = "llama"
     architecture = "LlamaForCausalLM"
     source = "planetary.models.llama:build"
-    _qkv_bias = False
-    _only = {  # noqa: RUF012
-        "hidden_act": ("silu",),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-    }
+    _only: Mapping[str, tuple[Any, ...]] = {"hidden_act": ("silu",)}
+    _head_size: int | None = None  # of a folder that does not say it; None: hidden_size / num_attention_heads
     _sizes = {  # noqa: RUF012
         "n_position": "max_position_embeddings",
         "n_layer": "num_hidden_layers",
@@ -141,27 +142,45 @@ class LlamaLayout:
         _require(published, self._only)
         options: dict[str, Any] = {own: _size(published, name) for own, name in self._sizes.items()}
         options["n_kv_head"] = published.get("num_key_value_heads") or options["n_head"]
-        width = published.get("head_dim")
+        width = published.get("head_dim") or self._head_size
         if width not in (None, options["n_embd"] // options["n_head"]):
-            raise UserError(f"head_dim is {width}: the model here has hidden_size / num_attention_heads")
+            options["head_size"] = width
         options["norm_epsilon"] = float(published.get("rms_norm_eps", 1e-6))
         options["tie_embeddings"] = bool(published.get("tie_word_embeddings", False))
-        options |= {"qkv_bias": True} if self._qkv_bias else {}
+        options |= self._own(published)
         # `rope_parameters` since transformers 5; two keys before.
         rope = {"rope_theta": published.get("rope_theta", 10_000.0), **(published.get("rope_scaling") or {})}
         rope |= published.get("rope_parameters") or {}
         options["rope_base"] = float(rope.pop("rope_theta"))
         kind = rope.pop("rope_type", rope.pop("type", "default"))
         rope.pop("type", None)
-        if kind == "llama3":
-            options["rope_scaling"] = rope
-        elif kind != "default":
-            raise UserError(f"rotary positions of type {kind!r}: the model here has those of types 'default', 'llama3'")
+        if kind not in ("default", *_SCALINGS):
+            types = ", ".join(f"'{one}'" for one in ("default", *_SCALINGS))
+            raise UserError(f"rotary positions of type {kind!r}: the model here has those of types {types}")
+        if kind != "default":
+            if kind == "yarn":
+                rope.setdefault("original_max_position_embeddings", options["n_position"])
+            unknown = sorted(name for name, value in rope.items() if name not in _SCALINGS[kind] and value is not None)
+            if unknown:
+                raise UserError(f"rotary positions of type {kind!r} have {unknown[0]}, which the model here has not")
+            scaling = {name: rope[name] for name in _SCALINGS[kind] if rope.get(name) is not None}
+            options["rope_scaling"] = scaling if kind == "llama3" else {"rope_type": kind, **scaling}
         return options
+
+    def _own(self, published: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the options that this family has beside Llama's common ones."""
+        found = {}
+        if published.get("attention_bias"):
+            found |= {"qkv_bias": True, "output_bias": True}
+        return {**found, "mlp_bias": True} if published.get("mlp_bias") else found
+
+    def _own_published(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what `config.json` says of the options of `_own`."""
+        return {"attention_bias": bool(options.get("output_bias")), "mlp_bias": bool(options.get("mlp_bias"))}
 
     def describes(self, options: Mapping[str, Any]) -> bool:
         """See `Layout.describes`."""
-        return bool(options.get("qkv_bias", False)) == self._qkv_bias
+        return not options.get("qk_norm") and bool(options.get("qkv_bias")) == bool(options.get("output_bias"))
 
     def unneeded(self, options: Mapping[str, Any]) -> tuple[str, ...]:
         """Tables of rotary positions, and a tied head where it is stored a second time."""
@@ -170,12 +189,12 @@ class LlamaLayout:
 
     def published(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """See `Layout.published`."""
-        scaling = options["rope_scaling"]
+        scaling = {name: value for name, value in (options["rope_scaling"] or {}).items() if value is not None}
         rope = {"rope_type": "llama3", **scaling} if scaling else {"rope_type": "default"}
         return {
             **{name: options[own] for own, name in self._sizes.items() if own != "n_position"},
             "num_key_value_heads": options["n_kv_head"],
-            "head_dim": options["n_embd"] // options["n_head"],
+            "head_dim": options.get("head_size") or options["n_embd"] // options["n_head"],
             "max_position_embeddings": options["n_position"] or options["sequence_length"],
             "rms_norm_eps": options["norm_epsilon"],
             "tie_word_embeddings": options["tie_embeddings"],
@@ -183,6 +202,7 @@ class LlamaLayout:
             "rope_theta": options["rope_base"],  # this and the next for transformers before 5
             "rope_scaling": rope if scaling else None,
             **{name: values[0] for name, values in self._only.items()},
+            **self._own_published(options),
         }
 
     def own_name(self, stored: str) -> str:
@@ -199,11 +219,45 @@ class Qwen2Layout(LlamaLayout):
 
     model_type = "qwen2"
     architecture = "Qwen2ForCausalLM"
-    _qkv_bias = True
     _only = {"hidden_act": ("silu",), "use_sliding_window": (False,)}  # noqa: RUF012
 
+    def _own(self, published: Mapping[str, Any]) -> dict[str, Any]:
+        return {"qkv_bias": True}
 
-LAYOUTS: tuple[Layout, ...] = (Gpt2Layout(), LlamaLayout(), Qwen2Layout())
+    def _own_published(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {}
+
+    def describes(self, options: Mapping[str, Any]) -> bool:
+        """See `Layout.describes`."""
+        others = any(options.get(name) for name in ("qk_norm", "output_bias", "mlp_bias"))
+        return bool(options.get("qkv_bias")) and not others
+
+
+class Qwen3Layout(LlamaLayout):
+    """Qwen3: Llama with normalised queries and keys, and heads of their own size. Without sliding windows."""
+
+    model_type = "qwen3"
+    architecture = "Qwen3ForCausalLM"
+    _only = {  # noqa: RUF012
+        "hidden_act": ("silu",),
+        "use_sliding_window": (False,),
+    }
+    _head_size = 128
+
+    def _own(self, published: Mapping[str, Any]) -> dict[str, Any]:
+        biases = {"qkv_bias": True, "output_bias": True} if published.get("attention_bias") else {}
+        return {"qk_norm": True, **biases}
+
+    def _own_published(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"attention_bias": bool(options.get("output_bias"))}
+
+    def describes(self, options: Mapping[str, Any]) -> bool:
+        """See `Layout.describes`."""
+        biases = bool(options.get("qkv_bias")) == bool(options.get("output_bias")) and not options.get("mlp_bias")
+        return bool(options.get("qk_norm")) and biases
+
+
+LAYOUTS: tuple[Layout, ...] = (Gpt2Layout(), LlamaLayout(), Qwen2Layout(), Qwen3Layout())
 
 
 def is_pretrained(folder: Path) -> bool:

@@ -16,6 +16,7 @@ from planetary.run.model.pretrained_export import export_pretrained
 from planetary.run.model.served import load_served
 from planetary.serve.gateway.serving_gateway import shape_of
 from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.text_memory import NoMemory, RecurrentState
 
 GPT2 = ("planetary.models.gpt2:build", {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 256})
 LLAMA = (
@@ -78,9 +79,13 @@ def test_a_newer_checkpoint_is_found_once(tmp_path: Path) -> None:
 def test_what_cannot_be_served_is_refused_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no model in"):
         served(tmp_path / "nothing")
-    write_run(tmp_path / "mamba", 1, seed=1, source="planetary.models.mamba2:build", options={"vocab_size": 256})
-    with pytest.raises(UserError, match="does not say how it caches"):
-        served(tmp_path / "mamba")
+    (tmp_path / "mute.py").write_text(OWN.replace("def logits", "def other"))
+    write_run(tmp_path / "mute", 1, seed=1, source=f"{tmp_path}/mute.py:build", options={})
+    with pytest.raises(UserError, match=r"no function 'logits'.*Add `logits"):
+        served(tmp_path / "mute")
+    write_run(tmp_path / "run", 1, seed=1)
+    with pytest.raises(UserError, match="has no composers and no surrogates"):
+        served(tmp_path / "run", experts="surrogates")
     write_run(tmp_path / "small", 1, seed=1, options={**SMALL, "vocab_size": 200})
     with pytest.raises(UserError, match="256 tokens, and the model knows 200"):
         served(tmp_path / "small")
@@ -102,3 +107,34 @@ def test_sizes_that_cannot_be_are_refused_with_what_can(tmp_path: Path) -> None:
         shaped(context=5)
     with pytest.raises(UserError, match=r"serve\.cache_mb"):
         shaped(cache_mb=0.01)
+
+
+OWN = """
+import jax.numpy as jnp, numpy as np
+
+def logits(params, tokens, **options):
+    return params["table"][tokens] * jnp.cumsum(jnp.ones(tokens.shape), axis=1)[..., None]
+
+def build(**options):
+    return None, {"table": np.ones((256, 256), np.float32)}, ()
+"""
+
+
+def test_a_model_without_decode_is_served_by_whole_texts_and_a_recurrent_one_by_its_state(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    write_run(tmp_path / "own", 1, seed=1, source=f"{tmp_path}/own.py:build", options={})
+    model = served(tmp_path / "own")
+    assert "does not say what it keeps" in model.warning
+    shape = shape_of(model, config_from_tables({"serve": {"model": "x"}}))
+    assert isinstance(shape.memory, NoMemory)
+    assert shape.chunks == (64, 256)
+    assert all(size.tokens > 1 for size in shape.calls)
+    options = {"n_layer": 1, "n_embd": 32, "head_size": 8, "n_state": 4, "vocab_size": 256}
+    write_run(tmp_path / "mamba", 1, seed=1, source="planetary.models.mamba2:build", options=options)
+    model = served(tmp_path / "mamba")
+    assert model.warning == ""
+    shape = shape_of(model, config_from_tables({"serve": {"model": "x"}}))
+    assert isinstance(shape.memory, RecurrentState)
+    assert shape.page_shape == (3 * (64 + 8) + 8 * 8 * 4,)
+    with pytest.raises(UserError, match="states of 8 texts"):
+        shape_of(model, config_from_tables({"serve": {"model": "x", "cache_mb": 0.001}}))

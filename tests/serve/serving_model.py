@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from planetary.core.errors import ClosedError
@@ -14,8 +15,9 @@ from planetary.data.tokenizer import ByteTokenizer
 from planetary.models.context import CacheSizes
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_shape import PAGE, ServingShape
-from planetary.serve.scheduling.sampling import Candidates
-from planetary.serve.scheduling.scheduler import Call, Given, Scheduler
+from planetary.serve.program.text_memory import NoMemory, RecurrentState
+from planetary.serve.scheduling.sampling import Candidates, Scores
+from planetary.serve.scheduling.scheduler import Call, Given, Row, Scheduler
 from planetary.serve.scheduling.texts import TextRequest
 
 VOCABULARY = 50
@@ -27,6 +29,12 @@ SHAPE = ServingShape(
     batches=(1, 2, 4),
     chunks=(2 * PAGE, 4 * PAGE),
     reaches=(2, 8),
+)
+
+
+STATES = msgspec.structs.replace(SHAPE, pages=5, page_shape=(7,), reaches=(1,), memory=RecurrentState())
+FORGETFUL = msgspec.structs.replace(
+    SHAPE, pages=2, page_shape=(1,), reaches=(1,), memory=NoMemory(), chunks=(2 * PAGE, 4 * PAGE, 8 * PAGE)
 )
 
 
@@ -52,18 +60,51 @@ class FakeWorker:
         self.batches.append(len(call.rows))
         for row in call.rows:
             assert len(row.pages) <= int(reach[1:])
-            assert len(row.tokens) <= (int(size[1:]) if kind == "prefill" else 1)
+            assert len(row.tokens) <= (1 if kind == "decode" else int(size[1:]))
             assert 0 not in row.pages
-            if kind == "prefill":
-                assert row.start % PAGE == 0
+            if kind != "decode":
                 self.prefilled += len(row.tokens)
-            for offset, token in enumerate(row.tokens):
-                position = row.start + offset
-                page = self.pages.setdefault(row.pages[position // PAGE], [-1] * PAGE)
-                page[position % PAGE] = token
-            seen = [self.pages[row.pages[i // PAGE]][i % PAGE] for i in range(row.start + len(row.tokens))]
-            found.append(candidates(row_of(tuple(seen), self.vocabulary), full=call.full))
+            seen = self.seen(row, aligned=kind != "decode")
+            one = candidates(row_of(tuple(seen), self.vocabulary), full=call.full)
+            found.append(one._replace(scores=self.scores(seen, row)) if call.scores else one)
         return found
+
+    def seen(self, row: Row, *, aligned: bool) -> list[int]:
+        """The text up to a row's end, of which the new tokens are kept."""
+        assert row.start % PAGE == 0 or not aligned
+        for offset, token in enumerate(row.tokens):
+            position = row.start + offset
+            page = self.pages.setdefault(row.pages[position // PAGE], [-1] * PAGE)
+            page[position % PAGE] = token
+        return [self.pages[row.pages[i // PAGE]][i % PAGE] for i in range(row.start + len(row.tokens))]
+
+    def scores(self, seen: list[int], row: Row) -> Scores:
+        """What is found at each place after a row's new tokens."""
+        following = [*row.tokens[1:], row.following]
+        rows = [row_of(tuple(seen[: row.start + i + 1]), self.vocabulary) for i in range(len(row.tokens))]
+        found = [candidates(one, full=False) for one in rows]
+        values = [one[after] for one, after in zip(rows, following, strict=True)]
+        return Scores(np.asarray(values), np.stack([c.ids for c in found]), np.stack([c.values for c in found]))
+
+
+class StateWorker(FakeWorker):
+    """The text is the state, in one page."""
+
+    def seen(self, row: Row, *, aligned: bool) -> list[int]:
+        (page,) = row.pages
+        before = self.pages.get(page, []) if row.start else []
+        assert len(before) == row.start
+        self.pages[page] = [*before, *row.tokens]
+        return self.pages[page]
+
+
+class ForgetfulWorker(FakeWorker):
+    """Nothing is kept: every call has the whole text."""
+
+    def seen(self, row: Row, *, aligned: bool) -> list[int]:
+        assert aligned
+        assert (row.start, row.pages) == (0, ())
+        return list(row.tokens)
 
 
 def candidates(row: np.ndarray, *, full: bool) -> Candidates:

@@ -10,13 +10,17 @@ A model that can be served says how large its cache is, and computes its logits 
 `context.rows`, attention is `context.attend`, and what goes into the head is `context.wanted(x)`. With the context
 `WholeText` it is the forward pass of training, so that a model has one.
 
+A model without attention, whose past is a state of fixed size, has `state_sizes(**options) -> StateSizes` in place of
+`cache_sizes`, and its `decode` takes a `RecurrentContext`.
+
 Shapes are written with B = batch, S = tokens that are new, T = tokens in all, H = heads, G = heads of keys and values,
 D = width of a head, W = positions whose logits are wanted, V = vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import jax
@@ -43,6 +47,23 @@ class CacheSizes(msgspec.Struct, frozen=True):
     heads: int
     width: int
     positions: int | None = None
+
+
+class StateSizes(msgspec.Struct, frozen=True):
+    """What is kept of a whole text.
+
+    Attributes:
+        shapes: of the states of one text, in the order of their numbers.
+        positions: the longest text that the model can take, in tokens; None: any.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    positions: int | None = None
+
+    @property
+    def numbers(self) -> int:
+        """Scalars of one text."""
+        return sum(math.prod(shape) for shape in self.shapes)
 
 
 class Context(Protocol):
@@ -73,8 +94,36 @@ class Context(Protocol):
         ...
 
 
+class RecurrentContext(Protocol):
+    """What the states of a model were before the tokens of a forward pass, and where it leaves those after them."""
+
+    @property
+    def counted(self) -> jax.Array | None:
+        """Which tokens change states: bool [B, S], true up to a text's last new token; None: all of them."""
+        ...
+
+    def recall(self, index: int, shape: Sequence[int]) -> jax.Array | None:
+        """Return a state before the tokens, [B, *shape]; None: the text begins with them, and it is zero."""
+        ...
+
+    def keep(self, index: int, state: jax.Array) -> None:
+        """Leave a state [B, *shape] after the tokens that count for the text's next ones."""
+        ...
+
+    def latest(self, x: jax.Array, count: int) -> jax.Array:
+        """Return the `count` places [B, count, C] of `x` [B, count + S, C] up to the last new token that counts.
+
+        The first `count` places of `x` stand before the new tokens.
+        """
+        ...
+
+    def wanted(self, x: jax.Array) -> jax.Array:
+        """See `Context`."""
+        ...
+
+
 class WholeText:
-    """See `Context`; the tokens are the whole text, and every position's logits are wanted."""
+    """See `Context` and `RecurrentContext`; the tokens are the whole text, and every position's logits are wanted."""
 
     def __init__(self, tokens: jax.Array, attention: Attention = causal_attention) -> None:
         """`tokens` [B, T]."""
@@ -92,6 +141,22 @@ class WholeText:
     def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """See `Context`."""
         return self._attention(query, key, value)
+
+    @property
+    def counted(self) -> None:
+        """See `RecurrentContext`."""
+        return
+
+    def recall(self, index: int, shape: Sequence[int]) -> None:
+        """See `RecurrentContext`."""
+        return
+
+    def keep(self, index: int, state: jax.Array) -> None:
+        """See `RecurrentContext`; nothing follows a whole text."""
+
+    def latest(self, x: jax.Array, count: int) -> jax.Array:
+        """See `RecurrentContext`."""
+        return x[:, -count:]
 
     def wanted(self, x: jax.Array) -> jax.Array:
         """See `Context`."""

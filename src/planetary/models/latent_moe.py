@@ -285,11 +285,18 @@ def cache_sizes(**options: Any) -> CacheSizes:
     return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
 
 
-def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
-    """See `models.context`. With real experts, none of which has a limit: no text depends on those beside it."""
-    config = msgspec.structs.replace(configure("latent_moe", LatentMoeConfig, options), capacity=0.0)
+def decode_real(params: Params, tokens: jax.Array, context: Context, *, config: LatentMoeConfig) -> jax.Array:
+    """Return logits where `context` wants them, with real experts, none of which has a limit: no text depends on those
+    beside it.
+    """
+    config = msgspec.structs.replace(config, capacity=0.0)
     layers = params["layers"]
     return forward(params, tokens, config, lambda i, u, g: real_mixture(layers[i]["experts"], u, g, config), context)[0]
+
+
+def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
+    """See `models.context`, and `decode_real`."""
+    return decode_real(params, tokens, context, config=configure("latent_moe", LatentMoeConfig, options))
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.errors import UserError
+from planetary.models.context import RecurrentContext, StateSizes, WholeText
 from planetary.models.initial import Params, draw, normal, ones, uniform, zeros
 from planetary.models.layers import cross_entropy, linear, rms_norm
 from planetary.models.options import configure, require_counts
@@ -106,11 +107,14 @@ def parameters(config: Mamba2Config) -> Params:
     }
 
 
-def short_convolution(params: Params, x: jax.Array) -> jax.Array:
-    """Causal convolution of each channel of `x` [B, T, channels] by itself, as a sum of shifted products."""
+def short_convolution(params: Params, x: jax.Array, before: jax.Array | None = None) -> jax.Array:
+    """Causal convolution of each channel of `x` [B, T, channels] by itself, as a sum of shifted products.
+
+    `before` [B, taps - 1, channels] stands before it; None: zeros.
+    """
     taps = params["weight"].shape[2]
     length = x.shape[1]
-    padded = jnp.pad(x, ((0, 0), (taps - 1, 0), (0, 0)))
+    padded = jnp.pad(x, ((0, 0), (taps - 1, 0), (0, 0))) if before is None else jnp.concatenate([before, x], axis=1)
     shifted = (padded[:, tap : tap + length] * params["weight"][:, 0, tap] for tap in range(taps))
     return functools.reduce(jnp.add, shifted) + params["bias"]
 
@@ -132,8 +136,10 @@ def decay_between(log_decay: jax.Array, strict: bool) -> jax.Array:
     return jnp.where(seen, jnp.exp(exponent), 0.0)
 
 
-def state_space(x: jax.Array, log_decay: jax.Array, b: jax.Array, c: jax.Array, chunk: int) -> jax.Array:
-    """Run the recurrence `state ← exp(log_decay)·state + x·bᵀ`, `y = state·c` from a zero state.
+def state_space(  # noqa: PLR0917 - the recurrence's own arguments
+    x: jax.Array, log_decay: jax.Array, b: jax.Array, c: jax.Array, chunk: int, before: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array | None]:
+    """Run the recurrence `state ← exp(log_decay)·state + x·bᵀ`, `y = state·c`.
 
     Args:
         x: [B, T, H, P], already multiplied by Δ.
@@ -141,9 +147,10 @@ def state_space(x: jax.Array, log_decay: jax.Array, b: jax.Array, c: jax.Array, 
         b: [B, T, N], what each position writes to; shared by the heads.
         c: [B, T, N], what each position reads.
         chunk: positions of a chunk.
+        before: the state [B, H, P, N] before the first position; None: zero, and the last one is not wanted.
 
     Returns:
-        y [B, T, H, P].
+        y [B, T, H, P], and the state after the last position.
     """
     batch, length, heads, size = x.shape
     chunk = min(chunk, length)
@@ -161,36 +168,63 @@ def state_space(x: jax.Array, log_decay: jax.Array, b: jax.Array, c: jax.Array, 
 
     to_end = within[..., -1, :].transpose(0, 2, 3, 1)  # [B, K, L, H]
     written = jnp.einsum("bkjn,bkjhp->bkhpn", b, x * to_end[..., None])
-    between = decay_between(jnp.sum(log_decay, axis=-1), strict=True)  # [B, H, K, K']
-    state = jnp.einsum("bhkm,bmhpn->bkhpn", between, written)
+    total = jnp.sum(log_decay, axis=-1)  # [B, H, K]
+    after = None
+    if before is None:
+        state = jnp.einsum("bhkm,bmhpn->bkhpn", decay_between(total, strict=True), written)  # [B, K, H, P, N]
+    else:  # as one more chunk that stands first and one that stands last, neither of which decays
+        between = decay_between(jnp.pad(total, ((0, 0), (0, 0), (1, 1))), strict=True)[:, :, 1:, :-1]
+        state = jnp.einsum("bhkm,bmhpn->bkhpn", between, jnp.concatenate([before[:, None], written], axis=1))
+        state, after = state[:, :-1], state[:, -1]
     since_start = jnp.exp(jnp.einsum("bhkj,ij->bkih", log_decay, jnp.tril(jnp.ones((chunk, chunk), jnp.float32))))
     y = y + jnp.einsum("bkin,bkhpn->bkihp", c, state) * since_start[..., None]
-    return y.reshape(batch, length + missing, heads, size)[:, :length]
+    return y.reshape(batch, length + missing, heads, size)[:, :length], after
 
 
-def mixer(params: Params, x: jax.Array, config: Mamba2Config) -> jax.Array:
-    """One state-space layer over `x` [B, T, C]."""
+def mixer(params: Params, x: jax.Array, config: Mamba2Config, layer: int, context: RecurrentContext) -> jax.Array:
+    """One state-space layer over `x` [B, S, C]."""
     batch, length, _ = x.shape
     inner, heads, states = config.n_inner, config.n_head, config.n_state
     ends = np.cumsum([inner, inner + 2 * states])
     gate, mixed, step = jnp.split(linear(params["in_proj"], x), ends, axis=-1)
-    mixed = jax.nn.silu(short_convolution(params["conv1d"], mixed))
+    read, held = (context.recall(2 * layer + i, shape) for i, shape in enumerate(_state_shapes(config)))
+    if read is not None and config.n_tap > 1:
+        context.keep(2 * layer, context.latest(jnp.concatenate([read, mixed], axis=1), config.n_tap - 1))
+    elif read is not None:
+        context.keep(2 * layer, read)
+    mixed = jax.nn.silu(short_convolution(params["conv1d"], mixed, read))
     values, b, c = jnp.split(mixed, np.cumsum([inner, states]), axis=-1)
     values = values.reshape(batch, length, heads, config.head_size)
     step = jax.nn.softplus(step + params["dt_bias"])
+    if context.counted is not None:  # a step of 0 neither decays the state nor adds to it
+        step = jnp.where(context.counted[..., None], step, 0.0)
     log_decay = -step * jnp.exp(params["A_log"])
-    y = state_space(values * step[..., None], log_decay, b, c, config.chunk) + values * params["D"][:, None]
+    y, after = state_space(values * step[..., None], log_decay, b, c, config.chunk, held)
+    if after is not None:
+        context.keep(2 * layer + 1, after)
+    y = y + values * params["D"][:, None]
     y = y.reshape(batch, length, inner) * jax.nn.silu(gate)
     return linear(params["out_proj"], rms_norm(params["norm"], y))
 
 
-def apply(params: Params, tokens: jax.Array, config: Mamba2Config) -> jax.Array:
-    """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
+def _state_shapes(config: Mamba2Config) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what a layer keeps of a text: what its convolution has read last, and its state."""
+    mixed = config.n_inner + 2 * config.n_state
+    return (config.n_tap - 1, mixed), (config.n_head, config.head_size, config.n_state)
+
+
+def forward(params: Params, tokens: jax.Array, config: Mamba2Config, context: RecurrentContext) -> jax.Array:
+    """Return next-token logits of `tokens` i32 [B, S] where `context` wants them."""
     model = params["backbone"]
     x = model["embedding"]["weight"][tokens]
-    for layer in model["layers"]:
-        x = x + mixer(layer["mixer"], rms_norm(layer["norm"], x), config)
-    return jnp.einsum("btc,vc->btv", rms_norm(model["norm_f"], x), model["embedding"]["weight"])
+    for index, layer in enumerate(model["layers"]):
+        x = x + mixer(layer["mixer"], rms_norm(layer["norm"], x), config, index, context)
+    return jnp.einsum("btc,vc->btv", rms_norm(model["norm_f"], context.wanted(x)), model["embedding"]["weight"])
+
+
+def apply(params: Params, tokens: jax.Array, config: Mamba2Config) -> jax.Array:
+    """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
+    return forward(params, tokens, config, WholeText(tokens))
 
 
 def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Mamba2Config) -> jax.Array:
@@ -201,6 +235,17 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Ma
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
     return apply(params, tokens, configure("mamba2", Mamba2Config, options))
+
+
+def state_sizes(**options: Any) -> StateSizes:
+    """See `models.context`."""
+    config = configure("mamba2", Mamba2Config, options)
+    return StateSizes(_state_shapes(config) * config.n_layer)
+
+
+def decode(params: Params, tokens: jax.Array, context: RecurrentContext, **options: Any) -> jax.Array:
+    """See `models.context`."""
+    return forward(params, tokens, configure("mamba2", Mamba2Config, options), context)
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:

@@ -12,32 +12,47 @@ import numpy as np
 import pytest
 
 from planetary.core.tensors import TensorSpec
-from planetary.models import gpt2, latent_moe, llama, moe, nanochat
-from planetary.models.context import CacheSizes, WholeText
+from planetary.models import gpt2, latent_moe, llama, mamba2, moe, nanochat
+from planetary.models.context import CacheSizes, StateSizes, WholeText
 from planetary.models.initial import flat_names
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import XlaRunner
 from planetary.serve.program.serving_program import serving_program
-from planetary.serve.program.serving_shape import CACHE, IDS, PAGE, ROW, VALUES, ServingShape, reaches_of
+from planetary.serve.program.serving_shape import (
+    CACHE,
+    IDS,
+    PAGE,
+    ROW,
+    SCORE_IDS,
+    SCORE_VALUES,
+    SCORES,
+    TARGETS,
+    VALUES,
+    ServingShape,
+    reaches_of,
+)
+from planetary.serve.program.text_memory import KeysAndValues, RecurrentState
 
 WINDOW = 4 * PAGE
-MODELS: list[tuple[ModuleType, dict[str, Any]]] = [
+MODELS: list[Any] = [
     (nanochat, {}),
     (gpt2, {"sequence_length": WINDOW}),
-    (llama, {}),
+    pytest.param(llama, {}, marks=pytest.mark.slow),
     (llama, {"tie_embeddings": True, "n_kv_head": 1, "qkv_bias": True}),
-    (moe, {}),
+    pytest.param(moe, {}, marks=pytest.mark.slow),
     (latent_moe, {}),
+    (mamba2, {}),
+    pytest.param(mamba2, {"n_tap": 1, "chunk": 64}, marks=pytest.mark.slow),
 ]
 
 
-def model_of(module: ModuleType, changes: dict[str, Any]) -> tuple[dict[str, Any], Any, CacheSizes]:
+def model_of(module: ModuleType, changes: dict[str, Any]) -> tuple[dict[str, Any], Any, CacheSizes | StateSizes]:
     options = {**module.PRESETS["tiny"], "n_layer": 2, **changes}
     _, params, _ = module.build(**options)
     rng = np.random.default_rng(0)
     # Some matrices begin at zero, behind which nothing could be told from anything else.
     params = jax.tree.map(lambda leaf: np.asarray(leaf) + rng.normal(0, 0.1, np.shape(leaf)).astype(np.float32), params)
-    return options, params, module.cache_sizes(**options)
+    return options, params, (module.state_sizes if module is mamba2 else module.cache_sizes)(**options)
 
 
 class Device:
@@ -48,25 +63,31 @@ class Device:
         self.decode = partial(module.decode, **options)
         names = flat_names(self.params)
         specs = tuple(TensorSpec(name, "f32", leaf.shape) for name, leaf in names.items())
+        paged = isinstance(sizes, CacheSizes)
         self.shape = ServingShape(
             vocabulary=options["vocab_size"],
             window=WINDOW,
             pages=12,
-            page_shape=(2 * sizes.layers, PAGE, sizes.heads, sizes.width),
+            page_shape=(2 * sizes.layers, PAGE, sizes.heads, sizes.width) if paged else (sizes.numbers,),
             element=element,
             batches=(1, 2),
             chunks=(2 * PAGE,),
-            reaches=reaches_of(WINDOW),
+            reaches=reaches_of(WINDOW) if paged else (1,),
+            memory=KeysAndValues() if paged else RecurrentState(),
         )
         program = serving_program(self.decode, self.params, specs, self.shape)
-        self.tensors = ResidentTensors(XlaRunner(program, optimise=False))
+        self.names, self.runner = names, XlaRunner(program, optimise=False)
+        self.tensors = ResidentTensors(self.runner)
         self.tensors.put({name: np.asarray(leaf) for name, leaf in names.items()})
         self.tensors.put({CACHE: self.shape.cache.zeros()})
 
-    def call(self, function: str, tokens: Any, start: Any, length: Any, pages: Any) -> dict[str, np.ndarray]:
-        given = {"tokens": tokens, "start": start, "length": length, "pages": pages}
+    def call(
+        self, function: str, tokens: Any, start: Any, length: Any, pages: Any, **more: Any
+    ) -> dict[str, np.ndarray]:
+        pages = [one[: self.shape.reaches[0]] for one in pages]  # a state has one page
+        given = {"tokens": tokens, "start": start, "length": length, "pages": pages, **more}
         self.tensors.call(function, arrays={name: np.asarray(value, np.int32) for name, value in given.items()})
-        return self.tensors.get([VALUES, IDS, ROW])
+        return self.tensors.get([VALUES, IDS, ROW, *((SCORES, SCORE_VALUES, SCORE_IDS) if more else ())])
 
     def whole(self, tokens: list[int]) -> np.ndarray:
         text = jnp.asarray([tokens], jnp.int32)
@@ -97,6 +118,25 @@ def test_chunks_and_single_tokens_give_the_log_probabilities_of_the_whole_text(
             best = np.argsort(-whole[one][place], kind="stable")[:5]
             np.testing.assert_allclose(found[VALUES][one][:5], whole[one][place][best], atol=2e-5)
             assert found[IDS][one][0] == best[0]
+
+    check_scores(device, texts[0], whole[0])
+
+
+def check_scores(device: Device, text: list[int], whole: np.ndarray) -> None:
+    """A prompt is scored at all its places at once."""
+    chunk, length = 2 * PAGE, 2 * PAGE + 5
+    for start, end in ((0, chunk), (chunk, length)):
+        new, following = text[start:end], text[start + 1 : end + 1]
+        filled = [*new, *([1] * (chunk - len(new)))]
+        targets = [*following, *([0] * (chunk - len(following)))]
+        name = f"score_s{chunk}_p{device.shape.reaches[0]}"
+        found = device.call(name, [filled], [start], [len(new)], [[3, 9, 1, 5]], **{TARGETS: [targets]})
+        rows = whole[start:end]
+        expected = rows[np.arange(len(new)), following]
+        np.testing.assert_allclose(found[SCORES][0][: len(new)], expected, atol=2e-5)
+        np.testing.assert_allclose(found[SCORE_VALUES][0][: len(new)], -np.sort(-rows)[:, :20], atol=2e-5)
+        assert (found[SCORE_IDS][0][: len(new), 0] == rows.argmax(1)).all()
+        np.testing.assert_allclose(found[ROW][0], rows[-1], atol=2e-5)
 
 
 def test_a_place_without_a_text_changes_no_page_but_the_first() -> None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from serving_model import SHAPE, VOCABULARY, FakeWorker, alone, row_of
+from serving_model import (
+    FORGETFUL,
+    SHAPE,
+    STATES,
+    VOCABULARY,
+    FakeWorker,
+    ForgetfulWorker,
+    StateWorker,
+    alone,
+    row_of,
+)
 
 from planetary.machine.machine import check_invariants
 from planetary.serve.program.serving_shape import PAGE, ServingShape
@@ -26,10 +36,17 @@ def request(number: int, rng: np.random.Generator, **options: object) -> TextReq
     )
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_no_token_is_lost_doubled_or_changed_under_losses_and_cancellations(seed: int) -> None:
+MEMORIES = {"pages": (SHAPE, FakeWorker), "state": (STATES, StateWorker), "nothing": (FORGETFUL, ForgetfulWorker)}
+
+
+@pytest.mark.parametrize(
+    ("memory", "seed"),
+    [("pages", seed) for seed in range(30)] + [(m, s) for m in ("state", "nothing") for s in range(8)],
+)
+def test_no_token_is_lost_doubled_or_changed_under_losses_and_cancellations(memory: str, seed: int) -> None:
+    shape, make = MEMORIES[memory]
     rng = np.random.default_rng(seed)
-    scheduler, workers, sessions = Scheduler(SHAPE, VOCABULARY), {}, 0
+    scheduler, workers, sessions = Scheduler(shape, VOCABULARY), {}, 0
     requests = {number: request(number, rng, scores_prompt=rng.random() < 0.2) for number in range(1, 13)}
     got: dict[int, list[int]] = {number: [] for number in requests}
     reasons: dict[int, str] = {}
@@ -49,7 +66,7 @@ def test_no_token_is_lost_doubled_or_changed_under_losses_and_cancellations(seed
             scheduler.submit(coming.pop(0))
         elif len(workers) < 2 and chance < 0.3:
             sessions += 1
-            workers[sessions] = FakeWorker()
+            workers[sessions] = make()
             scheduler.join(sessions)
         elif workers and chance < 0.32:
             session = int(rng.choice(list(workers)))

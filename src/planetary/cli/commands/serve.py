@@ -29,7 +29,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         ],
     )
     parser.add_argument(
-        "model", type=Path, help="run folder, checkpoint folder of one, or folder of a pretrained GPT-2, Llama or Qwen2"
+        "model",
+        type=Path,
+        help="run folder, checkpoint folder of one, or folder of a pretrained GPT-2, Llama or Qwen",
     )
     parser.add_argument("--host", help="address of the endpoint (default: 127.0.0.1); others need --keys")
     parser.add_argument("--port", type=port, metavar="P", help="port of the endpoint (default: 8000; 0: any)")
@@ -41,6 +43,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--context", type=int, metavar="TOKENS", help="the longest text, prompt included")
     parser.add_argument("--batch", type=int, metavar="N", help="texts that a worker continues at once (default: 8)")
     parser.add_argument("--cache-mb", type=float, metavar="MB", help="memory for keys and values (default: 256)")
+    parser.add_argument(
+        "--experts", metavar="WHICH", help="of a mixture's run: real, surrogates, or composer:N (default: real)"
+    )
     parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template of chats")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of logs and journal (default: temporary)")
@@ -76,7 +81,7 @@ def _config(args: argparse.Namespace) -> Config:
     if not args.model.exists():
         raise UserError(f"serve: there is no {args.model}: expected a run folder, a checkpoint or a pretrained model")
     serve: dict[str, Any] = {"model": str(args.model.resolve()), "follow": args.follow}
-    for name in ("host", "port", "name", "context", "batch", "cache_mb"):
+    for name in ("host", "port", "name", "context", "batch", "cache_mb", "experts"):
         if getattr(args, name) is not None:
             serve[name] = getattr(args, name)
     for name in ("keys", "chat_template"):

@@ -49,7 +49,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     """`[model]`: what is trained."""
 
     # "module:function", "path.py:function", or the path of a .mlir or .mlirbc file, of an exported folder, or of a
-    # folder with a pretrained GPT-2, Llama or Qwen2 as `transformers` keeps it
+    # folder with a pretrained GPT-2, Llama or Qwen as `transformers` keeps it
     source: Text = "planetary.models.nanochat:build"
     options: dict[str, Any] = msgspec.field(default_factory=dict)  # keyword arguments of the function
     # those of a smaller model, which a run with `train.target_minutes` takes where even the fewest rounds of the model
@@ -227,7 +227,7 @@ class EvalConfig(msgspec.Struct, frozen=True):
 class ServeConfig(msgspec.Struct, frozen=True):
     """`[serve]`: a trained model behind an HTTP endpoint, in place of a training."""
 
-    # run folder, checkpoint folder of one, or folder of a pretrained GPT-2, Llama or Qwen2; empty: this is a training
+    # run folder, checkpoint folder of one, or folder of a pretrained GPT-2, Llama or Qwen; empty: this is a training
     model: str = ""
     name: str = ""  # by which clients ask for it; empty: the folder's
     host: Text = "127.0.0.1"  # of the endpoint; others than loopback need `keys`
@@ -240,6 +240,9 @@ class ServeConfig(msgspec.Struct, frozen=True):
     queue: Count = 256  # texts that may wait for a worker; what comes then is refused (429)
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB
     cache_precision: Literal["f32", "bf16"] = "f32"  # of keys and values
+    # which experts a mixture's run is served with: real, surrogates in place of all, or composer:N, that composer's own
+    # and surrogates for the others
+    experts: str = "real"
     chat_template: str = ""  # file with a Jinja template in place of the tokenizer's own; empty: that
 
 

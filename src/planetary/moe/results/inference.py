@@ -14,8 +14,17 @@ import numpy as np
 
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors
+from planetary.models.context import Context
 from planetary.models.initial import Draw, filled
-from planetary.models.latent_moe import apply, composer_logits, dense_parameters, parameters
+from planetary.models.latent_moe import (
+    apply,
+    composer_logits,
+    composer_mixture,
+    decode_real,
+    dense_parameters,
+    forward,
+    parameters,
+)
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy
 from planetary.moe.composer.composer_data import Batch
@@ -37,10 +46,14 @@ class RunnableModel:
     """Attributes:
     logits: `logits(params, tokens i32 [B, T]) -> f32 [B, T, V]`.
     params: the pytree that it takes.
+    config: of the model.
+    decode: the same through a context; see `models.context`. No text depends on those beside it.
     """
 
     logits: Callable[[Any, jax.Array], jax.Array]
     params: Any
+    config: LatentMoeConfig
+    decode: Callable[[Any, jax.Array, Context], jax.Array]
 
 
 class MixtureLosses(msgspec.Struct, frozen=True):
@@ -85,7 +98,7 @@ def model_with(saved: SavedTraining, experts: Experts) -> RunnableModel:
     state, config = saved.state, saved.config
     if experts.kind == "real":
         params = filled(parameters(config), merged_model(state, config))
-        return RunnableModel(partial(_apply, config=config), params)
+        return RunnableModel(partial(_apply, config=config), params, config, partial(decode_real, config=config))
     if state.surrogates is None:
         why = "its only composer has all experts" if saved.training.composers == 1 else "it was trained with rank 0"
         raise UserError(f"this training has no surrogates: {why}; it runs with its real experts only")
@@ -104,7 +117,7 @@ def composers_model(composer: ComposerState, surrogates: Surrogates, config: Lat
     held = _surrogates_by_layer(named_surrogates(surrogates), config)
     owned = [{**layer, "ownership": matrix[i]} for i, layer in enumerate(held)]
     params = (filled(dense_parameters(config), composer.dense), [dict(layer) for layer in composer.experts], owned)
-    return RunnableModel(partial(_composer_logits, config=config), params)
+    return _stood_in(params, config)
 
 
 def with_surrogates(dense: Tensors, surrogates: Tensors, config: LatentMoeConfig) -> RunnableModel:
@@ -119,7 +132,12 @@ def with_surrogates(dense: Tensors, surrogates: Tensors, config: LatentMoeConfig
         UserError: the surrogates are not those of this model.
     """
     params = (filled(dense_parameters(config), dense), [], _surrogates_by_layer(surrogates, config))
-    return RunnableModel(partial(_composer_logits, config=config), params)
+    return _stood_in(params, config)
+
+
+def _stood_in(params: Any, config: LatentMoeConfig) -> RunnableModel:
+    decode = partial(_composer_decode, config=config)
+    return RunnableModel(partial(_composer_logits, config=config), params, config, decode)
 
 
 def named_surrogates(surrogates: Surrogates) -> dict[str, np.ndarray]:
@@ -159,6 +177,12 @@ def _apply(params: Any, tokens: jax.Array, *, config: LatentMoeConfig) -> jax.Ar
 def _composer_logits(params: Any, tokens: jax.Array, *, config: LatentMoeConfig) -> jax.Array:
     dense, experts, held = params
     return composer_logits(dense, experts, held, tokens, config)
+
+
+def _composer_decode(params: Any, tokens: jax.Array, context: Context, *, config: LatentMoeConfig) -> jax.Array:
+    dense, experts, held = params
+    config = msgspec.structs.replace(config, capacity=0.0)
+    return forward(dense, tokens, config, composer_mixture(experts, held, config), context)[0]
 
 
 def _surrogates_by_layer(surrogates: Tensors, config: LatentMoeConfig) -> list[dict[str, Any]]:

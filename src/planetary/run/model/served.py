@@ -18,15 +18,18 @@ from planetary.artifacts.pretrained_weights import read_pretrained
 from planetary.compiler.frontend.export import find_builder
 from planetary.core.config import Config, is_function, load_config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained, read_published
+from planetary.core.configuration.schema import ServeConfig
 from planetary.core.deviations import as_float
 from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import load_tokenizer
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.fabric.preparation.preparation import builder_options
-from planetary.models.context import CacheSizes
-from planetary.run.model.trained_model import fill_tree, tokenizer_of_run
+from planetary.models.context import CacheSizes, StateSizes
+from planetary.run.kinds import kind_of
+from planetary.run.model.trained_model import code_of, fill_tree, tokenizer_of_run
 from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.serving_program import Decode
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -37,11 +40,11 @@ def load_served(config: Config) -> ServedModel:
     """Return the model that `serve.model` names.
 
     Raises:
-        UserError: there is none, it has no `decode` (`models.context`), or its tokenizer has more tokens than it.
+        UserError: there is none, it has no logits, or its tokenizer has more tokens than it.
         TrustError: a file is damaged.
     """
     path = Path(config.serve.model)
-    model = _pretrained(path) if is_pretrained(path) else _trained(path)
+    model = _pretrained(path, config.serve) if is_pretrained(path) else _trained(path, config.serve)
     if model.tokenizer.vocab_size > model.vocabulary:
         raise UserError(
             f"the tokenizer of {path} has {model.tokenizer.vocab_size} tokens, and the model knows {model.vocabulary}: "
@@ -59,22 +62,24 @@ def load_served(config: Config) -> ServedModel:
     return replace(model, name=config.serve.name) if config.serve.name else model
 
 
-def _trained(path: Path) -> ServedModel:
+def _trained(path: Path, serve: ServeConfig) -> ServedModel:
     """Return the model of a run's folder, or of a checkpoint's folder in one."""
     run, checkpoint = (path, None) if (path / CONFIG).is_file() else (path.parent.parent, path)
     if not (run / CONFIG).is_file():
         raise UserError(
             f"there is no model in {path}: expected a run folder, a checkpoint folder of one, or the folder of a "
-            "pretrained GPT-2, Llama or Qwen2"
+            "pretrained GPT-2, Llama or Qwen"
         )
     config = load_config(run / CONFIG)
     source = config.model.source
     if not is_function(source):
         raise UserError(
-            f"{run} was trained from a compiled graph ({source}), which has no cache of keys and values: `planetary "
-            "generate` continues texts with it"
+            f"{run} was trained from a compiled graph ({source}), whose batch has one size: `planetary generate` "
+            "continues texts with it"
         )
     options = builder_options(config, source)
+    if serve.experts != "real":
+        return _with_surrogates(run, config, checkpoint, serve.experts)
     _, template, _ = find_builder(source)(**options)
     found = load_latest(run / CHECKPOINTS) if checkpoint is None else load_checkpoint(checkpoint)
 
@@ -88,23 +93,59 @@ def _trained(path: Path) -> ServedModel:
         newest = load_latest(run / CHECKPOINTS)
         return replace(model, params=read(newest.params), version=newest.info.round, refresh=refresh)
 
-    tokenizer = tokenizer_of_run(run, config)
-    end = tokenizer.end_of_document
-    model = _model(
-        run.resolve().name,
-        source,
-        {**config.model.options, **options},
-        read(found.params),
-        window=config.train.sequence_length,
-        tokenizer=tokenizer,
-        version=found.info.round,
-        ends=frozenset() if end is None else frozenset({end}),
-        refresh=refresh if checkpoint is None else None,
+    others = {
+        **_texts_of(run, config),
+        "version": found.info.round,
+        "refresh": refresh if checkpoint is None else None,
+    }
+    name, params = run.resolve().name, read(found.params)
+    cached = _cached(source, {**config.model.options, **options})
+    if cached is not None:
+        model = _served(name, cached[0], params, cached[1], **others)
+        return model
+    warning = (
+        f"the model {source} does not say what it keeps of a text: every token takes a forward pass of the whole text. "
+        "Add `decode(params, tokens, context, **options)` and `cache_sizes(**options)` beside it (docs/serving.md)"
     )
+    logits, _ = code_of(config)
+    model = _served(name, partial(_whole_texts, logits), params, None, warning=warning, **others)
     return model
 
 
-def _pretrained(folder: Path) -> ServedModel:
+def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts: str) -> ServedModel:
+    """Return a mixture with surrogates in place of all experts, or of those that a composer does not own."""
+    from planetary.moe.results.inference import experts_named, model_with
+    from planetary.moe.results.run_state import read_run
+
+    wanted = experts_named(experts)
+    if checkpoint is not None:
+        raise UserError(
+            f"cannot serve other than real experts of {checkpoint}: a checkpoint has these alone. Name the run's "
+            f"folder {run}, whose newest state has the surrogates"
+        )
+    kind_of(config).check_surrogates(run)
+    saved = read_run(run, config)
+    model = model_with(saved, wanted)
+    sizes = CacheSizes(model.config.n_layer, model.config.n_kv_head, model.config.n_embd // model.config.n_head)
+    version = saved.state.steps // config.train.inner_steps
+    name = f"{run.resolve().name}-{experts.replace(':', '-')}"
+    return _served(name, model.decode, model.params, sizes, version=version, **_texts_of(run, config))
+
+
+def _texts_of(run: Path, config: Config) -> dict[str, Any]:
+    """Return what a served model knows of texts, of a run."""
+    tokenizer = tokenizer_of_run(run, config)
+    end = tokenizer.end_of_document
+    return {
+        "window": config.train.sequence_length,
+        "tokenizer": tokenizer,
+        "ends": frozenset() if end is None else frozenset({end}),
+    }
+
+
+def _pretrained(folder: Path, serve: ServeConfig) -> ServedModel:
+    if serve.experts != "real":
+        raise UserError(f"serve.experts = {serve.experts!r}: {folder} is no mixture, whose run has surrogates")
     layout, published = read_published(folder)
     options = layout.options(published)
     specs, tensors = read_pretrained(folder)
@@ -125,11 +166,13 @@ def _pretrained(folder: Path) -> ServedModel:
     begin = tokenizer.encode(special["bos_token"].encode()) if "bos_token" in special else ()
     ends = _json(folder / GENERATION_CONFIG).get("eos_token_id", published.get("eos_token_id"))
     known = [end for end in (ends if isinstance(ends, list) else [ends]) if isinstance(end, int)]
-    return _model(
+    cached = _cached(layout.source, options)
+    assert cached is not None, f"{layout.source} has no decode"
+    return _served(
         folder.resolve().name,
-        layout.source,
-        options,
+        cached[0],
         fill_tree(template, values, layout.source, whole=True),
+        cached[1],
         window=window,
         tokenizer=tokenizer,
         chat_template=_template(folder, settings),
@@ -139,32 +182,47 @@ def _pretrained(folder: Path) -> ServedModel:
     )
 
 
-def _model(name: str, source: str, options: Mapping[str, Any], params: Any, **others: Any) -> ServedModel:
+def _cached(source: str, options: Mapping[str, Any]) -> tuple[Decode, CacheSizes | StateSizes] | None:
+    """Return how a model continues texts, and what it keeps of them; None: it does not say it."""
     place = source.rpartition(":")[0]
+    sizes_of = _function(f"{place}:cache_sizes") or _function(f"{place}:state_sizes")
+    decode = _function(f"{place}:decode")
+    return None if sizes_of is None or decode is None else (partial(decode, **options), sizes_of(**options))
+
+
+def _whole_texts(
+    logits: Callable[[Any, jax.Array], jax.Array], params: Any, tokens: jax.Array, context: Any
+) -> jax.Array:
+    """Compute `decode` of a model that has `logits` alone, whose calls have whole texts."""
+    return context.wanted(logits(params, tokens))
+
+
+def _function(source: str) -> Callable[..., Any] | None:
     try:
-        decode, sizes_of = find_builder(f"{place}:decode"), find_builder(f"{place}:cache_sizes")
-    except UserError as error:
-        raise UserError(
-            f"the model {source} does not say how it caches: {error}. Add `decode(params, tokens, context, **options)` "
-            "and `cache_sizes(**options)` beside it (docs/serving.md)"
-        ) from error
-    sizes: CacheSizes = sizes_of(**options)
+        return find_builder(source)
+    except UserError:
+        return None
+
+
+def _served(
+    name: str, decode: Decode, params: Any, sizes: CacheSizes | StateSizes | None, **others: Any
+) -> ServedModel:
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
     specs = tuple(TensorSpec(name, "f32", tuple(leaf.shape)) for name, (_, leaf) in zip(names, leaves, strict=True))
-    function = partial(decode, **options)
     return ServedModel(
         name=name,
-        decode=function,
+        decode=decode,
         params=params,
         specs=specs,
         sizes=sizes,
-        vocabulary=_vocabulary(function, params),
+        vocabulary=_vocabulary(decode, params),
         **others,
     )
 
 
-def _vocabulary(decode: Callable[..., jax.Array], params: Any) -> int:
+def _vocabulary(decode: Decode, params: Any) -> int:
     """Return how many tokens a model gives log-probabilities of."""
     from planetary.models.context import WholeText
 

@@ -73,7 +73,7 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
         loaded = load_checkpoint(checkpoint) if checkpoint else load_latest(run / "checkpoints")
         values, round_, whole = loaded.params, loaded.info.round, False
     if is_function(config.model.source):
-        code, template = _code_of(config)
+        code, template = code_of(config)
         logits: Callable[[Any, np.ndarray], jax.Array] = jax.jit(code)
         params = fill_tree(template, values, config.model.source, whole=whole)
     else:
@@ -251,7 +251,11 @@ def _logits_of(source: str) -> Callable[..., jax.Array]:
         ) from error
 
 
-def _code_of(config: Config) -> tuple[Callable[..., jax.Array], Any]:
+def code_of(config: Config) -> tuple[Callable[..., jax.Array], Any]:
+    """Return `logits(params, tokens)` of a run's function or PyTorch module, and its parameters at the start.
+
+    Raises `UserError` for a model without logits.
+    """
     source = config.model.source
     logits, builder = _logits_of(source), find_builder(source)
     _, template, _ = builder(**builder_options(config, source))

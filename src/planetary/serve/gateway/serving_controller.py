@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -59,9 +59,10 @@ class CallComputed(e.Event, frozen=True):
 
 
 class UseWeights(e.Event, frozen=True):
-    """Another version of the model's parameters is there: `digest` of the packed ones."""
+    """Another version of the model's parameters is there: `digest` of the packed ones, `trial` as `ServingJob`'s."""
 
     digest: str
+    trial: str = ""
 
 
 class GiveTokens(e.Instruction, frozen=True):
@@ -77,6 +78,7 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
     shape: ServingShape
     vocabulary: int  # tokens below it can be drawn
     weights: str  # digest of the packed parameters
+    trial: str = ""  # see `ServingJob`
 
     @property
     def loaded(self) -> str:
@@ -97,11 +99,12 @@ class ServingPolicy(FabricPolicy, frozen=True, kw_only=True):
             plan=ServingJob.plan_of(self.shape),
             weights=self.weights,
             functions=self.functions,
+            trial=self.trial,
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
         """See `FabricPolicy`."""
-        return digest in (artifact, reference, self.weights) and bool(digest)
+        return digest in (artifact, reference, self.weights, self.trial) and bool(digest)
 
 
 class ServingState(RunFold):
@@ -111,9 +114,9 @@ class ServingState(RunFold):
 class ServingDesk(Desk[ServingPolicy, ServingState]):
     """The desk of a served model."""
 
-    def use(self, weights: str) -> None:
-        """Give workers other parameters from now on; `weights` is their digest."""
-        self._policy = msgspec.structs.replace(self._policy, weights=weights)
+    def use(self, weights: str, trial: str = "") -> None:
+        """Give workers other parameters from now on; `weights` is their digest, `trial` as `ServingJob`'s."""
+        self._policy = msgspec.structs.replace(self._policy, weights=weights, trial=trial)
 
 
 @dataclass
@@ -156,16 +159,21 @@ class ServingController(RunController[ServingDesk]):
             case Cancel():
                 self.scheduler.cancel(event.text)
             case CallComputed() if event.session in self.desk.workers:
-                self._computed(self.desk.workers[event.session], event)
+                self._computed(self.desk.workers[event.session], event, now)
             case UseWeights() if event.digest != self.desk.policy.weights:
-                self._use(event.digest)
+                self._use(event.digest, event.trial)
             case _:
                 pass
 
-    def _computed(self, worker: WorkerSession, event: CallComputed) -> None:
+    def _computed(self, worker: WorkerSession, event: CallComputed, now: float) -> None:
         under_way = self._calls.get(worker.session)
         if under_way is None or under_way.number != event.call:
             return  # of an earlier connection, or of other weights
+        if not _fits(under_way.call, event.results.rows):
+            reason = f"the results of {under_way.call.function} are not those of its {len(under_way.call.rows)} texts"
+            failure = m.TaskFailed(task=event.call, kind="internal", reason=reason)
+            self._take_failure(worker, failure, now)
+            return
         del self._calls[worker.session]
         self.membership.succeeded(worker)
         key = (worker.session, under_way.call.function)
@@ -174,9 +182,9 @@ class ServingController(RunController[ServingDesk]):
             self.tokens += len(given.tokens)
             self.desk.out.append(GiveTokens(given))
 
-    def _use(self, digest: str) -> None:
+    def _use(self, digest: str, trial: str) -> None:
         """Give every worker the new weights; texts go on where a worker has them first."""
-        self.desk.use(digest)
+        self.desk.use(digest, trial)
         for worker in self.desk.workers.values():
             if worker.artifact:
                 self._vacate(worker.session)
@@ -230,6 +238,15 @@ class ServingController(RunController[ServingDesk]):
         yield set(self.scheduler.seats) <= set(self.desk.workers), "a worker that is gone has a seat"
 
 
+def _fits(call: Call, found: Sequence[Candidates]) -> bool:
+    """Whether a worker's results can be those of a call."""
+    return len(found) == len(call.rows) and all(
+        (one.row is not None or not call.full)
+        and (not call.scores or (one.scores is not None and len(one.scores.values) >= len(row.tokens)))
+        for one, row in zip(found, call.rows, strict=True)
+    )
+
+
 def _message(number: int, call: Call) -> Compute:
     return Compute(
         call=number,
@@ -238,4 +255,5 @@ def _message(number: int, call: Call) -> Compute:
         starts=tuple(row.start for row in call.rows),
         pages=tuple(row.pages for row in call.rows),
         full=call.full,
+        following=tuple(row.following for row in call.rows) if call.scores else (),
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -13,7 +16,7 @@ import numpy as np
 from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
 from planetary.compiler.backends.iree import compiler_version
 from planetary.core.config import Config
-from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, UserError
+from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_status import base_status, ended_as, workers_seen
@@ -26,6 +29,7 @@ from planetary.fabric.protocol.sessions import Phase, WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus, WorkerState, WorkerStatus
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
+from planetary.models.context import CacheSizes, StateSizes
 from planetary.runtime.program_runner import Program
 from planetary.serve.gateway.serving_controller import (
     CallComputed,
@@ -42,9 +46,22 @@ from planetary.serve.gateway.serving_controller import (
 from planetary.serve.http.endpoint import Endpoint
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_program import serving_program
-from planetary.serve.program.serving_shape import IDS, PAGE, ROW, VALUES, ServingShape, reaches_of
+from planetary.serve.program.serving_reference import trial_of
+from planetary.serve.program.serving_shape import (
+    IDS,
+    PAGE,
+    ROW,
+    SCORE_IDS,
+    SCORE_VALUES,
+    SCORES,
+    VALUES,
+    ServingShape,
+    reaches_of,
+)
+from planetary.serve.program.serving_trial import decode_trial, encode_trial
+from planetary.serve.program.text_memory import KeysAndValues, NoMemory, RecurrentState
 from planetary.serve.protocol.serving_messages import SERVING, WEIGHTS, Computed
-from planetary.serve.scheduling.sampling import Candidates
+from planetary.serve.scheduling.sampling import Candidates, Scores
 from planetary.serve.scheduling.scheduler import Given
 from planetary.serve.scheduling.texts import TextRequest
 from planetary.wire.inbox import Received
@@ -53,6 +70,8 @@ from planetary.wire.limits import MIB, Limits
 log = logging.getLogger(__name__)
 
 LoadModel = Callable[[Config], ServedModel]
+
+_TRIAL = "trial of a served model 1 "  # before digests of a program and of parameters: the key of their trial
 
 FOLLOW_S = 2.0
 """How often a followed run is looked at for a newer checkpoint."""
@@ -67,6 +86,7 @@ class PreparedServing:
     shape: ServingShape
     program: Program
     weights: str  # digest of the packed parameters, which are in the store
+    trial: str  # digest of what the whole forward pass makes of a text, which is there, too
 
     data = None
 
@@ -196,13 +216,37 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
     def _prepare(self) -> PreparedServing:
         self._set_stage("loading the model")
         model = self.model = self._load(self.config)
+        if model.warning:
+            self.warn(model.warning)
         self._set_stage("building the functions of the model")
         shape = shape_of(model, self.config)
         program = serving_program(model.decode, model.params, model.specs, shape)
-        return PreparedServing(self.config, model, shape, program, self._put(model))
+        weights = self._put(model)
+        self._set_stage("computing a text with the whole forward pass")
+        return PreparedServing(
+            self.config, model, shape, program, weights, self._put_trial(model, shape, program, weights)
+        )
 
     def _put(self, model: ServedModel) -> str:
         return self.store.put(pack_arrays(WEIGHTS, None, model.arrays()))
+
+    def _put_newer(self, model: ServedModel) -> tuple[str, str]:
+        """Return the digests of another version's parameters and of their trial."""
+        assert self.prepared is not None
+        weights = self._put(model)
+        return weights, self._put_trial(model, self.prepared.shape, self.prepared.program, weights)
+
+    def _put_trial(self, model: ServedModel, shape: ServingShape, program: Program, weights: str) -> str:
+        """Return the digest of the trial of a model's parameters; made the first time."""
+        key = f"{_TRIAL}{program.digest} {weights}"
+        known = self.store.resolve(key)
+        if known is not None:
+            with contextlib.suppress(TrustError, UserError):  # damaged or removed: made again
+                decode_trial(self.store.get(known), shape)
+                return known
+        digest = self.store.put(encode_trial(trial_of(model, shape)))
+        self.store.link(key, digest)
+        return digest
 
     def _begin(self, prepared: PreparedServing) -> ServingStart:
         started = RunStarted(
@@ -223,6 +267,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             shape=prepared.shape,
             vocabulary=min(model.vocabulary, model.tokenizer.vocab_size),
             weights=prepared.weights,
+            trial=prepared.trial,
         )
         return ServingController(ServingDesk(policy, ServingState()), timings.grace_s, self._clock.monotonic())
 
@@ -251,12 +296,12 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
                 newer = await asyncio.to_thread(model.refresh, model.version)
                 if newer is None:
                     continue
-                digest = await asyncio.to_thread(self._put, newer)
+                digest, trial = await asyncio.to_thread(self._put_newer, newer)
             except PlanetaryError as error:  # the old version is served on
                 log.warning("the newest version of the model cannot be served: %s", error)
                 continue
             self.model = newer
-            self._post(UseWeights(digest))
+            self._post(UseWeights(digest, trial))
             self.note(f"serving round {newer.version}")
 
     # --- what workers send ------------------------------------------------------------------------------------
@@ -265,7 +310,9 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         assert self.prepared is not None
         shape = self.prepared.shape
         return Limits(
-            tensor_bytes=shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary) + MIB,
+            tensor_bytes=shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
+            + shape.chunks[-1] * (4 + 8 * shape.candidates)
+            + MIB,
             tensors=1,
             messages_under_way=2,
         )
@@ -321,10 +368,35 @@ def results_of(packed: bytes | memoryview, shape: ServingShape | None) -> tuple[
     )
     if not fits or values is None or ids is None:
         raise RemoteProtocolError("the results of a call are not the log-probabilities and ids of its texts")
+    scores = _scores_of(arrays, len(values))
     vocabulary = None if shape is None else shape.vocabulary
     if (row is not None and row.shape[1] != vocabulary) or not np.isfinite(values).all():
         raise RemoteProtocolError("the results of a call are not finite, or not of this model's tokens")
-    return tuple(Candidates(ids[i], values[i], None if row is None else row[i]) for i in range(len(values)))
+    return tuple(
+        Candidates(ids[i], values[i], None if row is None else row[i], None if scores is None else scores[i])
+        for i in range(len(values))
+    )
+
+
+def _scores_of(arrays: Mapping[str, np.ndarray], texts: int) -> list[Scores] | None:
+    values, likeliest, ids = (arrays.get(name) for name in (SCORES, SCORE_VALUES, SCORE_IDS))
+    if values is None and likeliest is None and ids is None:
+        return None
+    fits = (
+        values is not None
+        and likeliest is not None
+        and ids is not None
+        and values.ndim == 2
+        and len(values) == texts
+        and likeliest.ndim == 3
+        and likeliest.shape[:2] == values.shape
+        and ids.shape == likeliest.shape
+        and (values.dtype, likeliest.dtype, ids.dtype) == (np.float32, np.float32, np.int32)
+        and np.isfinite(values).all()
+    )
+    if not fits or values is None or likeliest is None or ids is None:
+        raise RemoteProtocolError("the scores of a call are not the log-probabilities and ids of its texts' places")
+    return [Scores(values[i], ids[i], likeliest[i]) for i in range(texts)]
 
 
 def shape_of(model: ServedModel, config: Config) -> ServingShape:
@@ -334,13 +406,40 @@ def shape_of(model: ServedModel, config: Config) -> ServingShape:
         UserError: the context or the cache is too small, or the context larger than the model can take.
     """
     serve, sizes = config.serve, model.sizes
-    longest = sizes.positions or model.window
+    positions = None if sizes is None else sizes.positions
+    longest = positions or model.window
     window = serve.context or longest
-    if sizes.positions is not None and window > sizes.positions:
-        raise UserError(f"serve.context = {window}: the model has {sizes.positions} positions")
+    if positions is not None and window > positions:
+        raise UserError(f"serve.context = {window}: the model has {positions} positions")
     window = window // PAGE * PAGE
     if window < PAGE:
         raise UserError(f"serve.context must be {PAGE} tokens at least, found {serve.context or longest}")
+    chunks = [chunk for chunk in (64, 256, 1024) if chunk < window]
+    common: dict[str, Any] = {
+        "vocabulary": model.vocabulary,
+        "window": window,
+        "batches": (*(size for size in (1, 4, 8, 16, 32) if size < serve.batch), serve.batch),
+        "chunks": tuple(chunks[:2]) or (window,),
+    }
+    if isinstance(sizes, CacheSizes):
+        return _paged(sizes, config, common)
+    common["reaches"] = (1,)
+    if isinstance(sizes, StateSizes):
+        pages = serve.batch + 1
+        needed = 4 * sizes.numbers * pages / MIB
+        if needed > serve.cache_mb:
+            raise UserError(
+                f"serve.cache_mb = {serve.cache_mb:g} does not hold the states of {serve.batch} texts: expected "
+                f"{math.ceil(needed)} at least, or a smaller serve.batch"
+            )
+        return ServingShape(**common, pages=pages, page_shape=(sizes.numbers,), memory=RecurrentState())
+    common["chunks"] = tuple(dict.fromkeys((*chunks, window)))
+    return ServingShape(**common, pages=2, page_shape=(1,), memory=NoMemory())
+
+
+def _paged(sizes: CacheSizes, config: Config, common: Mapping[str, Any]) -> ServingShape:
+    """Return the shape of a model with keys and values. Raises `UserError` as `shape_of`."""
+    serve, window = config.serve, common["window"]
     page_shape = (2 * sizes.layers, PAGE, sizes.heads, sizes.width)
     page_bytes = int(np.prod(page_shape)) * (2 if serve.cache_precision == "bf16" else 4)
     whole = window // PAGE
@@ -349,18 +448,15 @@ def shape_of(model: ServedModel, config: Config) -> ServingShape:
     if pages <= whole:
         raise UserError(
             f"serve.cache_mb = {serve.cache_mb:g} holds {max(pages - 1, 0) * PAGE} tokens, fewer than a text of "
-            f"{window}: expected {(whole + 1) * page_bytes / MIB:.0f} at least, or a smaller serve.context"
+            f"{window}: expected {math.ceil((whole + 1) * page_bytes / MIB)} at least, or a smaller serve.context"
         )
-    chunks = [chunk for chunk in (64, 256, 1024) if chunk < window]
     return ServingShape(
-        vocabulary=model.vocabulary,
-        window=window,
+        **common,
         pages=pages,
         page_shape=page_shape,
         element=serve.cache_precision,
-        batches=(*(size for size in (1, 4, 8, 16, 32) if size < serve.batch), serve.batch),
-        chunks=tuple(chunks[:2]) or (window,),
         reaches=reaches_of(window),
+        memory=KeysAndValues(),
     )
 
 

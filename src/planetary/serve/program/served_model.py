@@ -10,7 +10,7 @@ import numpy as np
 
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import Tokenizer
-from planetary.models.context import CacheSizes
+from planetary.models.context import CacheSizes, StateSizes
 from planetary.serve.program.serving_program import Decode
 
 
@@ -23,7 +23,7 @@ class ServedModel:
         decode: its forward pass; see `models.context`.
         params: the pytree that `decode` expects.
         specs: its leaves in order, by their names.
-        sizes: of what a cache keeps.
+        sizes: of what a device keeps of a text; None: nothing, every token takes a whole forward pass.
         vocabulary: tokens that the model knows.
         window: the longest text that it was trained for, in tokens.
         tokenizer: of its texts.
@@ -32,6 +32,7 @@ class ServedModel:
         special_tokens: that the template writes, by the names it has for them.
         begins: tokens before every text that is no chat.
         ends: tokens that end a text.
+        warning: what people must know who serve it; "": nothing.
         refresh: returns the newest version of the model, or None if it is this one's; None: there are no others.
     """
 
@@ -39,7 +40,7 @@ class ServedModel:
     decode: Decode
     params: Any
     specs: tuple[TensorSpec, ...]
-    sizes: CacheSizes
+    sizes: CacheSizes | StateSizes | None
     vocabulary: int
     window: int
     tokenizer: Tokenizer
@@ -48,6 +49,7 @@ class ServedModel:
     special_tokens: tuple[tuple[str, str], ...] = ()
     begins: tuple[int, ...] = ()
     ends: frozenset[int] = frozenset()
+    warning: str = ""
     refresh: Callable[[int], ServedModel | None] | None = None
 
     def arrays(self) -> dict[str, np.ndarray]:

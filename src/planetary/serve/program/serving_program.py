@@ -7,7 +7,7 @@ unless somebody asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,113 +19,12 @@ from planetary.compiler.frontend import chlo
 from planetary.compiler.rewrites import normalise
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
-from planetary.models.context import Context
-from planetary.models.layers import HIDDEN_SCORE
 from planetary.runtime.program_runner import Program
-from planetary.serve.program.serving_shape import PAGE, ServingShape
+from planetary.serve.program.call_context import PagedContext, StateContext, WholeCall, last_of
+from planetary.serve.program.serving_shape import LIKELIEST, SCORES, ServingShape
+from planetary.serve.program.text_memory import KeysAndValues, NoMemory, RecurrentState, TextMemory
 
-
-class PagedContext:
-    """Attention of new tokens to a text whose keys and values are in pages of a cache; see `models.context.Context`.
-
-    Kwon et al. 2023, arXiv:2309.06180. Shapes are written with B = texts, S = new tokens of each, P = pages that a call
-    reads, L = layers, H = heads, G = heads of keys and values, D = width of a head. The last new token's logits are
-    wanted.
-
-    The cache is read as it was before the call, and written once, at its end: no layer waits for another's write, and
-    a compiler can write in place.
-    """
-
-    def __init__(
-        self, tokens: jax.Array, start: jax.Array, length: jax.Array, pages: jax.Array, cache: jax.Array
-    ) -> None:
-        """Begin a call.
-
-        Args:
-            tokens: i32 [B, S]; S is 1, or a multiple of `PAGE`.
-            start: i32 [B]: position of the first new token. A multiple of `PAGE` where S is not 1.
-            length: i32 [B]: how many of a text's new tokens count, from 1; what is after them is computed and never
-                seen.
-            pages: i32 [B, P]: of each text, in order. Those it does not have yet are page 0.
-            cache: [pages, 2 L, PAGE, G, D]; keys and values of a layer are neighbours.
-        """
-        self._start, self._length, self._pages, self._cache = start, length, pages, cache
-        self._count = tokens.shape[1]
-        self._new: dict[int, tuple[jax.Array, jax.Array]] = {}
-
-    @property
-    def positions(self) -> jax.Array:
-        """See `Context`."""
-        return self._positions().astype(jnp.float32)
-
-    def rows(self, table: jax.Array) -> jax.Array:
-        """See `Context`."""
-        return jnp.take(table, self._positions(), axis=0, mode="clip")
-
-    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        """See `Context`. One softmax over what the cache has and what is new."""
-        batch, count, heads, width = query.shape
-        groups = key.shape[2]
-        self._new[layer] = key, value
-        old = jnp.take(self._cache[:, 2 * layer : 2 * layer + 2], self._pages, axis=0, mode="clip")
-        reach = self._pages.shape[1] * PAGE
-        before = old.astype(query.dtype).transpose(2, 0, 1, 3, 4, 5).reshape(2, batch, reach, groups, width)
-        query = (query * width**-0.5).reshape(batch, count, groups, heads // groups, width)
-        seen = jnp.arange(reach)[None, :] < self._start[:, None]
-        scores = jnp.concatenate(
-            [
-                _masked(jnp.einsum("bsghd,btgd->bghst", query, before[0]), seen[:, None, None, None, :]),
-                _masked(jnp.einsum("bsghd,btgd->bghst", query, key), _causal(count)),
-            ],
-            axis=-1,
-        )
-        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
-        mixed = jnp.einsum("bghst,btgd->bsghd", weights[..., :reach], before[1])
-        mixed = mixed + jnp.einsum("bghst,btgd->bsghd", weights[..., reach:], value)
-        mixed = mixed / jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2)[..., None]
-        return mixed.reshape(batch, count, heads * width)
-
-    def wanted(self, x: jax.Array) -> jax.Array:
-        """See `Context`."""
-        if self._count == 1:
-            return x
-        last = jnp.clip(self._length - 1, 0, self._count - 1)
-        chosen = jnp.arange(self._count)[None, :] == last[:, None]
-        return jnp.sum(jnp.where(chosen[..., None], x, 0), axis=1, keepdims=True)
-
-    def written(self) -> jax.Array:
-        """Return the cache with the new tokens' keys and values, once every layer has attended."""
-        cache = self._cache
-        layers = [part for layer in sorted(self._new) for part in self._new[layer]]
-        new = jnp.stack(layers, axis=1).astype(cache.dtype)  # [B, 2 L, S, G, D]
-        for text in range(new.shape[0]):
-            first = self._start[text] // PAGE
-            if self._count == 1:
-                page = jnp.take(self._pages[text], first, mode="clip")
-                place = (page, 0, self._start[text] % PAGE, 0, 0)
-                cache = jax.lax.dynamic_update_slice(cache, new[text][None], place)
-                continue
-            for part in range(self._count // PAGE):
-                page = jnp.take(self._pages[text], first + part, mode="clip")
-                # A chunk may end before its last pages: the text has none there, and they go where nobody reads.
-                page = jnp.where(part * PAGE < self._length[text], page, 0)
-                one = new[text, :, part * PAGE : (part + 1) * PAGE][None]
-                cache = jax.lax.dynamic_update_slice(cache, one, (page, 0, 0, 0, 0))
-        return cache
-
-    def _positions(self) -> jax.Array:
-        return self._start[:, None] + jnp.arange(self._count)[None, :]
-
-
-def _causal(count: int) -> jax.Array:
-    return jnp.arange(count)[:, None] >= jnp.arange(count)[None, :]
-
-
-def _masked(scores: jax.Array, seen: jax.Array) -> jax.Array:
-    return jnp.where(seen, scores, HIDDEN_SCORE)
-
-
-Decode = Callable[[Any, jax.Array, Context], jax.Array]
+Decode = Callable[[Any, jax.Array, Any], jax.Array]
 """A model's `decode(params, tokens [B, S], context)`; see `models.context`."""
 
 
@@ -146,7 +45,8 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
     with ir.new_context():
         module = ir.empty_module()
         for name, spec in functions.items():
-            lowered = jax.jit(_function(decode, shape), keep_unused=True).lower(templates, *_data(spec, len(specs)))
+            call = _function(decode, shape, scores=any(one.name == SCORES for one in spec.results))
+            lowered = jax.jit(call, keep_unused=True).lower(templates, *_data(spec, len(specs)))
             one = load_for_differentiation(lowered.as_text())
             normalise.picks_to_selects(one)
             finish_module(one)
@@ -156,16 +56,42 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
         return Program(ir.to_portable_artifact(module), functions)
 
 
-def _function(decode: Decode, shape: ServingShape) -> Callable[..., tuple[jax.Array, ...]]:
+_CONTEXTS: Mapping[type[TextMemory], Callable[..., PagedContext | StateContext | WholeCall]] = {
+    KeysAndValues: PagedContext,
+    RecurrentState: StateContext,
+    NoMemory: WholeCall,
+}
+
+
+def _function(decode: Decode, shape: ServingShape, *, scores: bool) -> Callable[..., tuple[jax.Array, ...]]:
+    context_of = _CONTEXTS[type(shape.memory)]
+
     def call(  # noqa: PLR0917 - the order of a compiled function's arguments
         params: Any, tokens: jax.Array, start: jax.Array, length: jax.Array, pages: jax.Array, cache: jax.Array
     ) -> tuple[jax.Array, ...]:
-        context = PagedContext(tokens, start, length, pages, cache)
+        context = context_of(tokens, start, length, pages, cache)
         row = jax.nn.log_softmax(decode(params, tokens, context)[:, -1].astype(jnp.float32))
         values, ids = jax.lax.top_k(row, shape.candidates)
         return context.written(), values, ids, row
 
-    return call
+    def scoring_call(  # noqa: PLR0917 - the order of a compiled function's arguments
+        params: Any,
+        tokens: jax.Array,
+        start: jax.Array,
+        length: jax.Array,
+        pages: jax.Array,
+        targets: jax.Array,
+        cache: jax.Array,
+    ) -> tuple[jax.Array, ...]:
+        context = context_of(tokens, start, length, pages, cache, every=True)
+        rows = jax.nn.log_softmax(decode(params, tokens, context).astype(jnp.float32))
+        chosen = targets[..., None] == jnp.arange(rows.shape[-1])
+        row = last_of(rows, length)[:, 0]
+        values, ids = jax.lax.top_k(row, shape.candidates)
+        likeliest = jax.lax.top_k(rows, min(LIKELIEST, shape.candidates))
+        return context.written(), values, ids, row, jnp.sum(jnp.where(chosen, rows, 0), axis=-1), *likeliest
+
+    return scoring_call if scores else call
 
 
 def _data(spec: FunctionSpec, params: int) -> list[jax.ShapeDtypeStruct]:

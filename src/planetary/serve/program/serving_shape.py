@@ -7,12 +7,29 @@ import msgspec
 from planetary.core.errors import UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
+from planetary.serve.program.text_memory import PAGE, AnyMemory, KeysAndValues
 
-PAGE = 16  # tokens
 CANDIDATES = 64
 """The likeliest tokens that every function returns; the rest stays on the device unless it is asked for."""
 
+LIKELIEST = 20
+"""The likeliest tokens that a scoring function returns at every place of a prompt."""
+
 CACHE, VALUES, IDS, ROW = "cache", "values", "ids", "row"
+TARGETS, SCORES, SCORE_VALUES, SCORE_IDS = "targets", "scores", "score_values", "score_ids"
+
+
+class CallSize(msgspec.Struct, frozen=True):
+    """The sizes of one function: `batch` texts of `tokens` new tokens each, and of at most `reach` pages.
+
+    With `scores` it returns log-probabilities at every place, and not of the next token alone.
+    """
+
+    name: str
+    batch: int
+    tokens: int
+    reach: int
+    scores: bool = False
 
 
 class ServingShape(msgspec.Struct, frozen=True):
@@ -22,21 +39,24 @@ class ServingShape(msgspec.Struct, frozen=True):
         vocabulary: tokens that the model knows.
         window: the longest text, in tokens; a multiple of `PAGE`.
         pages: of the cache, each of `PAGE` tokens; page 0 takes what nobody reads.
-        page_shape: of one page: keys and values of all layers, tokens, heads, width of a head.
+        page_shape: of one page: of keys and values: both of all layers, tokens, heads, width of a head; of a state: its
+            numbers.
         element: type of the cache's numbers.
         batches: how many texts one decoding call may continue by a token each; increasing.
         chunks: how many tokens of one text one prefilling call may take; increasing multiples of `PAGE`.
         reaches: how many pages of a text a call may look at; increasing, the last one `window`'s.
+        memory: what the device keeps of a text between two calls.
     """
 
     vocabulary: int
     window: int
     pages: int
-    page_shape: tuple[int, int, int, int]
+    page_shape: tuple[int, ...]
     element: str = "f32"
     batches: tuple[int, ...] = (1, 4, 8)
     chunks: tuple[int, ...] = (64, 256)
     reaches: tuple[int, ...] = ()
+    memory: AnyMemory = KeysAndValues()
 
     def __post_init__(self) -> None:
         """Raise `UserError` for sizes that do not fit together."""
@@ -62,6 +82,10 @@ class ServingShape(msgspec.Struct, frozen=True):
         """Return which page of a text has a position."""
         return position // PAGE
 
+    def pages_for(self, tokens: int) -> int:
+        """Return how many pages a text of so many tokens takes."""
+        return self.memory.pages_for(tokens)
+
     def batch_for(self, texts: int) -> int:
         """Return the smallest batch for so many texts."""
         return next(size for size in self.batches if size >= texts)
@@ -70,21 +94,39 @@ class ServingShape(msgspec.Struct, frozen=True):
         """Return the smallest chunk for so many tokens, or the largest there is."""
         return next((size for size in self.chunks if size >= tokens), self.chunks[-1])
 
+    @property
+    def scored_chunks(self) -> tuple[int, ...]:
+        """How many tokens of a prompt one scoring call may take. One size is enough where a next call can go on."""
+        return self.chunks[:1] if self.memory.remembers else self.chunks
+
+    def scored_chunk_for(self, tokens: int) -> int:
+        """Return the smallest scoring chunk for so many tokens, or the largest there is."""
+        return next((size for size in self.scored_chunks if size >= tokens), self.scored_chunks[-1])
+
     def reach_for(self, pages: int) -> int:
         """Return the smallest reach for so many pages."""
         return next(size for size in self.reaches if size >= pages)
 
     def functions(self, params: tuple[TensorSpec, ...]) -> dict[str, FunctionSpec]:
         """Return the signatures of all functions, by name, for a model with these parameters."""
-        found = {}
-        for reach in self.reaches:
-            for batch in self.batches:
-                found[decode_name(batch, reach)] = self.function(params, batch, 1, reach)
-            for chunk in self.chunks:
-                found[prefill_name(chunk, reach)] = self.function(params, 1, chunk, reach)
-        return found
+        return {
+            one.name: self.function(params, one.batch, one.tokens, one.reach, scores=one.scores) for one in self.calls
+        }
 
-    def function(self, params: tuple[TensorSpec, ...], batch: int, tokens: int, reach: int) -> FunctionSpec:
+    @property
+    def calls(self) -> tuple[CallSize, ...]:
+        """The sizes of all functions. Without a memory there are no calls of single tokens."""
+        found = []
+        for reach in self.reaches:
+            if self.memory.remembers:
+                found += [CallSize(decode_name(batch, reach), batch, 1, reach) for batch in self.batches]
+            found += [CallSize(prefill_name(chunk, reach), 1, chunk, reach) for chunk in self.chunks]
+            found += [CallSize(score_name(chunk, reach), 1, chunk, reach, scores=True) for chunk in self.scored_chunks]
+        return tuple(found)
+
+    def function(
+        self, params: tuple[TensorSpec, ...], batch: int, tokens: int, reach: int, *, scores: bool = False
+    ) -> FunctionSpec:
         """Return the signature of a call with `batch` texts of `tokens` new tokens each."""
         arguments = (
             *params,
@@ -92,13 +134,21 @@ class ServingShape(msgspec.Struct, frozen=True):
             TensorSpec("start", "i32", (batch,)),
             TensorSpec("length", "i32", (batch,)),
             TensorSpec("pages", "i32", (batch, reach)),
+            *((TensorSpec(TARGETS, "i32", (batch, tokens)),) if scores else ()),
             self.cache,
+        )
+        likeliest = (batch, tokens, min(LIKELIEST, self.candidates))
+        scored = (
+            TensorSpec(SCORES, "f32", (batch, tokens)),
+            TensorSpec(SCORE_VALUES, "f32", likeliest),
+            TensorSpec(SCORE_IDS, "i32", likeliest),
         )
         results = (
             self.cache,
             TensorSpec(VALUES, "f32", (batch, self.candidates)),
             TensorSpec(IDS, "i32", (batch, self.candidates)),
             TensorSpec(ROW, "f32", (batch, self.vocabulary)),
+            *(scored if scores else ()),
         )
         return FunctionSpec(arguments, results)
 
@@ -116,6 +166,11 @@ def decode_name(batch: int, reach: int) -> str:
 def prefill_name(chunk: int, reach: int) -> str:
     """Return the name of the function that takes `chunk` tokens of one text of at most `reach` pages."""
     return f"prefill_s{chunk}_p{reach}"
+
+
+def score_name(chunk: int, reach: int) -> str:
+    """Return the name of the function that scores `chunk` tokens of one prompt of at most `reach` pages."""
+    return f"score_s{chunk}_p{reach}"
 
 
 def reaches_of(window: int) -> tuple[int, ...]:

@@ -18,10 +18,14 @@ class ServingJob(m.RoleJob, frozen=True, kw_only=True):
     Attributes:
         weights: sha256 of the packed parameters.
         functions: signatures of the compiled functions, by name.
+        trial: sha256 of texts with what the whole forward pass with these weights makes of them, which the worker
+            compares its own results with (`serve.program.serving_trial`); "": the functions were compared with other
+            weights of the model, and that is enough.
     """
 
     weights: str
     functions: dict[str, FunctionSpec]
+    trial: str = ""
 
     @property
     def loads(self) -> tuple[str, ...]:
@@ -60,10 +64,15 @@ class Compute(m.RoleMessage, frozen=True, kw_only=True):
     starts: tuple[int, ...]  # position of the first of them
     pages: tuple[tuple[int, ...], ...]  # of the text, in order
     full: bool  # whether the log-probabilities of all tokens are sent, beside the likeliest
+    following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
 
 
 class Computed(m.RoleMessage, frozen=True, kw_only=True):
-    """A call's results, as packed arrays: `values` f32 [B, K], `ids` i32 [B, K], and `row` f32 [B, V] if asked for."""
+    """A call's results, as packed arrays: `values` f32 [B, K], `ids` i32 [B, K], and `row` f32 [B, V] if asked for.
+
+    A scoring call's also are `scores` f32 [B, S], and of the likeliest tokens `score_values` f32 and `score_ids` i32
+    [B, S, L].
+    """
 
     call: int
     seconds: float  # that the device took

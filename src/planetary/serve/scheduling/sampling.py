@@ -66,6 +66,20 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.changes_scores or not (greedy or 0 < self.top_k <= candidates)
 
 
+class Scores(NamedTuple):
+    """What a worker found of each place after S tokens of a prompt.
+
+    Attributes:
+        values: f32 [S], log-probabilities in nats of the prompt's own tokens there.
+        ids: i32 [S, K], the likeliest tokens there, in order.
+        likeliest: f32 [S, K], their log-probabilities.
+    """
+
+    values: np.ndarray
+    ids: np.ndarray
+    likeliest: np.ndarray
+
+
 class Candidates(NamedTuple):
     """What a worker found of the next token.
 
@@ -73,11 +87,13 @@ class Candidates(NamedTuple):
         ids: i32 [K], the likeliest first.
         values: f32 [K], their log-probabilities in nats.
         row: f32 [V], those of all tokens; None: nobody asked for them.
+        scores: of the prompt's tokens; None: nobody asked for them.
     """
 
     ids: np.ndarray
     values: np.ndarray
     row: np.ndarray | None
+    scores: Scores | None = None
 
 
 class Drawn(NamedTuple):

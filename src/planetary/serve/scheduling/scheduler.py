@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from planetary.serve.program.serving_shape import PAGE, ServingShape, decode_name, prefill_name
+from planetary.serve.program.serving_shape import PAGE, ServingShape, decode_name, prefill_name, score_name
+from planetary.serve.program.text_memory import TextMemory
 from planetary.serve.scheduling.page_pool import PagePool
 from planetary.serve.scheduling.sampling import Candidates, Drawn, draw
-from planetary.serve.scheduling.texts import FinishReason, Text, TextRequest, Token, pages_for
+from planetary.serve.scheduling.texts import FinishReason, Text, TextRequest, Token
 
 MOST_FAILURES = 5
 """Workers in a row that may be lost while they compute a text, before it is given up."""
@@ -30,6 +31,7 @@ class Row:
         start: position of the first of them.
         pages: of the text, in order, as many as hold the new tokens.
         ends: whether the last token of the text is among the new ones, so that the next one can be drawn.
+        following: the token after the new ones; -1: there is none yet.
     """
 
     text: int
@@ -37,6 +39,7 @@ class Row:
     start: int
     pages: tuple[int, ...]
     ends: bool
+    following: int = -1
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,13 @@ class Call:
         function: of the program.
         rows: the texts, as many as the function has places, or fewer.
         full: whether the log-probabilities of all tokens are needed, and not only of the likeliest.
+        scores: whether the tokens of a prompt are scored.
     """
 
     function: str
     rows: tuple[Row, ...]
     full: bool
+    scores: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,13 @@ class Seat:
 
     Attributes:
         pool: the pages of its cache.
+        memory: what its device keeps of a text.
         texts: that it computes, by number.
         call: under way; None: none.
     """
 
     pool: PagePool
+    memory: TextMemory
     texts: dict[int, Text] = field(default_factory=dict)
     call: Call | None = None
     prefilled: bool = False  # the last call was a chunk of a prompt
@@ -88,7 +95,7 @@ class Seat:
         """Yield what always holds, with a sentence for when it does not."""
         yield from self.pool.invariants()
         for number, text in self.texts.items():
-            enough = text.cached <= PAGE * len(text.pages)
+            enough = self.memory.pages_for(text.cached) <= len(text.pages)
             yield enough, f"text {number} has {text.cached} tokens in {len(text.pages)} pages"
             yield text.cached < len(text.tokens), f"text {number} is cached to its end, and nothing follows"
 
@@ -112,7 +119,7 @@ class Scheduler:
 
     def join(self, session: int) -> None:
         """A worker with an empty cache takes calls."""
-        self.seats[session] = Seat(PagePool(self._shape.pages))
+        self.seats[session] = Seat(PagePool(self._shape.pages), self._shape.memory)
 
     def lose(self, session: int) -> list[Given]:
         """A worker is gone. Its texts wait for another, before those that came later.
@@ -231,7 +238,7 @@ class Scheduler:
                 for text in seat.texts.values():
                     running[text.request.user] = running.get(text.request.user, 0) + 1
             text = min(self.waiting, key=lambda one: (running.get(one.request.user, 0), one.request.text))
-            needed = pages_for(len(text.tokens) + 1)
+            needed = self._shape.pages_for(len(text.tokens) + 1)
             able = [
                 seat
                 for seat in self.seats.values()
@@ -241,7 +248,7 @@ class Scheduler:
                 return
             self.waiting.remove(text)
             seat = max(able, key=lambda one: (-len(one.texts), one.pool.available))
-            if not text.scores:
+            if self._shape.memory.is_shared and not text.scores:
                 text.pages = seat.pool.shared(text.tokens)
                 text.cached = PAGE * len(text.pages)
             seat.texts[text.request.text] = text
@@ -264,24 +271,30 @@ class Scheduler:
         return None
 
     def _next_prefill(self, seat: Seat) -> Call | None:
-        for text in sorted((text for text in seat.texts.values() if text.prefills), key=lambda text: text.turn):
+        for text in sorted((text for text in seat.texts.values() if self._prefills(text)), key=lambda text: text.turn):
             if text.request.text in seat.texts and (call := self._prefill(seat, text)) is not None:
                 return call
         return None
 
     def _next_decode(self, seat: Seat) -> Call | None:
-        texts = sorted((text for text in seat.texts.values() if not text.prefills), key=lambda text: text.turn)
+        texts = sorted((text for text in seat.texts.values() if not self._prefills(text)), key=lambda text: text.turn)
         return self._decode(seat, texts)
 
+    def _prefills(self, text: Text) -> bool:
+        """Whether a whole chunk of a text is computed next."""
+        return text.prefills or not self._shape.memory.remembers
+
     def _prefill(self, seat: Seat, text: Text) -> Call | None:
-        chunk = self._shape.chunk_for(text.missing)
+        scores = text.scores
+        chunk = self._shape.scored_chunk_for(text.missing) if scores else self._shape.chunk_for(text.missing)
         count = min(chunk, text.missing)
         if not self._reserve(seat, text, text.cached + count):
             return None
         text.turn = self._turn
         row = self._row(text, count)
         reach = self._shape.reach_for(len(text.pages))
-        return Call(prefill_name(chunk, reach), (row,), self._needs_row(text, row))
+        name = score_name(chunk, reach) if scores else prefill_name(chunk, reach)
+        return Call(name, (row,), self._needs_row(text, row), scores)
 
     def _decode(self, seat: Seat, texts: Sequence[Text]) -> Call | None:
         chosen: list[Text] = []
@@ -299,19 +312,18 @@ class Scheduler:
 
     def _row(self, text: Text, count: int) -> Row:
         start = text.cached
-        new = tuple(text.tokens[start : start + count])
-        return Row(text.request.text, new, start, tuple(text.pages), start + count == len(text.tokens))
+        end = start + count
+        new, ends = tuple(text.tokens[start:end]), end == len(text.tokens)
+        return Row(text.request.text, new, start, tuple(text.pages), ends, -1 if ends else text.tokens[end])
 
     def _needs_row(self, text: Text, row: Row) -> bool:
         """Whether all log-probabilities are needed of what a row finds."""
         most = self._shape.candidates
-        if text.scores:  # of the prompt's own next token, whatever its rank
-            return True
         return row.ends and (text.request.options.needs_row(most) or self._vocabulary < self._shape.vocabulary)
 
     def _reserve(self, seat: Seat, text: Text, tokens: int, spared: Sequence[Text] = ()) -> bool:
         """Give a text pages for so many tokens; the youngest text, maybe this one, may have to go and wait for that."""
-        while len(text.pages) < pages_for(tokens):
+        while len(text.pages) < self._shape.pages_for(tokens):
             if seat.pool.available:
                 text.pages.append(seat.pool.take())
                 continue
@@ -326,15 +338,17 @@ class Scheduler:
 
     def _cache(self, seat: Seat, text: Text, row: Row) -> None:
         """Take note that a row's tokens are in the cache, and which full pages another text may use."""
+        if not self._shape.memory.remembers:
+            return
         first, text.cached = row.start // PAGE, row.start + len(row.tokens)
-        for page in range(first, text.cached // PAGE):
+        for page in range(first, text.cached // PAGE if self._shape.memory.is_shared else 0):
             seat.pool.know(text.pages[page], text.prefix(page))
 
     def _go_on(self, text: Text, row: Row, found: Candidates) -> Given | None:
         request = text.request
         scored: list[Token] = []
         if text.scores:
-            scored = self._scored(text, found)
+            scored = self._scored(text, row, found)
         if not row.ends:
             return Given(request.text, tuple(scored)) if scored else None
         drawn = draw(found, request.options, len(text.tokens), generated=text.generated, most=self._vocabulary)
@@ -345,16 +359,18 @@ class Scheduler:
         full = len(text.tokens) >= self._shape.window or len(text.generated) >= request.most
         return Given(request.text, given, "length" if full else "")
 
-    def _scored(self, text: Text, found: Candidates) -> list[Token]:
-        """Return the tokens of a prompt of which log-probabilities are known now."""
-        prompt, done = text.request.prompt, []
-        if text.scored == 0:
-            done.append(Token(prompt[0], None))
-        if text.scored + len(done) == text.cached < len(prompt):  # after a worker's loss it is further than its cache
-            assert found.row is not None
-            following = prompt[text.cached]
-            drawn = Drawn(following, float(found.row[following]))
-            done.append(self._token(drawn, found, text.request.likeliest))
+    def _scored(self, text: Text, row: Row, found: Candidates) -> list[Token]:
+        """Return the tokens of a prompt of which log-probabilities are known now, and were not before."""
+        prompt, scores, likeliest = text.request.prompt, found.scores, text.request.likeliest
+        if scores is None:
+            return []  # a chunk that stands before what is scored
+        done = [Token(prompt[0], None)] if text.scored == 0 else []
+        for offset, logprob in enumerate(scores.values[: len(row.tokens)].tolist()):
+            place = row.start + offset + 1
+            if place == text.scored + len(done) < len(prompt):  # after a worker's loss earlier ones come again
+                ids, values = scores.ids[offset, :likeliest], scores.likeliest[offset, :likeliest]
+                best = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+                done.append(Token(prompt[place], logprob, best))
         text.scored += len(done)
         return done
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 import msgspec
 
-from planetary.serve.program.serving_shape import PAGE
 from planetary.serve.scheduling.page_pool import Prefix, prefixes
 from planetary.serve.scheduling.sampling import SamplingOptions
 
@@ -92,13 +91,13 @@ class Text:
 
     @property
     def scores(self) -> bool:
-        """Whether the prompt has to be taken token by token, for its log-probabilities."""
+        """Whether log-probabilities of the prompt's tokens are still to be found."""
         return self.request.scores_prompt and self.scored < len(self.request.prompt)
 
     @property
     def prefills(self) -> bool:
         """Whether a whole chunk of it is computed next."""
-        return self.missing > 1 and not self.scores
+        return self.missing > 1 or self.scores
 
     def prefix(self, page: int) -> Prefix:
         """Return what stands for the text up to the end of its page of this number, which is full."""
@@ -110,8 +109,3 @@ class Text:
         """Forget where it is computed; return its pages there."""
         pages, self.pages, self.cached = self.pages, [], 0
         return pages
-
-
-def pages_for(tokens: int) -> int:
-    """Return how many pages so many tokens take."""
-    return -(-tokens // PAGE)

@@ -13,7 +13,7 @@ class ServingLoader:
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         """See `RoleLoader`."""
         assert isinstance(job, ServingJob)
-        return job.artifact, job.reference, job.weights
+        return job.artifact, job.reference, job.weights, *([job.trial] if job.trial else [])
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         """See `RoleLoader`."""

@@ -21,8 +21,20 @@ from planetary.machine.events import Instruction, Payload
 from planetary.runtime.device_check import check_once, check_program, key_of
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import Program, ProgramRunner, open_program
-from planetary.serve.program.serving_shape import CACHE, IDS, ROW, VALUES, ServingShape
+from planetary.serve.program.serving_shape import (
+    CACHE,
+    IDS,
+    ROW,
+    SCORE_IDS,
+    SCORE_VALUES,
+    SCORES,
+    TARGETS,
+    VALUES,
+    ServingShape,
+)
+from planetary.serve.program.serving_trial import decode_trial
 from planetary.serve.protocol.serving_messages import WEIGHTS, Compute, Computed, ServingJob, ServingReady
+from planetary.serve.worker.model_check import check_model
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +60,13 @@ def load(job: ServingJob, place: Workplace) -> Role:
     )
     _, weights = unpack_arrays(place.store.get(job.weights), WEIGHTS)
     model = LoadedModel(run, job.shape, weights)
+    if job.trial:
+        trial = decode_trial(place.store.get(job.trial), job.shape)
+        report = check_once(
+            place.store,
+            key_of(job.artifact, f"{job.weights} {job.trial}", options.backend, run.device_name),
+            lambda: check_model(model.compute, job.shape, trial, run.device_name),
+        )
     ready = ServingReady(artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary)
     return ServingRole(model, ready, place.send)
 
@@ -84,10 +103,15 @@ class LoadedModel:
             arrays["tokens"][place, : len(new)] = new
             arrays["pages"][place, : len(pages)] = pages
             arrays["start"][place], arrays["length"][place] = start, len(new)
+        if TARGETS in specs:
+            targets = arrays[TARGETS] = specs[TARGETS].zeros()
+            for place, (new, following) in enumerate(zip(message.tokens, message.following, strict=True)):
+                targets[place, : len(new)] = [*new[1:], max(following, 0)]
         self._resident.call(message.function, arrays=arrays)
-        wanted = (VALUES, IDS, ROW) if message.full else (VALUES, IDS)
+        scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS))
+        wanted = (VALUES, IDS, *((ROW,) if message.full else ()), *scores)
         found = {name: array[:texts] for name, array in self._resident.get(wanted).items()}
-        self._resident.drop((VALUES, IDS, ROW))
+        self._resident.drop((VALUES, IDS, ROW, *scores))
         return found
 
 

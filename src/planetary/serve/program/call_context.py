@@ -1,0 +1,219 @@
+"""Where the new tokens of a call are in their texts, for each kind of memory of a text.
+
+Shapes are written with B = texts, S = new tokens of each, P = pages that a call reads, L = layers, H = heads, G = heads
+of keys and values, D = width of a head, Z = numbers of a text's state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from planetary.models.context import WholeText
+from planetary.models.layers import HIDDEN_SCORE
+from planetary.serve.program.text_memory import PAGE
+
+
+class PagedContext:
+    """Attention of new tokens to a text whose keys and values are in pages of a cache; see `models.context.Context`.
+
+    Kwon et al. 2023, arXiv:2309.06180. The last new token's logits are wanted, or with `every` all tokens'.
+
+    The cache is read as it was before the call, and written once, at its end: no layer waits for another's write, and
+    a compiler can write in place.
+    """
+
+    def __init__(
+        self,
+        tokens: jax.Array,
+        start: jax.Array,
+        length: jax.Array,
+        pages: jax.Array,
+        cache: jax.Array,
+        *,
+        every: bool = False,
+    ) -> None:
+        """Begin a call.
+
+        Args:
+            tokens: i32 [B, S]; S is 1, or a multiple of `PAGE`.
+            start: i32 [B]: position of the first new token. A multiple of `PAGE` where S is not 1.
+            length: i32 [B]: how many of a text's new tokens count, from 1; what is after them is computed and never
+                seen.
+            pages: i32 [B, P]: of each text, in order. Those it does not have yet are page 0.
+            cache: [pages, 2 L, PAGE, G, D]; keys and values of a layer are neighbours.
+            every: whether the logits of all new tokens are wanted.
+        """
+        self._every = every
+        self._start, self._length, self._pages, self._cache = start, length, pages, cache
+        self._count = tokens.shape[1]
+        self._new: dict[int, tuple[jax.Array, jax.Array]] = {}
+
+    @property
+    def positions(self) -> jax.Array:
+        """See `Context`."""
+        return self._positions().astype(jnp.float32)
+
+    def rows(self, table: jax.Array) -> jax.Array:
+        """See `Context`."""
+        return jnp.take(table, self._positions(), axis=0, mode="clip")
+
+    def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+        """See `Context`. One softmax over what the cache has and what is new."""
+        batch, count, heads, width = query.shape
+        groups = key.shape[2]
+        self._new[layer] = key, value
+        old = jnp.take(self._cache[:, 2 * layer : 2 * layer + 2], self._pages, axis=0, mode="clip")
+        reach = self._pages.shape[1] * PAGE
+        before = old.astype(query.dtype).transpose(2, 0, 1, 3, 4, 5).reshape(2, batch, reach, groups, width)
+        query = (query * width**-0.5).reshape(batch, count, groups, heads // groups, width)
+        seen = jnp.arange(reach)[None, :] < self._start[:, None]
+        scores = jnp.concatenate(
+            [
+                _masked(jnp.einsum("bsghd,btgd->bghst", query, before[0]), seen[:, None, None, None, :]),
+                _masked(jnp.einsum("bsghd,btgd->bghst", query, key), _causal(count)),
+            ],
+            axis=-1,
+        )
+        weights = jnp.exp(scores - jnp.max(scores, axis=-1, keepdims=True))
+        mixed = jnp.einsum("bghst,btgd->bsghd", weights[..., :reach], before[1])
+        mixed = mixed + jnp.einsum("bghst,btgd->bsghd", weights[..., reach:], value)
+        mixed = mixed / jnp.sum(weights, axis=-1).transpose(0, 3, 1, 2)[..., None]
+        return mixed.reshape(batch, count, heads * width)
+
+    def wanted(self, x: jax.Array) -> jax.Array:
+        """See `Context`."""
+        return x if self._every else last_of(x, self._length)
+
+    def written(self) -> jax.Array:
+        """Return the cache with the new tokens' keys and values, once every layer has attended."""
+        cache = self._cache
+        layers = [part for layer in sorted(self._new) for part in self._new[layer]]
+        new = jnp.stack(layers, axis=1).astype(cache.dtype)  # [B, 2 L, S, G, D]
+        for text in range(new.shape[0]):
+            first = self._start[text] // PAGE
+            if self._count == 1:
+                page = jnp.take(self._pages[text], first, mode="clip")
+                place = (page, 0, self._start[text] % PAGE, 0, 0)
+                cache = jax.lax.dynamic_update_slice(cache, new[text][None], place)
+                continue
+            for part in range(self._count // PAGE):
+                page = jnp.take(self._pages[text], first + part, mode="clip")
+                # A chunk may end before its last pages: the text has none there, and they go where nobody reads.
+                page = jnp.where(part * PAGE < self._length[text], page, 0)
+                one = new[text, :, part * PAGE : (part + 1) * PAGE][None]
+                cache = jax.lax.dynamic_update_slice(cache, one, (page, 0, 0, 0, 0))
+        return cache
+
+    def _positions(self) -> jax.Array:
+        return self._start[:, None] + jnp.arange(self._count)[None, :]
+
+
+class StateContext:
+    """See `models.context.RecurrentContext`. The last new token's logits are wanted, or with `every` all tokens'."""
+
+    def __init__(
+        self,
+        tokens: jax.Array,
+        start: jax.Array,
+        length: jax.Array,
+        pages: jax.Array,
+        cache: jax.Array,
+        *,
+        every: bool = False,
+    ) -> None:
+        """Begin a call.
+
+        Args:
+            tokens: i32 [B, S].
+            start: i32 [B]: position of the first new token; at 0 a text has no past, whatever its page has.
+            length: i32 [B]: how many of a text's new tokens count, from 1; the others change no state.
+            pages: i32 [B, 1]: where each text's state is.
+            cache: [pages, Z].
+            every: whether the logits of all new tokens are wanted.
+        """
+        self._start, self._length, self._pages, self._cache = start, length, pages, cache
+        self._every = every
+        self._batch, self._count = tokens.shape
+        self._read = 0  # numbers of the states that were recalled
+        old = jnp.take(cache, pages[:, 0], axis=0, mode="clip")
+        self._old = jnp.where((start == 0)[:, None], jnp.zeros((), cache.dtype), old)
+        self._new: dict[int, jax.Array] = {}
+
+    @property
+    def counted(self) -> jax.Array:
+        """See `RecurrentContext`."""
+        return jnp.arange(self._count)[None, :] < self._length[:, None]
+
+    def recall(self, index: int, shape: Sequence[int]) -> jax.Array:
+        """See `RecurrentContext`. States are recalled once each, in the order of their numbers."""
+        begin, self._read = self._read, self._read + math.prod(shape)
+        return self._old[:, begin : self._read].reshape(self._batch, *shape)
+
+    def keep(self, index: int, state: jax.Array) -> None:
+        """See `RecurrentContext`."""
+        self._new[index] = state.reshape(self._batch, -1)
+
+    def latest(self, x: jax.Array, count: int) -> jax.Array:
+        """See `RecurrentContext`. Picked by a product with ones and zeros: a gather of rows is slower."""
+        places = self._length[:, None] + jnp.arange(count)[None, :]
+        chosen = places[:, :, None] == jnp.arange(x.shape[1])[None, None, :]
+        return jnp.einsum("bkt,btc->bkc", chosen.astype(x.dtype), x)
+
+    def wanted(self, x: jax.Array) -> jax.Array:
+        """See `Context`."""
+        return x if self._every else last_of(x, self._length)
+
+    def written(self) -> jax.Array:
+        """Return the cache with the new states, once every layer has kept its own."""
+        cache = self._cache
+        new = jnp.concatenate([self._new[index] for index in sorted(self._new)], axis=1).astype(cache.dtype)
+        for text in range(self._batch):
+            cache = jax.lax.dynamic_update_slice(cache, new[text][None], (self._pages[text, 0], 0))
+        return cache
+
+
+class WholeCall(WholeText):
+    """See `Context`; every call has the whole text, of which the first `length` tokens count. There is no cache."""
+
+    def __init__(
+        self,
+        tokens: jax.Array,
+        start: jax.Array,
+        length: jax.Array,
+        pages: jax.Array,
+        cache: jax.Array,
+        *,
+        every: bool = False,
+    ) -> None:
+        """See `StateContext`; `start` is 0 and `pages` are none."""
+        super().__init__(tokens)
+        self._count, self._cache, self._every = length, cache, every
+
+    def wanted(self, x: jax.Array) -> jax.Array:
+        """See `Context`."""
+        return x if self._every else last_of(x, self._count)
+
+    def written(self) -> jax.Array:
+        """Return the cache, which nothing was written to."""
+        return self._cache
+
+
+def last_of(x: jax.Array, length: jax.Array) -> jax.Array:
+    """Return [B, 1, C] of `x` [B, S, C]: at the last of the `length` [B] places that count, from 1."""
+    count = x.shape[1]
+    if count == 1:
+        return x
+    chosen = jnp.arange(count)[None, :] == jnp.clip(length - 1, 0, count - 1)[:, None]
+    return jnp.sum(jnp.where(chosen[..., None], x, 0), axis=1, keepdims=True)
+
+
+def _causal(count: int) -> jax.Array:
+    return jnp.arange(count)[:, None] >= jnp.arange(count)[None, :]
+
+
+def _masked(scores: jax.Array, seen: jax.Array) -> jax.Array:
+    return jnp.where(seen, scores, HIDDEN_SCORE)

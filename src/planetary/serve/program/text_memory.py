@@ -1,0 +1,67 @@
+"""What a device keeps of a text between two calls. Needs no JAX."""
+
+from __future__ import annotations
+
+import msgspec
+
+PAGE = 16  # tokens
+
+
+class TextMemory(msgspec.Struct, frozen=True, tag_field="kind"):
+    """How a model remembers the tokens of a text.
+
+    Attributes:
+        is_shared: whether texts that begin alike can use the same pages.
+        remembers: whether a call adds to what the calls before it left.
+    """
+
+    @property
+    def is_shared(self) -> bool:
+        """See the class."""
+        return False
+
+    @property
+    def remembers(self) -> bool:
+        """See the class."""
+        return True
+
+    def pages_for(self, tokens: int) -> int:
+        """Return how many pages a text of so many tokens takes."""
+        raise NotImplementedError
+
+
+class KeysAndValues(TextMemory, frozen=True, tag="keys and values"):
+    """Keys and values of every token, in pages of `PAGE` tokens."""
+
+    @property
+    def is_shared(self) -> bool:
+        """See `TextMemory`."""
+        return True
+
+    def pages_for(self, tokens: int) -> int:
+        """See `TextMemory`."""
+        return -(-tokens // PAGE)
+
+
+class RecurrentState(TextMemory, frozen=True, tag="state"):
+    """A state of fixed size: one page, whatever the text's length."""
+
+    def pages_for(self, tokens: int) -> int:
+        """See `TextMemory`."""
+        return min(tokens, 1)
+
+
+class NoMemory(TextMemory, frozen=True, tag="nothing"):
+    """Nothing: every call computes the whole text again."""
+
+    @property
+    def remembers(self) -> bool:
+        """See `TextMemory`."""
+        return False
+
+    def pages_for(self, tokens: int) -> int:
+        """See `TextMemory`."""
+        return 0
+
+
+AnyMemory = KeysAndValues | RecurrentState | NoMemory

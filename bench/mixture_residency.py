@@ -19,7 +19,7 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
 from planetary.moe.gateway.mixture_preparation import combined
 from planetary.moe.methods.ownership import round_robin
-from planetary.moe.program.part import Part
+from planetary.moe.program.part import ProgramPart
 from planetary.moe.program.programs import composer_program, expert_program
 from planetary.moe.program.signature import ComposerShape
 from planetary.moe.training.composer import ComposerSteps
@@ -27,7 +27,7 @@ from planetary.moe.training.initial import initial_training
 from planetary.moe.training.resident_composer import ResidentComposer
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.trainer import IreeRunner
-from planetary.runtime.device_program import Traffic
+from planetary.runtime.device_program import TransferCounter
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import ProgramRunner, XlaRunner
 
@@ -51,9 +51,9 @@ def main() -> None:
     made: Any = XlaRunner(program)
     if args.backend == "cpu":
         made = IreeRunner(program, Target("cpu", "host", host_features()))
-    traffic = Traffic(made)
+    traffic = TransferCounter(made)
     run = ProgramRunner(program, traffic)
-    steps = ComposerSteps(config, training, config.batch_size, Part(run, "composer"), Part(run, "expert"))
+    steps = ComposerSteps(config, training, config.batch_size, ProgramPart(run, "composer"), ProgramPart(run, "expert"))
     owners = round_robin(config.n_layer, config.n_expert, 2)
     state = initial_training(config, training, owners, steps.composer.program, steps.expert.program)
     host, bank = state.composers[0], state.surrogates

@@ -26,7 +26,7 @@ from planetary.compiler.step.step_options import StepOptions
 from planetary.core.schedules import Schedule
 from planetary.data.sources import stdlib_documents
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
-from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.surrogate import FitOptions
 from planetary.moe.methods.tiers import Cadence
 from planetary.moe.training.saved_training import SavedTraining, write_training
@@ -51,7 +51,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "end-to-end": {"composers": 1, "rank": 0, "cadence": ALONE},
     "dropped": {"rank": 0, "cadence": PAPER},
     "paper": {"cadence": PAPER},
-    "paper, mean": {"cadence": PAPER, "merge": MergeRule(radial=False)},
+    "paper, mean": {"cadence": PAPER, "merge": FragmentMergeRule(radial=False)},
     "paper, warm start": {"cadence": WARM},
     "paper, no detach, warm start": {"cadence": WARM, "detach": False},
     "paper, no detach, warm start, two owners": {"cadence": WARM, "detach": False, "replicas": 2},

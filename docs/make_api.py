@@ -26,7 +26,7 @@ RECORDS = (
     "planetary.run.metrics:Metrics",
     "planetary.monitor.report:Report",
     "planetary.artifacts.checkpoint:Checkpoint",
-    "planetary.run.model.authoring:Compiled",
+    "planetary.run.model.authoring:CompiledStep",
     "planetary.compiler.frontend.export:Model",
 )
 PACKAGES = (

@@ -48,7 +48,7 @@ class SimPeer(ABC):
         self.connection = self._session = 0
         self._up: Channel | None = None
         self._call = 0
-        self._then: dict[int, Callable[[pe.Finish], None]] = {}
+        self._then: dict[int, Callable[[pe.FinishCall], None]] = {}
         self.running: dict[int, Running] = {}  # by call
         self._commenced = 0
         self._early: list[tuple[str, tuple[int, int, int, bytes]]] = []
@@ -63,7 +63,7 @@ class SimPeer(ABC):
         self._dial(FIRST_SESSION)
 
     @abstractmethod
-    def registered(self, finish: pe.Finish) -> None:
+    def registered(self, finish: pe.FinishCall) -> None:
         """The first call has ended: what the peer does now."""
 
     # --- network
@@ -187,7 +187,7 @@ class SimPeer(ABC):
                 self._begin(call, seq)
             case pe.BeginFetch():
                 self._fetch(instruction)
-            case pe.Finish(call):
+            case pe.FinishCall(call):
                 self.world.after(0, lambda: self._finish(instruction))
                 running = self.running.pop(call, None)
                 if running is not None:
@@ -207,12 +207,12 @@ class SimPeer(ABC):
                 if not self.finished:
                     self.finished = f"out: {instruction.error}"
 
-    def _finish(self, finish: pe.Finish) -> None:
+    def _finish(self, finish: pe.FinishCall) -> None:
         then = self._then.pop(finish.call, None)
         if then is not None and not self.dead:
             then(finish)
 
-    def _launch(self, make: Callable[[int], pe.Event], then: Callable[[pe.Finish], None]) -> int:
+    def _launch(self, make: Callable[[int], pe.Event], then: Callable[[pe.FinishCall], None]) -> int:
         self._call += 1
         self._then[self._call] = then
         self.handle(make(self._call))
@@ -297,7 +297,7 @@ class SimPeer(ABC):
             if peer in running.neighbours:
                 self.handle(pe.LocalFault(call, reason, peer))
 
-    def _end_operation(self, running: Running, finish: pe.Finish) -> None:
+    def _end_operation(self, running: Running, finish: pe.FinishCall) -> None:
         operation, story = running.operation, self.group.story
         operation.close()
         key = (self.group.generation(self), running.seq)

@@ -26,7 +26,7 @@ class SimTrainer(SimPeer):
 
     _restart = False
 
-    def registered(self, finish: pe.Finish) -> None:
+    def registered(self, finish: pe.FinishCall) -> None:
         if finish.error is None:
             self._vote()
         else:
@@ -43,7 +43,7 @@ class SimTrainer(SimPeer):
 
         self._launch(lambda call: pe.CallVote(call, TIMEOUT_S, self.group.min_world), self._after_vote)
 
-    def _after_vote(self, finish: pe.Finish) -> None:
+    def _after_vote(self, finish: pe.FinishCall) -> None:
         if self._again(finish, self._vote):
             if self.group.optimizes and self.machine.counts.votes % 2:  # the same on all members
                 self._optimize()
@@ -57,7 +57,7 @@ class SimTrainer(SimPeer):
         )
 
     def _sync(self) -> None:
-        entries = (m.Entry("w", "f32", self.state.shape, digest("blake2b", self.state)),)
+        entries = (m.ArrayEntry("w", "f32", self.state.shape, digest("blake2b", self.state)),)
         self._launch(
             lambda call: pe.CallSync(
                 call, TIMEOUT_S, self.revision, SyncStrategy.ENFORCE_POPULAR, entries, self._restart
@@ -65,7 +65,7 @@ class SimTrainer(SimPeer):
             self._after_sync,
         )
 
-    def _after_sync(self, finish: pe.Finish) -> None:
+    def _after_sync(self, finish: pe.FinishCall) -> None:
         fetched = self._fetched.pop(finish.call, None)
         at = self._synced_at.pop(finish.call, None)
         if isinstance(finish.error, DisagreementError) and "before all its members left" in str(finish.error):
@@ -98,7 +98,7 @@ class SimTrainer(SimPeer):
             lambda finish: self._after_reduce(tag, finish),
         )
 
-    def _after_reduce(self, tag: int, finish: pe.Finish) -> None:
+    def _after_reduce(self, tag: int, finish: pe.FinishCall) -> None:
         if not self._again(finish, lambda: self._reduce(tag)):
             return
         self._reduced.add(tag)
@@ -115,11 +115,11 @@ class SimTrainer(SimPeer):
     def _ask(self) -> None:
         self._launch(lambda call: pe.CallPending(call, TIMEOUT_S), self._after_ask)
 
-    def _after_ask(self, finish: pe.Finish) -> None:
+    def _after_ask(self, finish: pe.FinishCall) -> None:
         if self._again(finish, self._ask):
             self._vote()
 
-    def _again(self, finish: pe.Finish, retry: Callable[[], None]) -> bool:
+    def _again(self, finish: pe.FinishCall, retry: Callable[[], None]) -> bool:
         """Whether the call succeeded; otherwise it is made again where that can help."""
         if finish.error is None:
             return True
@@ -132,5 +132,5 @@ class SimTrainer(SimPeer):
             raise AssertionError(f"{self.name}: {finish.error}")
         return False
 
-    def _ended(self, finish: pe.Finish) -> None:
+    def _ended(self, finish: pe.FinishCall) -> None:
         self.finished = self.finished or f"out: {finish.error}"

@@ -10,7 +10,7 @@ from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.schema import MoeConfig, OptimizerConfig, TrainConfig
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
 from planetary.moe.methods.acceptance import Policy
-from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.surrogate import FitOptions
 from planetary.moe.training.settings import MoeTraining
 
@@ -45,7 +45,7 @@ def test_a_step_has_the_two_groups_and_the_optimizers_name() -> None:
 
 
 def test_the_methods_defaults_are_those_of_their_keys() -> None:
-    keys, policy, rule = MoeConfig(), Policy(), MergeRule()
+    keys, policy, rule = MoeConfig(), Policy(), FragmentMergeRule()
     for name in ("window", "norm_ratio", "spectral_ratio", "redundant", "audited"):
         assert getattr(policy, name) == getattr(keys, name)
     assert (rule.radial, rule.rate, rule.momentum) == (keys.radial, keys.outer_rate, keys.outer_momentum)

@@ -10,7 +10,7 @@ from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import Mean, Radial
 from planetary.diloco.outer import OuterState, effective_rate, initial_state, outer_step
 from planetary.diloco.radial import inner_products, radial_average, radial_coefficients
-from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share
+from planetary.diloco.ring import HeldContribution, form_of, outer_step_of_sum, share
 
 SPECS = (TensorSpec("h.w", "f32", (40, 900)), TensorSpec("wte", "f32", (30,)), TensorSpec("h.b", "bf16", (7,)))
 
@@ -59,7 +59,7 @@ def test_a_single_contribution_is_plain_training_bit_for_bit() -> None:
     only = contribution(1)
     step = outer_step(SPECS, start(), [only], 1.0, 0.0, rule=Radial()).state
     form = form_of("f32", 2, radial=True, contributions=1)
-    summed = share(SPECS, [Held(only, start().params)], 10, form) + share(SPECS, [], 10, form)
+    summed = share(SPECS, [HeldContribution(only, start().params)], 10, form) + share(SPECS, [], 10, form)
     ring = outer_step_of_sum(SPECS, start(), (summed, form), 1.0, 0.0).state
     for found in (step, ring):
         assert found.params["h.w"].tobytes() == only.tensors["h.w"].tobytes()
@@ -70,7 +70,7 @@ def test_the_star_and_the_ring_agree_to_rounding() -> None:
     parts = [contribution(1), contribution(2, 30), contribution(3)]
     star = outer_step(SPECS, start(), parts, 0.7, 0.9, rule=Radial()).state
     form = form_of("f32", 3, radial=True, contributions=3)
-    shares = [share(SPECS, [Held(part, start().params)], 50, form) for part in parts]
+    shares = [share(SPECS, [HeldContribution(part, start().params)], 50, form) for part in parts]
     ring = outer_step_of_sum(SPECS, start(), (shares[0] + shares[1] + shares[2], form), 0.7, 0.9).state
     for spec in SPECS:
         np.testing.assert_allclose(ring.velocity[spec.name], star.velocity[spec.name], rtol=1e-4, atol=1e-6)
@@ -90,7 +90,7 @@ def test_directions_that_cancel_take_the_mean_in_the_star_and_stay_finite_in_the
     state = initial_state(spec, zero)
     assert outer_step(spec, state, ends, 1.0, 0.0, rule=Radial()).state.params["w"].tolist() == [0, 0, 0]
     form = form_of("f32", 2, radial=True, contributions=2)
-    summed = share(spec, [Held(end, zero) for end in ends], 2, form)
+    summed = share(spec, [HeldContribution(end, zero) for end in ends], 2, form)
     assert outer_step_of_sum(spec, state, (summed, form), 1.0, 0.0).state.params["w"].tolist() == [0, 0, 0]
 
 

@@ -10,7 +10,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import OuterState, initial_state, outer_step
 from planetary.diloco.ring import (
-    Held,
+    HeldContribution,
     Precision,
     check_state,
     form_of,
@@ -55,7 +55,7 @@ def reduced(own: list[list[Contribution]], precision: Precision) -> OuterState:
     tokens = sum(part.tokens for parts in own for part in parts)
     summed = None
     for parts in own:
-        piece = share(SPECS, [Held(part, state.params) for part in parts], tokens, form)
+        piece = share(SPECS, [HeldContribution(part, state.params) for part in parts], tokens, form)
         summed = piece if summed is None else summed + piece
     assert summed is not None
     return outer_step_of_sum(SPECS, state, (summed, form), RATE, MOMENTUM).state
@@ -155,7 +155,7 @@ def test_the_delayed_step_is_that_of_the_plain_loop(momentum: float) -> None:
     assert form == "delta"
     for round_ in range(1, 6):
         ends = [Contribution(w + 1, tokens[w], {"w": trained(older["w"], round_, w)}) for w in (0, 1)]
-        shares = [share(specs, [Held(end, older)], sum(tokens), form) for end in ends]
+        shares = [share(specs, [HeldContribution(end, older)], sum(tokens), form) for end in ends]
         older = state.params
         state = outer_step_of_sum(specs, state, (shares[0] + shares[1], form), RATE, momentum).state
         np.testing.assert_array_equal(state.params["w"], theta[round_], err_msg=f"round {round_}")

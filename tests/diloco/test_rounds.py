@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from planetary.diloco.rounds import Action, RoundPolicy, RoundView, admits_latecomer, decide_round
+from planetary.diloco.rounds import RoundAction, RoundPolicy, RoundView, admits_latecomer, decide_round
 
 POLICY = RoundPolicy(quorum=2, grace_s=4.0, deadline_s=0.0)
 VIEW = RoundView(
@@ -28,41 +28,41 @@ def view(**changes: object) -> RoundView:
 @pytest.mark.parametrize(
     ("changes", "now", "action", "why"),
     [
-        ({}, 101.0, Action.WAIT, "0 of 3"),
-        ({"contributions": 3, "training": 0}, 101.0, Action.CLOSE, "all 3 leases"),
-        ({"contributions": 2, "training": 1}, DEADLINE - 0.1, Action.WAIT, "2 of 3"),
-        ({"contributions": 2, "training": 1}, DEADLINE, Action.CLOSE, "deadline of 44.0 s"),
-        ({"contributions": 1, "training": 2}, DEADLINE, Action.WAIT, "fewer than the quorum"),
+        ({}, 101.0, RoundAction.WAIT, "0 of 3"),
+        ({"contributions": 3, "training": 0}, 101.0, RoundAction.CLOSE, "all 3 leases"),
+        ({"contributions": 2, "training": 1}, DEADLINE - 0.1, RoundAction.WAIT, "2 of 3"),
+        ({"contributions": 2, "training": 1}, DEADLINE, RoundAction.CLOSE, "deadline of 44.0 s"),
+        ({"contributions": 1, "training": 2}, DEADLINE, RoundAction.WAIT, "fewer than the quorum"),
         # An orphan beside workers that still train changes nothing yet.
-        ({"contributions": 1, "training": 1, "orphans": 1, "orphaned_at": 104.0}, 110.0, Action.WAIT, "1 of 3"),
+        ({"contributions": 1, "training": 1, "orphans": 1, "orphaned_at": 104.0}, 110.0, RoundAction.WAIT, "1 of 3"),
         # Everyone alive is done: the grace time runs from the later of the loss and the last contribution.
         (
             {"contributions": 2, "training": 0, "orphans": 1, "orphaned_at": 104.0, "last_contribution_at": 110.0},
             113.9,
-            Action.WAIT,
+            RoundAction.WAIT,
             "grace time",
         ),
         (
             {"contributions": 2, "training": 0, "orphans": 1, "orphaned_at": 104.0, "last_contribution_at": 110.0},
             114.0,
-            Action.CLOSE,
+            RoundAction.CLOSE,
             "no holder for 4.0 s",
         ),
         (
             {"contributions": 1, "training": 0, "orphans": 2, "orphaned_at": 104.0, "last_contribution_at": 110.0},
             114.0,
-            Action.REASSIGN,
+            RoundAction.REASSIGN,
             "quorum is 2",
         ),
         (
             {"contributions": 0, "training": 0, "orphans": 3, "orphaned_at": 104.0, "ready_workers": 0},
             108.0,
-            Action.WAIT,
+            RoundAction.WAIT,
             "no worker is connected",
         ),
     ],
 )
-def test_decisions(changes: dict[str, object], now: float, action: Action, why: str) -> None:
+def test_decisions(changes: dict[str, object], now: float, action: RoundAction, why: str) -> None:
     verdict = decide_round(view(**changes), POLICY, now)
     assert verdict.action is action
     assert why in verdict.why

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planetary.core.errors import LocalProtocolError
-from planetary.machine.redial import Link, Redial, pause_before
+from planetary.machine.redial import LinkState, Redial, pause_before
 
 
 def redial() -> Redial:
@@ -18,7 +18,7 @@ def test_the_first_attempt_is_due_at_once_and_only_one_is_under_way() -> None:
     assert link.dial(5.0) == 1
     assert link.dial(6.0) is None
     assert link.next_deadline() is None
-    assert link.state is Link.DIALLING
+    assert link.state is LinkState.DIALLING
 
 
 def test_pauses_double_to_their_limit_and_begin_anew_after_a_connection() -> None:
@@ -71,6 +71,6 @@ def test_time_without_a_connection_counts_from_its_loss() -> None:
 
 def test_a_contradiction_is_found() -> None:
     link = redial()
-    link.state = Link.CONNECTED
+    link.state = LinkState.CONNECTED
     with pytest.raises(LocalProtocolError, match="connected, the next attempt at 0"):
         link.validate()

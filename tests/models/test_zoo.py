@@ -70,7 +70,7 @@ def test_the_first_loss_is_about_that_of_guessing(name: str) -> None:
     [
         (gpt2.parameters(gpt2.Gpt2Config(**gpt2.PRESETS["124m"])), 124_439_808),
         (llama.parameters(llama.LlamaConfig(**llama.PRESETS["1b"])), 1_100_048_384),
-        (moe.parameters(moe.MoeConfig(**moe.PRESETS["8x7b"])), 46_702_792_704),
+        (moe.parameters(moe.MoeModelConfig(**moe.PRESETS["8x7b"])), 46_702_792_704),
         (mamba2.parameters(mamba2.Mamba2Config(**mamba2.PRESETS["130m"])), 128_989_632),
         (vit.parameters(vit.VitConfig(**vit.PRESETS["base"])), 86_567_656),
     ],

@@ -43,8 +43,8 @@ from planetary.moe.controller.mixture_events import (
     ModelAssembled,
     NothingNew,
     QueueWork,
+    SliceTokens,
     StoredPayload,
-    TokensOf,
     WeightsOf,
     WorkLeased,
     WorkOf,
@@ -466,7 +466,7 @@ class MixtureCluster:
         match named:
             case StoredPayload():
                 return lambda: self.store.get(named.name)
-            case TokensOf():
+            case SliceTokens():
                 return lambda: tokens_payload(named.slices).tobytes()
             case WeightsOf():
                 return lambda: expert_weights(self.store, named.experts, self.plan)

@@ -24,7 +24,7 @@ from planetary.moe.controller.records import (
     SyncNote,
 )
 from planetary.moe.methods.acceptance import Policy
-from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.tiers import Cadence, Tier
 from planetary.moe.payloads.payloads import fragment_from
 from planetary.moe.payloads.shard_payload import shard_bytes, shard_from
@@ -41,7 +41,7 @@ COPIES = {"rank": TINY.n_hidden, "refresh_form": "4bit"}
 SLOW = {"slow": 0.2}  # the share of turns in which a payload of one composer comes through
 BESIDE = {"beside": True}  # surrogates are taken beside the steps
 OFFLOADED = {"sketches": "all", "acceptance": Policy(norm_ratio=10, redundant=0.3, audited=0.3)}
-OUTER = {"merge": MergeRule(rate=0.9, momentum=0.4)}
+OUTER = {"merge": FragmentMergeRule(rate=0.9, momentum=0.4)}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from planetary.core.errors import UserError
 from planetary.moe.methods import ownership
-from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.tiers import Cadence
 from planetary.moe.training.replicas import held_shards, holders, replicated_slots, speaker
 from planetary.moe.training.states import assembled
@@ -39,7 +39,7 @@ def test_when_an_owner_dies_the_next_one_speaks_for_its_experts() -> None:
 
 @pytest.mark.parametrize("radial", [False, True])
 def test_copies_part_between_refreshes_and_are_merged_at_each(radial: bool) -> None:
-    rule = MergeRule(radial=radial)
+    rule = FragmentMergeRule(radial=radial)
     _, states, reports = train(4, replicas=2, cadence=Cadence(backbone=2, refresh=2), merge=rule)
     for step, state in enumerate(states):
         one, two = (c.experts[0]["up"] for c in state.composers)

@@ -17,7 +17,7 @@ from planetary.fabric.controller.desk import Desk
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_status import base_status
-from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import FabricPolicy
@@ -140,8 +140,8 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
     async def _pass_on(self, session: int, received: Received) -> None:
         self._post(e.Received(session, received.message))
 
-    async def _compile_for(self, target: CompileTarget) -> Published:
-        return Published("f" * 64, 0, "nothing to verify")
+    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
+        return PublishedArtifact("f" * 64, 0, "nothing to verify")
 
 
 class Toy(RunKind):

@@ -11,7 +11,7 @@ import pytest
 from planetary.core.errors import LocalProtocolError, ResourceError, UserError
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
-from planetary.runtime.device_program import ResidentTensors, Traffic, run_once
+from planetary.runtime.device_program import ResidentTensors, TransferCounter, run_once
 from planetary.runtime.pjrt_executor import open_devices
 
 W, G, NORM = TensorSpec("w", "f32", (3,)), TensorSpec("g", "f32", (3,)), TensorSpec("norm", "f32", ())
@@ -52,7 +52,7 @@ def test_a_result_replaces_the_argument_of_its_name() -> None:
 
 
 def test_what_is_on_the_device_is_sent_once_and_read_when_it_is_asked_for() -> None:
-    traffic = Traffic(Adds())
+    traffic = TransferCounter(Adds())
     held = ResidentTensors(traffic)
     start, gradient = ones(), ones(2)
     held.put({"w": start, "slope": gradient})

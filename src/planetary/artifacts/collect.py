@@ -14,7 +14,7 @@ _TEMPORARY_S = 86_400.0  # a file that is being written is not that old
 
 
 @dataclass(frozen=True)
-class Link:
+class BlobLink:
     """A key and the digest that it names.
 
     Attributes:
@@ -48,13 +48,13 @@ class Garbage:
             path.unlink(missing_ok=True)
 
 
-def links(store: BlobStore) -> Iterator[Link]:
+def links(store: BlobStore) -> Iterator[BlobLink]:
     """Yield the readable links of a store, sorted by key."""
     found = []
     for path in (store.root / "links").glob("*"):
         parts = read_link(path)
         if parts is not None:
-            found.append(Link(parts[1], parts[0], path))
+            found.append(BlobLink(parts[1], parts[0], path))
     yield from sorted(found, key=lambda link: link.key)
 
 

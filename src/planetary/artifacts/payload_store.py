@@ -42,7 +42,7 @@ _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 30, "retr
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")  # what file systems call it
 
 
-class StoredPayload(msgspec.Struct, frozen=True):
+class ListedPayload(msgspec.Struct, frozen=True):
     """What a listing says about one payload.
 
     Attributes:
@@ -177,11 +177,11 @@ class PayloadStore:
         """Remove a payload; one that is gone already is as good. Raises as `get` does."""
         self._remove(self._path(name), _short(name))
 
-    def payloads(self) -> Iterator[StoredPayload]:
+    def payloads(self) -> Iterator[ListedPayload]:
         """Yield all payloads, sorted by name. Raises `ResourceError` as `get` does."""
         for path, entry in sorted(self._found().items()):
             if (name := _name_at(path)) is not None:
-                yield StoredPayload(name, int(entry["size"]), self._written(path, entry))
+                yield ListedPayload(name, int(entry["size"]), self._written(path, entry))
 
     def collect(self, keep: Collection[str] = (), *, now: float | None = None) -> Collected:
         """Remove payloads that are older than their kind lives, and what crashed writers left behind.

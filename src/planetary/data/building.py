@@ -17,7 +17,7 @@ from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
 from planetary.data.flat_writer import FlatWriter
 from planetary.data.mixing import MANY_PASSES, blocks_of_mixture, chosen_blocks
-from planetary.data.recipe import FORMAT, Part, Recipe
+from planetary.data.recipe import FORMAT, Recipe, RecipePart
 from planetary.data.shuffle import permutation
 from planetary.data.sources import is_held_out, token_chunks
 from planetary.data.token_file import smallest_dtype
@@ -230,7 +230,9 @@ def _size(tokenizer: Tokenizer | None) -> int:
     return tokenizer.vocab_size
 
 
-def _write_source(config: Config, part: Part, tokenizer: Tokenizer | None, train: FlatWriter, held: FlatWriter) -> int:
+def _write_source(
+    config: Config, part: RecipePart, tokenizer: Tokenizer | None, train: FlatWriter, held: FlatWriter
+) -> int:
     """Write the tokens of a source and return the number of its documents."""
     if part.dtype is not None:
         for tokens in token_chunks(part.source, part.dtype):

@@ -21,7 +21,7 @@ FORMAT = 1  # raised whenever the same source would be prepared differently
 SMALL_BATCHES = 8  # a source whose held-out bytes are fewer than so many batches has tokens is a small one
 
 
-class Part(msgspec.Struct, frozen=True):
+class RecipePart(msgspec.Struct, frozen=True):
     """One of the sources, and its contents."""
 
     source: str
@@ -44,7 +44,7 @@ class Recipe(msgspec.Struct, frozen=True):
     """What decides about the prepared files before the sources are tokenised."""
 
     key: str
-    parts: tuple[Part, ...]
+    parts: tuple[RecipePart, ...]
     tokenizer: Tokenizer | None  # None: tokens need none, or it is made of the data's characters
     characters: bool
     least_held_out: int  # blocks; 0: whatever `data.held_out_fraction` gives
@@ -108,10 +108,10 @@ def recipe_of(config: Config) -> Recipe:
     return Recipe(key, parts, tokenizer, characters, least)
 
 
-def _part(one: DataSource, tokenizer: str) -> Part:
+def _part(one: DataSource, tokenizer: str) -> RecipePart:
     dtype = _dtype_of_tokens(one.source, tokenizer)
     contents = source_contents(one.source, tokens=dtype is not None)
-    return Part(one.source, one.text_key, one.weight, contents, dtype)
+    return RecipePart(one.source, one.text_key, one.weight, contents, dtype)
 
 
 def _dtype_of_tokens(source: str, tokenizer: str) -> str | None:

@@ -52,14 +52,14 @@ def form_of(
     return "mean" if not overlap and (precision == "f64" or peers == 1) else "delta"
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldContribution(msgspec.Struct, frozen=True):
     """A contribution, and the master parameters that it was trained from, float32 by name."""
 
     contribution: Contribution
     start: Tensors
 
 
-def share(specs: Sequence[TensorSpec], own: Sequence[Held], tokens: int, form: Form) -> np.ndarray:
+def share(specs: Sequence[TensorSpec], own: Sequence[HeldContribution], tokens: int, form: Form) -> np.ndarray:
     """Return this worker's share of the sum: float32 [parameters] for deltas, float64 for the mean.
 
     Args:
@@ -92,15 +92,15 @@ def share(specs: Sequence[TensorSpec], own: Sequence[Held], tokens: int, form: F
     return out
 
 
-def _ends(spec: TensorSpec, held: Held, block: slice) -> np.ndarray:
+def _ends(spec: TensorSpec, held: HeldContribution, block: slice) -> np.ndarray:
     return to_float64(spec.dtype, np.ascontiguousarray(held.contribution.tensors[spec.name]).reshape(-1)[block])
 
 
-def _delta(spec: TensorSpec, held: Held, block: slice) -> np.ndarray:
+def _delta(spec: TensorSpec, held: HeldContribution, block: slice) -> np.ndarray:
     return held.start[spec.name].reshape(-1)[block].astype(np.float64) - _ends(spec, held, block)
 
 
-def _length(spec: TensorSpec, held: Held) -> float:
+def _length(spec: TensorSpec, held: HeldContribution) -> float:
     return sum(float(np.add.reduce(np.square(_delta(spec, held, block)))) for block in blocks(spec.size)) ** 0.5
 
 

@@ -46,7 +46,7 @@ class RoundView(msgspec.Struct, frozen=True):
     expected_lease_s: float | None  # observed seconds per lease; None before the first inner steps
 
 
-class Action(StrEnum):
+class RoundAction(StrEnum):
     """What to do with the round now."""
 
     WAIT = "wait"
@@ -54,27 +54,27 @@ class Action(StrEnum):
     REASSIGN = "reassign"  # give orphans to workers that already contributed: the quorum needs them
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class RoundVerdict(msgspec.Struct, frozen=True):
     """The decision, its reason in words, and when to ask again at the latest."""
 
-    action: Action
+    action: RoundAction
     why: str
     ask_again_at: float | None = None
     stalled: bool = False
 
 
-def decide_round(view: RoundView, policy: RoundPolicy, now: float) -> Verdict:
+def decide_round(view: RoundView, policy: RoundPolicy, now: float) -> RoundVerdict:
     """Decide whether an open round waits, closes, or hands out its orphaned leases again."""
     unfinished = view.training + view.orphans
     total = view.contributions + unfinished
     if view.contributions > 0 and unfinished == 0:
-        return Verdict(Action.CLOSE, f"all {total} leases are trained")
+        return RoundVerdict(RoundAction.CLOSE, f"all {total} leases are trained")
 
     deadline_after = policy.deadline_after(view.expected_lease_s)
     deadline = None if deadline_after is None else view.started_at + deadline_after
     if deadline is not None and now >= deadline and view.contributions >= policy.quorum:
-        return Verdict(
-            Action.CLOSE,
+        return RoundVerdict(
+            RoundAction.CLOSE,
             f"the deadline of {deadline_after:.1f} s passed with {view.contributions} of {total} leases trained "
             f"(quorum {policy.quorum})",
         )
@@ -84,32 +84,32 @@ def decide_round(view: RoundView, policy: RoundPolicy, now: float) -> Verdict:
         since = max(t for t in (view.orphaned_at, view.last_contribution_at, view.started_at) if t is not None)
         grace_ends = since + policy.grace_s
         if now < grace_ends:
-            return Verdict(
-                Action.WAIT,
+            return RoundVerdict(
+                RoundAction.WAIT,
                 f"{view.orphans} leases have no holder; the grace time of {policy.grace_s:.1f} s is running",
                 grace_ends,
             )
         if view.contributions >= policy.quorum:
-            return Verdict(
-                Action.CLOSE,
+            return RoundVerdict(
+                RoundAction.CLOSE,
                 f"{view.orphans} leases had no holder for {policy.grace_s:.1f} s; "
                 f"{view.contributions} of {total} are trained (quorum {policy.quorum})",
             )
         if view.ready_workers > 0:
-            return Verdict(
-                Action.REASSIGN,
+            return RoundVerdict(
+                RoundAction.REASSIGN,
                 f"only {view.contributions} of {total} leases are trained and the quorum is {policy.quorum}",
             )
-        return Verdict(Action.WAIT, "no worker is connected", stalled=True)
+        return RoundVerdict(RoundAction.WAIT, "no worker is connected", stalled=True)
 
     if deadline is not None and now >= deadline:
-        return Verdict(
-            Action.WAIT,
+        return RoundVerdict(
+            RoundAction.WAIT,
             f"the deadline of {deadline_after:.1f} s passed with {view.contributions} of {total} leases trained, "
             f"fewer than the quorum of {policy.quorum}",
             stalled=True,
         )
-    return Verdict(Action.WAIT, f"{view.contributions} of {total} leases are trained", deadline)
+    return RoundVerdict(RoundAction.WAIT, f"{view.contributions} of {total} leases are trained", deadline)
 
 
 def admits_latecomer(view: RoundView, now: float, fraction: float = 0.25) -> bool:

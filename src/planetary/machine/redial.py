@@ -21,7 +21,7 @@ def pause_before(attempt: int, first_s: float, limit_s: float, who: str) -> floa
     return pause * (0.75 + 0.25 * spread)
 
 
-class Link(StrEnum):
+class LinkState(StrEnum):
     """The state of a connection that this side makes."""
 
     WAITING = "waiting"  # for the end of the pause before the next attempt
@@ -30,10 +30,10 @@ class Link(StrEnum):
 
 
 LINK: Table = {
-    (Link.WAITING, "pause over"): Link.DIALLING,
-    (Link.DIALLING, "opened"): Link.CONNECTED,
-    (Link.DIALLING, "closed"): Link.WAITING,
-    (Link.CONNECTED, "closed"): Link.WAITING,
+    (LinkState.WAITING, "pause over"): LinkState.DIALLING,
+    (LinkState.DIALLING, "opened"): LinkState.CONNECTED,
+    (LinkState.DIALLING, "closed"): LinkState.WAITING,
+    (LinkState.CONNECTED, "closed"): LinkState.WAITING,
 }
 
 
@@ -43,13 +43,13 @@ class Redial:
     A participant that has ended, or stops, calls `dial` no more.
 
     Attributes:
-        state: see `Link`; a row of `LINK` for every change.
+        state: see `LinkState`; a row of `LINK` for every change.
         session: number of the newest attempt or connection, 0 before the first. Events of older ones are stale.
     """
 
     def __init__(self, who: str, *, first_s: float, limit_s: float) -> None:
         """Begin without a connection; the first attempt is due at once. `who` spreads the pauses of many."""
-        self.state = Link.WAITING
+        self.state = LinkState.WAITING
         self.session = 0
         self._who, self._first_s, self._limit_s = who, first_s, limit_s
         self._attempts = 0  # since the last connection
@@ -59,7 +59,7 @@ class Redial:
     @property
     def connected(self) -> bool:
         """Whether messages can be sent on `session`."""
-        return self.state is Link.CONNECTED
+        return self.state is LinkState.CONNECTED
 
     def away_s(self, now: float) -> float:
         """Return for how many seconds there has been no connection, from the first attempt on."""
@@ -79,7 +79,7 @@ class Redial:
 
     def opened(self, session: int) -> bool:
         """Take a connection that was made; return whether it is the newest attempt's."""
-        if session != self.session or self.state is not Link.DIALLING:
+        if session != self.session or self.state is not LinkState.DIALLING:
             return False
         self._advance("opened")
         self._attempts, self._lost_at = 0, None
@@ -87,7 +87,7 @@ class Redial:
 
     def closed(self, session: int, now: float) -> bool:
         """Take the end of a connection, or of an attempt, and wait; return whether it was the newest."""
-        if session != self.session or self.state not in {Link.DIALLING, Link.CONNECTED}:
+        if session != self.session or self.state not in {LinkState.DIALLING, LinkState.CONNECTED}:
             return False
         self._advance("closed")
         if self._lost_at is None:
@@ -104,8 +104,11 @@ class Redial:
         check_invariants(f"the connection of {self._who}", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:
-        yield (self._due is not None) == (self.state is Link.WAITING), f"{self.state}, the next attempt at {self._due}"
+        yield (
+            (self._due is not None) == (self.state is LinkState.WAITING),
+            f"{self.state}, the next attempt at {self._due}",
+        )
         yield not self.connected or self._lost_at is None, f"connected, and lost since {self._lost_at}"
 
     def _advance(self, event: str) -> None:
-        self.state = Link(advance(LINK, self.state, event))
+        self.state = LinkState(advance(LINK, self.state, event))

@@ -28,7 +28,7 @@ from planetary.models.llama import attention, attention_parameters
 from planetary.models.options import configure, require_counts, require_multiple
 
 
-class MoeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MoeModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Sizes of the model and of one batch."""
 
     n_layer: int = 4
@@ -83,7 +83,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def parameters(config: MoeConfig) -> Params:
+def parameters(config: MoeModelConfig) -> Params:
     """Return what to draw: deviation 0.02, less for what writes to the residual stream."""
     width, experts, hidden = config.n_embd, config.n_expert, config.n_hidden
     writes = 0.02 * (2 * config.n_layer) ** -0.5
@@ -143,7 +143,7 @@ def expert_layer(params: Params, x: jax.Array, gates: jax.Array) -> jax.Array:
     return jnp.einsum("nef,efc->nc", hidden * gates[:, :, None], params["down"])
 
 
-def forward(params: Params, tokens: jax.Array, config: MoeConfig, context: Context) -> tuple[jax.Array, jax.Array]:
+def forward(params: Params, tokens: jax.Array, config: MoeModelConfig, context: Context) -> tuple[jax.Array, jax.Array]:
     """Return logits where `context` wants them and the mean load-balancing loss of the layers, for `tokens` i32
     [B, S].
     """
@@ -161,12 +161,12 @@ def forward(params: Params, tokens: jax.Array, config: MoeConfig, context: Conte
     return linear(params["head"], rms_norm(params["norm"], context.wanted(x))), jnp.mean(jnp.stack(balances))
 
 
-def apply(params: Params, tokens: jax.Array, config: MoeConfig) -> jax.Array:
+def apply(params: Params, tokens: jax.Array, config: MoeModelConfig) -> jax.Array:
     """Return next-token logits [B, T, V] for `tokens` i32 [B, T]; T may be any length."""
     return forward(params, tokens, config, WholeText(tokens))[0]
 
 
-def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: MoeConfig) -> jax.Array:
+def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: MoeModelConfig) -> jax.Array:
     """Return the mean cross-entropy in nats of `targets` given `tokens`, both i32 [B, T], plus `balance` × the
     load-balancing loss.
     """
@@ -177,22 +177,22 @@ def loss_fn(params: Params, tokens: jax.Array, targets: jax.Array, *, config: Mo
 
 def logits(params: Params, tokens: jax.Array, **options: Any) -> jax.Array:
     """Return `apply(params, tokens)` for the model that `build(**options)` makes."""
-    return apply(params, tokens, configure("moe", MoeConfig, options))
+    return apply(params, tokens, configure("moe", MoeModelConfig, options))
 
 
 def cache_sizes(**options: Any) -> CacheSizes:
     """See `models.context`."""
-    config = configure("moe", MoeConfig, options)
+    config = configure("moe", MoeModelConfig, options)
     return CacheSizes(config.n_layer, config.n_kv_head, config.n_embd // config.n_head)
 
 
 def decode(params: Params, tokens: jax.Array, context: Context, **options: Any) -> jax.Array:
     """See `models.context`."""
-    return forward(params, tokens, configure("moe", MoeConfig, options), context)[0]
+    return forward(params, tokens, configure("moe", MoeModelConfig, options), context)[0]
 
 
 def build(**options: Any) -> tuple[Callable[..., jax.Array], Params, tuple[np.ndarray, np.ndarray]]:
-    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `MoeConfig`."""
-    config = configure("moe", MoeConfig, options)
+    """Return `(loss_fn(params, tokens, targets), params, (tokens, targets))` for the options of `MoeModelConfig`."""
+    config = configure("moe", MoeModelConfig, options)
     example = np.zeros((config.batch_size, config.sequence_length), np.int32)
     return functools.partial(loss_fn, config=config), draw(parameters(config), config.seed), (example, example)

@@ -30,7 +30,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     gap_to_baseline: float | None  # eval_loss / baseline_eval_loss - 1: 0.02 is 2 % worse
 
 
-class Speed(msgspec.Struct, frozen=True, kw_only=True):
+class SpeedReport(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens and time."""
 
     rounds: int
@@ -42,7 +42,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
     compute_fraction: float | None  # of the workers' time in rounds that was spent in inner steps
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes on the wire during rounds."""
 
     bytes_up: int
@@ -71,7 +71,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     each: tuple[Recovery, ...]
 
 
-class Mixture(msgspec.Struct, frozen=True, kw_only=True):
+class MixtureReport(msgspec.Struct, frozen=True, kw_only=True):
     """A mixture, summed over all rounds unless said otherwise."""
 
     shard_losses: tuple[float | None, ...]  # training loss of each shard's composer in the last round
@@ -95,11 +95,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     outcome: str  # "finished", "stopped: why", or "unfinished" when the journal just ends
     quality: Quality
-    speed: Speed
-    traffic: Traffic
+    speed: SpeedReport
+    traffic: TrafficReport
     faults: Faults
     workers: tuple[WorkerPart, ...]  # by name; empty where the kind of run does not measure them
-    mixture: Mixture | None
+    mixture: MixtureReport | None
     setup: RunFacts | None
 
 
@@ -160,14 +160,14 @@ def _baseline_loss(baseline: Sequence[RoundMetrics], tokens: int) -> float | Non
     return fair[-1] if fair else None
 
 
-def _speed(events: Sequence[Event], metrics: Sequence[RoundMetrics]) -> Speed:
+def _speed(events: Sequence[Event], metrics: Sequence[RoundMetrics]) -> SpeedReport:
     tokens = metrics[-1].tokens_total if metrics else 0
     training = sum(m.seconds for m in metrics)
     worker_seconds = sum(m.workers * m.seconds for m in metrics)
     computing = sum(m.compute_fraction * m.workers * m.seconds for m in metrics)
     start = next((e["t"] for e in events if e.get("event") == "run_started"), None)
     first = next((e["t"] for e in events if e.get("event") == "round_finished"), None)
-    return Speed(
+    return SpeedReport(
         rounds=len(metrics),
         tokens=tokens,
         seconds=_session_seconds(events),
@@ -190,12 +190,12 @@ def _session_seconds(events: Sequence[Event]) -> float:
     return total + (last - start if start is not None and last is not None else 0.0)
 
 
-def _traffic(metrics: Sequence[RoundMetrics], params: int | None) -> Traffic:
+def _traffic(metrics: Sequence[RoundMetrics], params: int | None) -> TrafficReport:
     up, down = sum(m.bytes_up for m in metrics), sum(m.bytes_down for m in metrics)
     shares = sum(m.workers for m in metrics)
     each = (up + down) / shares if shares else None
     dense = 2 * params * BYTES_PER_FLOAT if params else None
-    return Traffic(
+    return TrafficReport(
         bytes_up=up,
         bytes_down=down,
         per_round_and_worker=each,
@@ -204,7 +204,7 @@ def _traffic(metrics: Sequence[RoundMetrics], params: int | None) -> Traffic:
     )
 
 
-def _mixture(metrics: Sequence[RoundMetrics]) -> Mixture | None:
+def _mixture(metrics: Sequence[RoundMetrics]) -> MixtureReport | None:
     known = [line.mixture for line in metrics if line.mixture is not None]
     newest = newest_mixture(metrics)
     if newest is None:
@@ -215,7 +215,7 @@ def _mixture(metrics: Sequence[RoundMetrics]) -> Mixture | None:
 
     updates, seconds = total(one.updates for one in known), sum(one.seconds for one in known)
     errors = [shard.surrogate_error for shard in newest.shards if shard.surrogate_error is not None]
-    return Mixture(
+    return MixtureReport(
         shard_losses=tuple(shard.loss for shard in newest.shards),
         surrogate_error=sum(errors) / len(errors) if errors else None,
         merges=total(one.merges for one in known),

@@ -48,7 +48,7 @@ class DeviceProgram(Protocol):
         ...
 
 
-class Traffic:
+class TransferCounter:
     """Counts the bytes that go to a device and come back; a `DeviceProgram` around another one."""
 
     def __init__(self, program: DeviceProgram) -> None:

@@ -15,7 +15,7 @@ from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.gateway.rounds_start import policy_of
 from planetary.fabric.gateway.topology import GatewayTopology, RingGateway, StarGateway
-from planetary.fabric.preparation.compiling import Published
+from planetary.fabric.preparation.compiling import PublishedArtifact
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import AnyRecord
@@ -66,9 +66,9 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         return found
 
     def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> RoundsGateway:
-        async def compile_for(*_: object) -> Published:
+        async def compile_for(*_: object) -> PublishedArtifact:
             await asyncio.sleep(COMPILE_S)
-            return Published(self.training.artifact(gateway.store), 1, "simulated")
+            return PublishedArtifact(self.training.artifact(gateway.store), 1, "simulated")
 
         def topology(*_: object) -> GatewayTopology:
             if self.config.sync.topology == "star":

@@ -32,7 +32,7 @@ from planetary.data.reader import read_slice
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import OuterState, initial_state, outer_step, published_params
-from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share
+from planetary.diloco.ring import HeldContribution, form_of, outer_step_of_sum, share
 from planetary.fabric.gateway.rounds_start import policy_of
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.preparation.prepared_steps import StepRecord
@@ -151,7 +151,7 @@ class SmallTraining:
             executor.train_step(0, 0.0, batch)
         return executor.read_params()
 
-    def outer_step(self, state: OuterState, parts: Sequence[tuple[str, Held]], rule: str) -> OuterState:
+    def outer_step(self, state: OuterState, parts: Sequence[tuple[str, HeldContribution]], rule: str) -> OuterState:
         """Return the state after a round, from what each worker held, merged by a rule of that name."""
         config = self.config
         rate, momentum = config.outer.learning_rate, config.outer.momentum
@@ -195,7 +195,7 @@ class SmallTraining:
                     for a in (a for a in accepted if a.round == record.round):
                         start = states[versions[a.task]].params
                         ends = self.trained(published_params(PARAMS, start), a.lease)
-                        parts.append((a.worker, Held(Contribution(a.task, a.tokens, ends), start)))
+                        parts.append((a.worker, HeldContribution(Contribution(a.task, a.tokens, ends), start)))
                     states[record.round] = self.outer_step(states[round_], parts, rules.get(record.round, "mean"))
                     accepted = [a for a in accepted if a.round != record.round]
                 case RoundFinished():

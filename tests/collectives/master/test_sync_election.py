@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planetary.collectives.master.sync_election import content_digest, elect, elect_again
-from planetary.collectives.protocol.messages import Entry, Sync
+from planetary.collectives.protocol.messages import ArrayEntry, Sync
 from planetary.collectives.protocol.options import SyncStrategy
 
 POPULAR, SEND, RECEIVE = SyncStrategy.ENFORCE_POPULAR, SyncStrategy.SEND_ONLY, SyncStrategy.RECEIVE_ONLY
@@ -12,7 +12,7 @@ POPULAR, SEND, RECEIVE = SyncStrategy.ENFORCE_POPULAR, SyncStrategy.SEND_ONLY, S
 def offer(
     revision: int, *digests: str, strategy: SyncStrategy = POPULAR, shape: tuple[int, ...] = (4,), restart: bool = False
 ) -> Sync:
-    entries = tuple(Entry(f"k{i}", "f32", shape, digest) for i, digest in enumerate(digests))
+    entries = tuple(ArrayEntry(f"k{i}", "f32", shape, digest) for i, digest in enumerate(digests))
     return Sync(call=1, timeout_s=1, revision=revision, strategy=strategy, entries=entries, restart=restart)
 
 
@@ -105,14 +105,14 @@ def test_twenty_thousand_names_of_eight_peers_are_elected_while_the_master_has_o
         timeout_s=1,
         revision=1,
         strategy=POPULAR,
-        entries=tuple(Entry(name, "f32", (4,), "x") for name in names),
+        entries=tuple(ArrayEntry(name, "f32", (4,), "x") for name in names),
     )
     other = Sync(
         call=1,
         timeout_s=1,
         revision=1,
         strategy=POPULAR,
-        entries=tuple(Entry(name, "f32", (4,), "y") for name in names),
+        entries=tuple(ArrayEntry(name, "f32", (4,), "y") for name in names),
     )
     found = elect({**{f"p{number}": same for number in range(7)}, "late": other}, None)
     assert [item.name for item in found.fetch["late"]] == names

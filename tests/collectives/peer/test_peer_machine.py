@@ -48,7 +48,7 @@ def away_and_back() -> tuple[PeerMachine, int]:
 def test_the_code_of_a_refusal_decides_the_error(refused: m.Refused, error: type[Exception]) -> None:
     machine = dialling()
     finish, hangup = machine.handle(e.Received(FIRST_SESSION, refused), 0.0)
-    assert isinstance(finish, e.Finish)
+    assert isinstance(finish, e.FinishCall)
     assert isinstance(hangup, e.Hangup)
     assert type(hangup.error) is error
     assert "the master refused this client: why" in str(finish.error)

@@ -9,10 +9,10 @@ import numpy as np
 
 from planetary.collectives.protocol.messages import PeerInfo
 from planetary.collectives.protocol.options import Spec
-from planetary.collectives.reduction.operation import Operation, Outgoing
+from planetary.collectives.reduction.operation import Operation, OutgoingPiece
 from planetary.collectives.reduction.ring_plan import plan
 from planetary.collectives.transport.frames import Introduction, pack_header
-from planetary.collectives.transport.lanes import Lane, Way
+from planetary.collectives.transport.lanes import Lane, Route
 from planetary.collectives.transport.sockets import SocketOptions
 
 
@@ -50,7 +50,7 @@ def test_nothing_goes_between_the_parts_of_a_frame() -> None:
     operation = Operation(spec, plan("all_reduce", 0, 2, count=50, piece=50), values, values, None)
     to = PeerInfo("id", "name", "127.0.0.1", 1, "machine", "")
     faults: list[str] = []
-    way = Way(
+    way = Route(
         to=to,
         introduction=Introduction("ring", "me", "key"),
         options=SocketOptions(),
@@ -64,7 +64,7 @@ def test_nothing_goes_between_the_parts_of_a_frame() -> None:
 
     def put(index: int) -> None:
         lane.given += 1
-        lane.put(7, operation, Outgoing(1, index, values[index : index + 10].view(np.uint8).data))
+        lane.put(7, operation, OutgoingPiece(1, index, values[index : index + 10].view(np.uint8).data))
 
     def meanwhile() -> None:
         for index in (1, 2):

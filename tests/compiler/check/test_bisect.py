@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from planetary.compiler.check.bisect import Budget, Finding, Reading, find_first_wrong
+from planetary.compiler.check.bisect import Finding, Reading, SearchBudget, find_first_wrong
 
 
 class Compiler:
@@ -44,12 +44,12 @@ def chain(count: int) -> list[list[int]]:
     return [[i - 1] if i else [] for i in range(count)]
 
 
-def budget(questions: int = 100, seconds: float = math.inf) -> Budget:
+def budget(questions: int = 100, seconds: float = math.inf) -> SearchBudget:
     ticks = iter(range(10**6))
-    return Budget(questions, seconds, lambda: float(next(ticks)))
+    return SearchBudget(questions, seconds, lambda: float(next(ticks)))
 
 
-def search(compiler: Compiler, allowed: Budget | None = None) -> Finding:
+def search(compiler: Compiler, allowed: SearchBudget | None = None) -> Finding:
     return find_first_wrong(len(compiler.needs), compiler, allowed or budget())
 
 

@@ -15,7 +15,7 @@ from planetary.compiler import ir, ops
 from planetary.compiler.backends.iree import Artifact, compile_artifact
 from planetary.compiler.backends.targets import Target
 from planetary.compiler.check import verify as verification
-from planetary.compiler.check.offender import Refused, deviation, name_offender, nudged, place
+from planetary.compiler.check.offender import RefusedFunction, deviation, name_offender, nudged, place
 from planetary.compiler.check.pieces import cut_out, outline
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verify import verify_artifact
@@ -77,8 +77,8 @@ def small(x: jax.Array) -> jax.Array:
     return jnp.log(jnp.tanh(z) ** 2 + 1).sum() + (y + z - (x + 1)).astype(jnp.bfloat16).astype(jnp.float32).sum()
 
 
-def refused(damage: Damage | None, code: bytes = b"") -> Refused:
-    return Refused(
+def refused(damage: Damage | None, code: bytes = b"") -> RefusedFunction:
+    return RefusedFunction(
         portable=code or portable(small, X),
         function="main",
         arguments=[X],

@@ -10,7 +10,7 @@ import pytest
 
 from planetary.compiler.check.interpreter import run_interpreter
 from planetary.compiler.frontend.export import Model, export_model
-from planetary.compiler.step.remat_policy import Plan, Step, plan
+from planetary.compiler.step.remat_policy import Plan, TapeStep, plan
 from planetary.compiler.step.step_options import StepOptions, remat_budget
 from planetary.compiler.step.train_step import TrainStep, build_train_step
 
@@ -19,19 +19,19 @@ from planetary.compiler.step.train_step import TrainStep, build_train_step
 STREAM, INNER = 10, 100
 
 
-def _blocks(count: int) -> list[Step]:
+def _blocks(count: int) -> list[TapeStep]:
     """Blocks of a stream: a cheap and a dear inner value that the backward pass needs, then the new stream."""
-    tape = [Step((), STREAM, 1.0, needed=True)]
+    tape = [TapeStep((), STREAM, 1.0, needed=True)]
     for _ in range(count):
         stream = len(tape) - 1
-        tape.append(Step((stream,), INNER, 5000.0, needed=True))
-        tape.append(Step((stream + 1,), INNER, 100.0, needed=True))
-        tape.append(Step((stream + 2,), STREAM, 5000.0, needed=False))
-        tape.append(Step((stream, stream + 3), STREAM, 10.0, needed=True))
+        tape.append(TapeStep((stream,), INNER, 5000.0, needed=True))
+        tape.append(TapeStep((stream + 1,), INNER, 100.0, needed=True))
+        tape.append(TapeStep((stream + 2,), STREAM, 5000.0, needed=False))
+        tape.append(TapeStep((stream, stream + 3), STREAM, 10.0, needed=True))
     return tape
 
 
-def _check(tape: list[Step], found: Plan) -> None:
+def _check(tape: list[TapeStep], found: Plan) -> None:
     """A plan can be carried out: whatever is computed again reads kept values or what was computed just before."""
     starts = [0, *(cut + 1 for cut in found.cuts)]
     for (start, end), again in zip(itertools.pairwise(starts), found.recomputed, strict=True):
@@ -77,10 +77,12 @@ def test_nothing_is_recomputed_where_all_fits_or_nothing_is_gained() -> None:
 def test_plans_of_random_tapes_can_be_carried_out() -> None:
     rng = np.random.default_rng(0)
     for _ in range(60):
-        tape: list[Step] = []
+        tape: list[TapeStep] = []
         for position in range(int(rng.integers(1, 40))):
             inputs = tuple(sorted(set(rng.integers(max(0, position - 6), position, 2).tolist()))) if position else ()
-            tape.append(Step(inputs, int(rng.integers(0, 50)), float(rng.integers(1, 50)), bool(rng.integers(0, 2))))
+            tape.append(
+                TapeStep(inputs, int(rng.integers(0, 50)), float(rng.integers(1, 50)), bool(rng.integers(0, 2)))
+            )
         for budget in (0, 200):
             found = plan(tape, budget)
             _check(tape, found)

@@ -9,7 +9,7 @@ from controller_bench import Bench
 from planetary.core.clock import SystemClock
 from planetary.fabric.controller.membership import MOST_TARGETS
 from planetary.fabric.gateway.gateway import Background
-from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerRefused
@@ -49,7 +49,7 @@ def test_the_gateway_compiles_for_few_targets_at_once() -> None:
     async def run(compilers: int) -> tuple[list[int], list[str]]:
         under_way, seen, done = 0, [], []
 
-        async def compile_for(target: CompileTarget) -> Published:
+        async def compile_for(target: CompileTarget) -> PublishedArtifact:
             nonlocal under_way
             under_way += 1
             seen.append(under_way)
@@ -58,7 +58,7 @@ def test_the_gateway_compiles_for_few_targets_at_once() -> None:
             under_way -= 1
             if target.name == "sm_70":
                 raise RuntimeError("the compiler died")
-            return Published("d" * 64, 1, "verified")
+            return PublishedArtifact("d" * 64, 1, "verified")
 
         def post(event: e.Event) -> None:
             assert isinstance(event, e.Compiled | e.CompileFailed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from planetary.fabric.controller.pace import LeaseTimes, Pace, slow_workers
+from planetary.fabric.controller.pace import LeaseTimes, WorkerPaces, slow_workers
 from planetary.fabric.protocol.records import WorkerRecovered, WorkerSlow
 from planetary.monitor.plain_lines import plain_lines
 from planetary.monitor.replay import status_of
@@ -57,7 +57,7 @@ def test_one_worker_and_small_differences_are_not_slow() -> None:
 
 
 def test_a_mark_needs_two_rounds_and_goes_after_two_others() -> None:
-    pace, marked, told = Pace(), {}, []
+    pace, marked, told = WorkerPaces(), {}, []
     for round_, seconds in enumerate((40.0, 10.0, 40.0, 40.0, 13.5, 10.0, 13.5, 10.0, 10.0), 1):
         for record in pace.close(round_, [times("a", 10.0), times("b", seconds)], seconds, marked):
             told.append((round_, type(record)))

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from planetary.core.config import config_hash, load_config
-from planetary.fabric.preparation.budget import BUDGETS, Speed, fit, smaller, why_smaller
+from planetary.fabric.preparation.budget import BUDGETS, MachineSpeed, fit, smaller, why_smaller
 
 CONFIG = load_config(Path(__file__).parents[3] / "examples" / "stdlib.toml")
 
@@ -18,32 +18,32 @@ CONFIG = load_config(Path(__file__).parents[3] / "examples" / "stdlib.toml")
     [(1000, 900, 18), (260, 500, 63), (185, 400, 90), (77, 350, 180), (20, 60, 360)],
 )
 def test_a_run_ends_within_five_minutes_on_slow_and_fast_machines(step_ms: int, round_ms: int, rounds: int) -> None:
-    chosen = fit(CONFIG, Speed(step_ms / 1e3, round_ms / 1e3))
+    chosen = fit(CONFIG, MachineSpeed(step_ms / 1e3, round_ms / 1e3))
     assert chosen.config.train.rounds == rounds
     assert chosen.seconds <= 300
 
 
 def test_noise_within_a_class_changes_nothing() -> None:
-    assert {fit(CONFIG, Speed(0.26 * noise, 0.5)).budget.name for noise in (0.97, 1.0, 1.03)} == {"third"}
+    assert {fit(CONFIG, MachineSpeed(0.26 * noise, 0.5)).budget.name for noise in (0.97, 1.0, 1.03)} == {"third"}
 
 
 def test_the_warm_up_stays_the_same_part_of_the_run() -> None:
-    assert fit(CONFIG, Speed(0.260, 0.5)).config.optimizer.warmup_steps == 70
-    slowest = fit(CONFIG, Speed(100.0, 0.5))
+    assert fit(CONFIG, MachineSpeed(0.260, 0.5)).config.optimizer.warmup_steps == 70
+    slowest = fit(CONFIG, MachineSpeed(100.0, 0.5))
     assert slowest.budget == BUDGETS[0]  # more than five minutes, but a run
     assert slowest.config.optimizer.warmup_steps < slowest.config.total_inner_steps
 
 
 def test_a_fitted_configuration_is_fixed_and_the_same_mathematics() -> None:
-    chosen = fit(CONFIG, Speed(0.260, 0.5)).config
+    chosen = fit(CONFIG, MachineSpeed(0.260, 0.5)).config
     assert chosen.train.target_minutes == 0
-    full = fit(CONFIG, Speed(0.077, 0.35)).config
+    full = fit(CONFIG, MachineSpeed(0.077, 0.35)).config
     assert full.train.rounds == CONFIG.train.rounds
     assert config_hash(full) == config_hash(CONFIG)
 
 
 def test_the_first_lines_say_what_was_measured_and_chosen() -> None:
-    speed = Speed(0.260, 0.5)
+    speed = MachineSpeed(0.260, 0.5)
     assert fit(CONFIG, speed).sentence(speed, 63) == (
         "this machine: 260 ms a step; training 322,560 tokens in 63 rounds (budget third), about 5 min. --full "
         "trains the whole budget"
@@ -51,20 +51,20 @@ def test_the_first_lines_say_what_was_measured_and_chosen() -> None:
 
 
 def test_what_compiles_slowly_trains_shorter() -> None:
-    assert fit(CONFIG, Speed(0.26, 0.5, made_s=20)).budget == fit(CONFIG, Speed(0.26, 0.5)).budget
-    slow = fit(CONFIG, Speed(0.26, 0.5, made_s=60))
-    assert slow.budget.share < fit(CONFIG, Speed(0.26, 0.5)).budget.share
+    assert fit(CONFIG, MachineSpeed(0.26, 0.5, made_s=20)).budget == fit(CONFIG, MachineSpeed(0.26, 0.5)).budget
+    slow = fit(CONFIG, MachineSpeed(0.26, 0.5, made_s=60))
+    assert slow.budget.share < fit(CONFIG, MachineSpeed(0.26, 0.5)).budget.share
     assert slow.seconds <= 300
 
 
 def test_a_machine_on_which_the_fewest_rounds_take_too_long_trains_the_smaller_model() -> None:
-    assert smaller(CONFIG, Speed(1.0, 0.9)) is None
-    slow = Speed(2.5, 2.0, made_s=60)
+    assert smaller(CONFIG, MachineSpeed(1.0, 0.9)) is None
+    slow = MachineSpeed(2.5, 2.0, made_s=60)
     config = smaller(CONFIG, slow)
     assert config is not None
     assert config.model.options["n_embd"] == 128
     assert config.model.options["vocab_size"] == 256
-    chosen = fit(config, Speed(0.4, 0.4, made_s=25), spent_s=slow.made_s)
+    chosen = fit(config, MachineSpeed(0.4, 0.4, made_s=25), spent_s=slow.made_s)
     assert chosen.seconds <= 300
     assert not chosen.config.model.smaller
     assert config_hash(chosen.config) != config_hash(CONFIG)
@@ -75,4 +75,4 @@ def test_a_machine_on_which_the_fewest_rounds_take_too_long_trains_the_smaller_m
 
 def test_a_configuration_without_a_smaller_model_keeps_its_own() -> None:
     only = msgspec.structs.replace(CONFIG, model=msgspec.structs.replace(CONFIG.model, smaller={}))
-    assert smaller(only, Speed(100.0, 0.5)) is None
+    assert smaller(only, MachineSpeed(100.0, 0.5)) is None

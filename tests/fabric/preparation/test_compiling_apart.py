@@ -16,19 +16,23 @@ from planetary.compiler.step.step_module import TrainStep
 from planetary.core.errors import CompileError
 from planetary.core.step import StepSpec
 from planetary.fabric.preparation import compiling
-from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 
 
 def outcome(
-    monkeypatch: pytest.MonkeyPatch, answers: Sequence[Published | str], code: int | None, tmp_path: Path
-) -> Published:
+    monkeypatch: pytest.MonkeyPatch, answers: Sequence[PublishedArtifact | str], code: int | None, tmp_path: Path
+) -> PublishedArtifact:
     """Run `compile_apart` with a child that gives these answers and exits with `code`; None: never."""
 
     class Fake:
         @classmethod
         async def start(cls, command: Sequence[str], **options: Any) -> Fake:
             for answer in answers:
-                given = compiling.Answer(None, answer) if isinstance(answer, str) else compiling.Answer(answer)
+                given = (
+                    compiling.CompileAnswer(None, answer)
+                    if isinstance(answer, str)
+                    else compiling.CompileAnswer(answer)
+                )
                 compiling.give_answer(Path(command[-1]), given)
             Path(options["log"]).write_text("Segmentation fault\n")
             return cls()
@@ -48,7 +52,7 @@ def outcome(
     return asyncio.run(compile_apart(prepared, CompileTarget("vulkan", "baseline", ""), tmp_path))
 
 
-PUBLISHED = Published("ab" * 32, 10, "agrees")
+PUBLISHED = PublishedArtifact("ab" * 32, 10, "agrees")
 
 
 def test_the_last_answer_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -59,7 +63,7 @@ def test_the_last_answer_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_what_was_published_needs_no_process_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = BlobStore(tmp_path / "blobs")
-    made = Published(store.put(b"artifact"), 8, "agrees")
+    made = PublishedArtifact(store.put(b"artifact"), 8, "agrees")
     assert outcome(monkeypatch, [made], 0, tmp_path) == made
     assert outcome(monkeypatch, [], -11, tmp_path) == msgspec.structs.replace(made, cached=True)
     store.link(LATEST_CHOICE, store.put(b"other flags"))  # as `planetary tune` does
@@ -92,7 +96,7 @@ def test_a_refusal_is_logged_while_the_search_goes_on(tmp_path: Path, monkeypatc
     class Searching:
         def __init__(self, folder: Path) -> None:
             self.logged = asyncio.Event()
-            compiling.give_answer(folder, compiling.Answer(None, "it is wrong.", searching=True))
+            compiling.give_answer(folder, compiling.CompileAnswer(None, "it is wrong.", searching=True))
 
         @classmethod
         async def start(cls, command: Sequence[str], **options: Any) -> Searching:

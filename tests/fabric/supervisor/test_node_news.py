@@ -17,17 +17,17 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.supervisor.node_news import NodeNews, SupervisorReport, read_report
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
-from planetary.machine.redial import Link
+from planetary.machine.redial import LinkState
 
 REFUSED = "cannot connect to g:8080: Connection refused"
 
 
 def away(error: str = REFUSED, retry_in_s: float | None = 1.5) -> SupervisorReport:
-    return SupervisorReport(link=Link.WAITING, error=error, retry_in_s=retry_in_s)
+    return SupervisorReport(link=LinkState.WAITING, error=error, retry_in_s=retry_in_s)
 
 
 def here(run: str = "stdlib", pid: int = 7, restarts: int = 0) -> SupervisorReport:
-    return SupervisorReport(link=Link.CONNECTED, run=run, pid=pid, restarts=restarts)
+    return SupervisorReport(link=LinkState.CONNECTED, run=run, pid=pid, restarts=restarts)
 
 
 def test_a_node_whose_gateway_is_not_there_says_so_at_once_and_again_but_not_all_the_time() -> None:
@@ -57,7 +57,7 @@ def test_a_gateway_that_is_lost_and_comes_back_is_told_once_each() -> None:
     assert news.lines([away("the connection ended")], 10.0) == [
         "the gateway of run stdlib is lost: the connection ended (next try in 1.5 s)"
     ]
-    assert news.lines([SupervisorReport(link=Link.DIALLING)], 10.5) == []
+    assert news.lines([SupervisorReport(link=LinkState.DIALLING)], 10.5) == []
     assert news.lines([away()], 11.0) == [f"cannot join yet: {REFUSED} (next try in 1.5 s)"]
     assert news.lines([away()], 12.0) == []
     assert news.lines([here()], 25.0) == ["the gateway of run stdlib is back after 15 s"]
@@ -76,16 +76,16 @@ def test_a_supervisor_reports_its_connection_and_its_worker() -> None:
     restarts = Restarts("n/0", first_s=0.1, limit_s=2.0, healthy_after_s=10.0, final_codes=frozenset({4}))
     machine = SupervisorMachine("n/0", restarts=restarts, redial_first_s=0.2, redial_limit_s=2.0)
     machine.handle(e.Tick(), 0.0)
-    assert machine.report(0.0) == SupervisorReport(link=Link.DIALLING)
+    assert machine.report(0.0) == SupervisorReport(link=LinkState.DIALLING)
     machine.handle(e.Closed(1, REFUSED), 1.0)
     report = machine.report(1.0)
-    assert (report.link, report.error) == (Link.WAITING, REFUSED)
+    assert (report.link, report.error) == (LinkState.WAITING, REFUSED)
     assert report.retry_in_s is not None
     assert 0.0 < report.retry_in_s <= 0.2
     machine.handle(e.Tick(), 2.0)
     machine.handle(e.Opened(2, "stdlib"), 2.1)
     machine.handle(e.ProcessStarted(100), 2.2)
-    assert machine.report(2.2) == SupervisorReport(link=Link.CONNECTED, run="stdlib", pid=100)
+    assert machine.report(2.2) == SupervisorReport(link=LinkState.CONNECTED, run="stdlib", pid=100)
     machine.handle(e.StopRequested("stopped by SIGTERM"), 3.0)
     assert machine.report(3.0).ended == "stopped by SIGTERM"
 

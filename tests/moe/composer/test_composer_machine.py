@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from planetary.moe.composer.composer_events import (
     Adopt,
     ConnectionLost,
+    EvaluateView,
     ExpertsArrived,
     Fit,
     Keep,
@@ -21,13 +22,12 @@ from planetary.moe.composer.composer_events import (
     SketchesAnswered,
     SketchSent,
     SpeakerAssigned,
-    Step,
     StepBoundary,
     StepsReported,
     StepTaken,
     StoodDown,
     SurrogatesInstalled,
-    View,
+    TakeStep,
 )
 from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.sketch_window import FORGET_STEPS
@@ -44,7 +44,7 @@ def machine(folder: Path, **options: Any) -> ComposerMachine:
         made.handle(SurrogatesInstalled(shard, 0, 0))
     for layer in range(len(made.expert_versions)):
         made.handle(ExpertsArrived(layer, 0, -1))
-    assert made.handle(StepBoundary()) == [Keep(), Step()]
+    assert made.handle(StepBoundary()) == [Keep(), TakeStep()]
     return made
 
 
@@ -59,11 +59,11 @@ def take(made: ComposerMachine, steps: int) -> list:
 
 def test_it_publishes_when_due_fits_and_saves_at_refreshes_and_never_waits(tmp_path: Path) -> None:
     made = machine(tmp_path)
-    assert take(made, 1) == [Step()]
-    assert take(made, 1) == [Fit(), Publish(ROUTER, 0, 2), Publish(LATENT, 0, 2), Keep(), Step()]
-    assert take(made, 1) == [Step()]
+    assert take(made, 1) == [TakeStep()]
+    assert take(made, 1) == [Fit(), Publish(ROUTER, 0, 2), Publish(LATENT, 0, 2), Keep(), TakeStep()]
+    assert take(made, 1) == [TakeStep()]
     # The first two are still being merged; only what is not under way is published.
-    assert take(made, 1) == [Fit(), Publish(BACKBONE, 0, 4), Keep(), Step()]
+    assert take(made, 1) == [Fit(), Publish(BACKBONE, 0, 4), Keep(), TakeStep()]
 
 
 def test_a_merge_that_comes_late_keeps_what_was_learned_since_and_the_next_counts_those_steps(tmp_path: Path) -> None:
@@ -113,23 +113,23 @@ def test_a_publication_that_may_be_lost_is_repeated(tmp_path: Path, how: str) ->
 def test_without_a_connection_it_goes_on_and_saves_its_state_as_soon_as_there_is_one(tmp_path: Path) -> None:
     made = machine(tmp_path)
     made.handle(ConnectionLost())
-    assert take(made, 2) == [Fit(), Step()]
-    assert take(made, 1) == [Step()]
+    assert take(made, 2) == [Fit(), TakeStep()]
+    assert take(made, 1) == [TakeStep()]
     made.handle(ShardGranted(0, 2, made.done, None))
-    assert made.handle(StepBoundary()) == [Keep(), Step()]
+    assert made.handle(StepBoundary()) == [Keep(), TakeStep()]
 
 
 def test_it_ends_when_the_gateway_says_that_all_steps_are_taken_and_without_a_shard_does_nothing(
     tmp_path: Path,
 ) -> None:
     made = machine(tmp_path)
-    assert Step() in take(made, 39)
+    assert TakeStep() in take(made, 39)
     assert not made.seems_done
     assert take(made, 1) == [Fit(), Keep()]
     assert made.seems_done
     assert not made.finished
     made.handle(StepsReported((40, 40)))
-    assert made.handle(StepBoundary()) == [View(), Keep()]
+    assert made.handle(StepBoundary()) == [EvaluateView(), Keep()]
     assert (made.finished, made.progress) == (True, 40)
     assert made.handle(StepBoundary()) == []
     made.handle(StoodDown())
@@ -146,7 +146,7 @@ def test_in_lock_step_it_waits_for_merges_and_surrogates_and_saves_after_them(tm
     made.handle(SurrogatesInstalled(0, 2, 2))
     assert made.waits_for() == "the surrogates of shard 1"
     made.handle(SurrogatesInstalled(1, 2, 2))
-    assert made.handle(StepBoundary()) == [Keep(), Step()]
+    assert made.handle(StepBoundary()) == [Keep(), TakeStep()]
 
 
 def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_from_what_is_here(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_fro
         made.handle(StepBoundary())
         publications = [Publish(key, 0, 2) for key in made.held]
         if pace == "free":
-            assert take(made, 2) == [Fit(), *publications, Keep(), Step()]
+            assert take(made, 2) == [Fit(), *publications, Keep(), TakeStep()]
             continue
         assert take(made, 2) == publications
         for key in made.held:
@@ -218,9 +218,9 @@ def test_a_composer_whose_experts_are_improved_elsewhere_waits_for_the_first_of_
     assert not made.composes
     assert made.handle(StepBoundary()) == []
     assert made.handle(ExpertsArrived(0, 0, -1))
-    assert made.handle(StepBoundary()) == [Keep(), Step()]
+    assert made.handle(StepBoundary()) == [Keep(), TakeStep()]
     made.handle(ConnectionLost())
-    assert made.handle(StepBoundary()) == [Step()]  # what is here is enough
+    assert made.handle(StepBoundary()) == [TakeStep()]  # what is here is enough
     made.handle(ShardGranted(1, 2, 0, {}))
     assert made.handle(StepBoundary()) == []
 
@@ -233,7 +233,7 @@ def test_sketches_wait_for_expert_workers_and_steps_do_not(tmp_path: Path) -> No
     for _ in range(2):
         assert made.may_offer(0)
         made.handle(SketchSent(0))
-        assert take(made, 1) == [Step()] or made.done == 2
+        assert take(made, 1) == [TakeStep()] or made.done == 2
     assert not made.may_offer(0)
     assert not made.handle(ExpertsArrived(0, 0, -1))  # sent for another reason
     made.handle(SketchesAnswered(0, 1, (0, 1)))

@@ -29,7 +29,7 @@ from planetary.moe.composer.composer_machine import (
     ComposerPhase,
 )
 from planetary.moe.methods.tiers import Tier
-from planetary.moe.payloads.shard_payload import Held
+from planetary.moe.payloads.shard_payload import HeldFragment
 
 ROUTER = (Tier.ROUTER, 0)
 
@@ -84,10 +84,10 @@ def test_a_composers_life_passes_through_every_state(tmp_path: Path) -> None:
 
 def test_a_state_that_cannot_be_is_told_in_sentences(tmp_path: Path) -> None:
     made = machine(tmp_path)
-    made.held[ROUTER] = Held(base=1, since=0, published=3)
+    made.held[ROUTER] = HeldFragment(base=1, since=0, published=3)
     with pytest.raises(LocalProtocolError, match="in no possible state: router fragment 0 was published at"):
         made.handle(StepBoundary())
-    made.held[ROUTER] = Held(since=9)
+    made.held[ROUTER] = HeldFragment(since=9)
     made.done = 17
     with pytest.raises(LocalProtocolError, match="17 steps taken of at most 8") as error:
         made.validate()

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from planetary.core.errors import ResourceError, UserError
-from planetary.moe.controller.work_queue import Lease, QueueCounts, Work, WorkQueue
+from planetary.moe.controller.work_queue import ExpertWork, Lease, QueueCounts, WorkQueue
 
 
-def some(count: int, step: int = 0, version: int = 0) -> list[Work]:
-    return [Work(layer, 0, step, (f"sketch-{step}-{layer}",), step, version) for layer in range(count)]
+def some(count: int, step: int = 0, version: int = 0) -> list[ExpertWork]:
+    return [ExpertWork(layer, 0, step, (f"sketch-{step}-{layer}",), step, version) for layer in range(count)]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_offering_twice_adds_once_and_work_comes_oldest_first(queue: WorkQueue) 
 
 
 def test_finished_work_is_the_owners_and_stays_finished(queue: WorkQueue) -> None:
-    queue.offer([*some(1), Work(0, 1, 0, ("x",), 0, 0)])
+    queue.offer([*some(1), ExpertWork(0, 1, 0, ("x",), 0, 0)])
     lease = one(queue, "w", 0)
     assert queue.finish(lease, "update")
     assert queue.finish(lease, "update")
@@ -113,7 +113,7 @@ def test_a_step_that_was_taken_again_with_newer_experts_replaces_work_that_nobod
     assert queue.results(0) == [(first.work, "update")]
     second = one(queue, "w", 0)
     assert queue.give_up(second, again=False)
-    assert queue.offer([Work(1, 0, 0, ("again",), 0, 8)]) == 1
+    assert queue.offer([ExpertWork(1, 0, 0, ("again",), 0, 8)]) == 1
     again = one(queue, "w", 0)
     assert (again.work.version, again.work.payloads) == (8, ("again",))
     assert again.number > second.number
@@ -138,19 +138,21 @@ def test_old_work_is_forgotten_unless_somebody_has_it(queue: WorkQueue) -> None:
     assert queue.finish(one(queue, "w", 0), "update")
     assert queue.give_up(one(queue, "w", 0), again=False)
     lease = one(queue, "w", 0)
-    gone = queue.forget(Work(1, 1, 10, ("x",), 6, 0), 2)  # older than 4 by the run's count
+    gone = queue.forget(ExpertWork(1, 1, 10, ("x",), 6, 0), 2)  # older than 4 by the run's count
     assert [work.step for work in gone] == [3]
     assert queue.counts(0) == QueueCounts(ready=2, leased=1)
     assert queue.finish(lease, "update")
-    assert queue.forget(Work(1, 1, 10, ("x",), 6, 0), 2) == []  # its owner has the answer
+    assert queue.forget(ExpertWork(1, 1, 10, ("x",), 6, 0), 2) == []  # its owner has the answer
     assert queue.counts(0) == QueueCounts(ready=2)
 
 
 def test_work_is_forgotten_as_well_when_its_owner_has_taken_as_many_steps(queue: WorkQueue) -> None:
-    queue.offer([Work(layer, owner, step, ("x",), 7, 0) for step in (0, 3) for owner in (0, 1) for layer in (0, 1)])
-    assert queue.add(Work(0, 1, 5, ("y",), 7, 0), keep=5) == [Work(0, 1, 0, ("x",), 7, 0)]
+    queue.offer(
+        [ExpertWork(layer, owner, step, ("x",), 7, 0) for step in (0, 3) for owner in (0, 1) for layer in (0, 1)]
+    )
+    assert queue.add(ExpertWork(0, 1, 5, ("y",), 7, 0), keep=5) == [ExpertWork(0, 1, 0, ("x",), 7, 0)]
     assert queue.counts(0) == QueueCounts(ready=8)
-    assert queue.add(Work(0, 1, 2, ("z",), 7, 0), keep=5) == []  # a composer that went back
+    assert queue.add(ExpertWork(0, 1, 2, ("z",), 7, 0), keep=5) == []  # a composer that went back
     assert queue.counts(0) == QueueCounts(ready=9)
 
 

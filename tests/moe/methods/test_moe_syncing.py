@@ -10,7 +10,7 @@ from planetary.core.errors import LocalProtocolError, NumericsError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.radial import radial_average, weighted_mean
 from planetary.moe.methods.acceptance import ExpertState, Policy, Refusal, Update, Verdict, judge
-from planetary.moe.methods.averaging import MergeRule, Published, mean_gradients, merge
+from planetary.moe.methods.averaging import FragmentMergeRule, PublishedParameters, mean_gradients, merge
 from planetary.moe.methods.moments import MomentRule
 from planetary.moe.methods.tiers import Cadence, Tier, fragments_by_bytes, names_of, tier_of
 
@@ -38,18 +38,18 @@ def test_equal_deltas_merge_to_themselves_and_opposite_ones_to_their_mean() -> N
 
 def test_a_composer_alone_gets_its_parameters_back_bit_for_bit() -> None:
     before, after = {"w": normal(9, 3)}, {"w": normal(9, 3)}
-    found, _ = merge(before, {}, [Published(0, after, 100, 5)])
+    found, _ = merge(before, {}, [PublishedParameters(0, after, 100, 5)])
     assert (found["w"] == after["w"]).all()
 
 
 def test_embedding_like_tensors_and_plain_merges_take_the_weighted_mean() -> None:
     before = {"embedding.weight": normal(4, 2), "w": normal(4, 2)}
     ends = [{name: normal(4, 2) for name in before} for _ in range(3)]
-    published = [Published(i, ends[i], 10 * (i + 1), 2) for i in range(3)]
+    published = [PublishedParameters(i, ends[i], 10 * (i + 1), 2) for i in range(3)]
     weights = [p.weight for p in published]
     assert weights == [50, 200, 450]
     radial, _ = merge(before, {}, published)
-    plain, _ = merge(before, {}, published, MergeRule(radial=False))
+    plain, _ = merge(before, {}, published, FragmentMergeRule(radial=False))
     mean = {name: weighted_mean([e[name] for e in ends], weights) for name in before}
     np.testing.assert_allclose(radial["embedding.weight"], mean["embedding.weight"], rtol=1e-6)
     np.testing.assert_allclose(plain["w"], mean["w"], rtol=1e-6)
@@ -58,8 +58,8 @@ def test_embedding_like_tensors_and_plain_merges_take_the_weighted_mean() -> Non
 
 def test_the_outer_step_is_nesterovs_and_the_order_of_arrival_does_not_matter() -> None:
     before, velocity = {"w": normal(3, 3)}, {"w": normal(3, 3)}
-    published = [Published(i, {"w": normal(3, 3)}, 10, 1) for i in range(3)]
-    rule = MergeRule(rate=0.7, momentum=0.5)
+    published = [PublishedParameters(i, {"w": normal(3, 3)}, 10, 1) for i in range(3)]
+    rule = FragmentMergeRule(rate=0.7, momentum=0.5)
     theta, v = merge(before, velocity, published, rule)
     delta = radial_average([before["w"].astype(np.float64) - p.tensors["w"] for p in published], [1, 1, 1])
     expected = 0.5 * velocity["w"] + delta
@@ -70,7 +70,7 @@ def test_the_outer_step_is_nesterovs_and_the_order_of_arrival_does_not_matter() 
 
 
 def test_merges_that_cannot_be_are_refused() -> None:
-    one = Published(0, {"w": normal(2)}, 1, 1)
+    one = PublishedParameters(0, {"w": normal(2)}, 1, 1)
     with pytest.raises(LocalProtocolError, match="no composer"):
         merge({"w": normal(2)}, {}, [])
     with pytest.raises(LocalProtocolError, match="twice"):

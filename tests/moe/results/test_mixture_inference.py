@@ -27,7 +27,7 @@ from planetary.moe.gateway.mixture_start import owners_of_run
 from planetary.moe.methods import ownership
 from planetary.moe.methods.tiers import Cadence
 from planetary.moe.results.evaluation import Reported, RunEvaluation, evaluate_run, losses_table
-from planetary.moe.results.inference import Experts, MixtureLosses, experts_named, model_with
+from planetary.moe.results.inference import ExpertSelection, MixtureLosses, experts_named, model_with
 from planetary.moe.results.run_state import read_mixture, read_run
 from planetary.moe.training.saved_training import SavedTraining, write_training
 from planetary.moe.training.trainer import MoeTrainer
@@ -84,7 +84,7 @@ def saved(run: Path) -> SavedTraining:
     return read_run(run, load_config(run / "config.toml"))
 
 
-def logits(saved: SavedTraining, experts: Experts) -> np.ndarray:
+def logits(saved: SavedTraining, experts: ExpertSelection) -> np.ndarray:
     model = model_with(saved, experts)
     return np.asarray(jax.jit(model.logits)(model.params, TOKENS))  # compiled, as a loaded model is: equal bits
 
@@ -132,9 +132,12 @@ def test_a_run_generates_with_real_experts_with_surrogates_and_as_a_composer_has
 ) -> None:
     loaded = {which: load_trained(run, experts=which) for which in ("surrogates", "composer:0", "composer:1")}
     found = {which: np.asarray(model.logits(model.params, TOKENS)) for which, model in loaded.items()}
-    for which, expected in (("surrogates", Experts("surrogates")), ("composer:1", Experts("composer", 1))):
+    for which, expected in (
+        ("surrogates", ExpertSelection("surrogates")),
+        ("composer:1", ExpertSelection("composer", 1)),
+    ):
         np.testing.assert_array_equal(found[which], logits(saved, expected))
-    assert len({float(value.sum()) for value in [*found.values(), logits(saved, Experts())]}) == 4
+    assert len({float(value.sum()) for value in [*found.values(), logits(saved, ExpertSelection())]}) == 4
     assert all(model.round == 2 and model.window == TINY.sequence_length for model in loaded.values())
     assert main(["generate", str(run), "--experts", "composer:0", "--prompt", "\t\n", "--tokens", "3"]) == 0
     assert capsys.readouterr().out.startswith("\t\n")
@@ -149,7 +152,7 @@ def test_an_exported_run_has_its_surrogates_beside_the_real_model(
     assert "after 8 steps" in capsys.readouterr().out
     assert load_config(merged / "config.toml").data == load_config(run / "config.toml").data
     weights = merged / "merged.safetensors"
-    for which, experts in (("real", Experts()), ("surrogates", Experts("surrogates"))):
+    for which, experts in (("real", ExpertSelection()), ("surrogates", ExpertSelection("surrogates"))):
         model = load_trained(merged, weights, which)
         np.testing.assert_array_equal(model.logits(model.params, TOKENS), logits(saved, experts))
     with pytest.raises(UserError, match="what a composer has is in its run's folder only"):
@@ -187,8 +190,8 @@ def test_a_composer_that_owns_every_expert_has_the_real_model() -> None:
     trainer = MoeTrainer(TINY, training, optimise=False)
     saved = SavedTraining(TINY, training, trainer.owners, trainer.initial())
     assert all((composer.slots >= 0).all() for composer in saved.state.composers)
-    np.testing.assert_array_equal(logits(saved, Experts("composer", 1)), logits(saved, Experts()))
-    assert np.abs(logits(saved, Experts("surrogates")) - logits(saved, Experts())).max() > 1e-4
+    np.testing.assert_array_equal(logits(saved, ExpertSelection("composer", 1)), logits(saved, ExpertSelection()))
+    assert np.abs(logits(saved, ExpertSelection("surrogates")) - logits(saved, ExpertSelection())).max() > 1e-4
 
 
 def test_what_cannot_be_run_is_refused_with_the_reason(
@@ -202,7 +205,7 @@ def test_what_cannot_be_run_is_refused_with_the_reason(
     assert main([*command, "surrogates", "--checkpoint", str(run)]) == 2
     assert "Leave --checkpoint out to take the newest state" in said(capsys)
     without = replace(saved, state=replace(saved.state, surrogates=None))
-    for experts in (Experts("surrogates"), Experts("composer", 0)):
+    for experts in (ExpertSelection("surrogates"), ExpertSelection("composer", 0)):
         with pytest.raises(UserError, match="was trained with rank 0"):
             model_with(without, experts)
     with pytest.raises(UserError, match="no run folder and no saved training"):

@@ -34,7 +34,7 @@ class Gathering:
 
 
 @dataclass
-class Declined:
+class DeclinedCall:
     """A call that a member cannot make.
 
     Attributes:
@@ -85,7 +85,7 @@ class GroupMachine:
         self._watch = LinkWatch(self.desk, self.links, remeasure_s)
         self._waiting: dict[str, tuple[m.Vote, float]] = {}  # newcomers that want to be admitted
         self._gatherings: dict[Key, Gathering] = {}
-        self._declined: dict[Key, Declined] = {}
+        self._declined: dict[Key, DeclinedCall] = {}
 
     # --- events
 
@@ -238,7 +238,7 @@ class GroupMachine:
             return
         key = ("start", message.tag)
         reason = f"{message.kind} with tag {message.tag}: {self.desk.name(peer)} cannot take part: {message.reason}"
-        declined = Declined(peer, reason, set(self.desk.ring) - {peer}, now + message.timeout_s)
+        declined = DeclinedCall(peer, reason, set(self.desk.ring) - {peer}, now + message.timeout_s)
         self._declined[key] = declined
         gathering = self._gatherings.pop(key, None)
         if gathering is not None:
@@ -247,7 +247,7 @@ class GroupMachine:
                 self.desk.doing(caller, IDLE, now)
             self._tell_declined(key, declined, gathering.requests)
 
-    def _tell_declined(self, key: Key, declined: Declined, calls: Mapping[str, Request]) -> None:
+    def _tell_declined(self, key: Key, declined: DeclinedCall, calls: Mapping[str, Request]) -> None:
         for peer, message in calls.items():
             failed = m.CallFailed(call=message.call, code="disagreement", reason=declined.reason)
             self.desk.answer(peer, failed)

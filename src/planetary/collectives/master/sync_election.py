@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from planetary.collectives.protocol.messages import Entry, Fetch, Sync
+from planetary.collectives.protocol.messages import ArrayEntry, Fetch, Sync
 from planetary.collectives.protocol.options import SyncStrategy
 
 
@@ -56,7 +56,7 @@ def elect_again(offers: Mapping[str, Sync], last: int, content: str, algorithm: 
     )
 
 
-def content_digest(entries: Sequence[Entry], algorithm: str) -> str:
+def content_digest(entries: Sequence[ArrayEntry], algorithm: str) -> str:
     """Return a digest of a whole state, after the name of the algorithm that made those of its entries."""
     ordered = sorted(entries, key=lambda entry: entry.name)
     return f"{algorithm}:{hashlib.sha256(msgspec.json.encode(ordered)).hexdigest()}"
@@ -134,7 +134,7 @@ def _shape(offer: Sync) -> tuple[tuple[str, str, tuple[int, ...], bool], ...]:
     return tuple(sorted((e.name, e.dtype, e.shape, bool(e.digest)) for e in offer.entries))
 
 
-def _content(offer: Sync) -> tuple[Entry, ...]:
+def _content(offer: Sync) -> tuple[ArrayEntry, ...]:
     return tuple(sorted(offer.entries, key=lambda entry: entry.name))
 
 
@@ -146,5 +146,5 @@ def _difference(winner: Sync, offer: Sync) -> str:
     return "two entries have one name"
 
 
-def _description(entry: Entry) -> str:
+def _description(entry: ArrayEntry) -> str:
     return f"{entry.dtype}{list(entry.shape)}{'' if entry.digest else ' (may differ)'}"

@@ -29,7 +29,7 @@ _TELLING_BYTES = 1 << 20  # fewer say more about latency than about speed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CollectiveJob:
     """A collective as the user called it.
 
     Attributes:
@@ -79,7 +79,7 @@ class ActiveCollective(ActiveCall):
         stall_s: how long nothing may come before it counts as failed.
     """
 
-    def __init__(self, shell: PeerShell, job: Job, stall_s: float) -> None:
+    def __init__(self, shell: PeerShell, job: CollectiveJob, stall_s: float) -> None:
         """`shell` is the peer that calls."""
         self._shell, self._job = shell, job
         self.stall_s = stall_s

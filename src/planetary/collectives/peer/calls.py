@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from planetary.collectives.peer import peer_events as e
-from planetary.collectives.peer.active_calls import ActiveCollective, Job
+from planetary.collectives.peer.active_calls import ActiveCollective, CollectiveJob
 from planetary.collectives.peer.peer_shell import PeerShell
 from planetary.collectives.peer.work import OpenWork, Work
 from planetary.collectives.protocol.errors import AbortedError, TooFewPeersError
@@ -81,7 +81,7 @@ class Calls:
                 shell.handle(e.Declined(kind, tag, one_line(str(error))[:_MOST_REASON], self.limit(timeout_s)))
             raise
 
-    def collective(self, job: Job, timeout_s: float | None) -> Work:
+    def collective(self, job: CollectiveJob, timeout_s: float | None) -> Work:
         """Begin a collective.
 
         Raises `UserError` when this peer is not admitted or the tag is in use, `TooFewPeersError` for a small group.

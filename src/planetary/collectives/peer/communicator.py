@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from planetary.collectives.peer import peer_events as e
-from planetary.collectives.peer.active_calls import ActiveSync, Job
+from planetary.collectives.peer.active_calls import ActiveSync, CollectiveJob
 from planetary.collectives.peer.calls import Calls
 from planetary.collectives.peer.peer_shell import PeerShell
 from planetary.collectives.peer.settings import PeerSettings
@@ -288,7 +288,7 @@ class Communicator:
             target.write_back()
             return array if out is None else out
 
-        job = Job(spec=spec, tag=tag, source=source.flat, work=target.flat, in_place=in_place, finish=finish)
+        job = CollectiveJob(spec=spec, tag=tag, source=source.flat, work=target.flat, in_place=in_place, finish=finish)
         return self._calls.collective(job, timeout_s)
 
     def all_reduce_many(
@@ -365,7 +365,7 @@ class Communicator:
             start, stop = split(len(work_array), world)[rank]
             return (work_array if world > 1 else source.flat)[start:stop].copy()
 
-        job = Job(spec=spec, tag=tag, source=source.flat, work=work_array, in_place=False, finish=share)
+        job = CollectiveJob(spec=spec, tag=tag, source=source.flat, work=work_array, in_place=False, finish=share)
         return self._calls.with_retry(timeout_s, lambda limit: self._calls.collective(job, limit))
 
     def all_gather(self, array: Any, *, tag: int = 0, timeout_s: float | None = None) -> np.ndarray:
@@ -395,7 +395,7 @@ class Communicator:
             def finish(rank: int, size: int) -> np.ndarray:
                 return gathered.reshape(world, *source.shape)
 
-            job = Job(
+            job = CollectiveJob(
                 spec=spec,
                 tag=tag,
                 source=gathered,
@@ -435,7 +435,7 @@ class Communicator:
                 flat.write_back()
             return array
 
-        job = Job(
+        job = CollectiveJob(
             spec=spec,
             tag=tag,
             source=flat.flat,
@@ -449,7 +449,9 @@ class Communicator:
         """Return when all members have called it."""
         nothing = np.empty(0, np.uint8)
         spec = Spec(kind="barrier", dtype="ui8")
-        job = Job(spec=spec, tag=tag, source=nothing, work=nothing, in_place=False, finish=lambda rank, world: None)
+        job = CollectiveJob(
+            spec=spec, tag=tag, source=nothing, work=nothing, in_place=False, finish=lambda rank, world: None
+        )
         self._calls.with_retry(timeout_s, lambda limit: self._calls.collective(job, limit))
 
     # --- shared state

@@ -127,7 +127,7 @@ class BeginFetch(Instruction, frozen=True):
     fetch: tuple[Fetch, ...]
 
 
-class Finish(Instruction, frozen=True):
+class FinishCall(Instruction, frozen=True):
     """A call is over. With an `error`, what it changed is put back before the caller learns of it."""
 
     call: int

@@ -24,7 +24,7 @@ FIRST_SESSION = 1
 
 
 @dataclass
-class Call:
+class PendingCall:
     """A call of the user that has not returned."""
 
     title: str
@@ -60,7 +60,7 @@ class PeerMachine:
         self._secret = ""
         self.topology: m.Topology | None = None
         self.counts = m.Counts()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._link = Redial("peer", first_s=_REDIAL_FIRST_S, limit_s=_REDIAL_LIMIT_S)
         self._link.dial(0.0)  # `FIRST_SESSION`
         self._away_since = 0.0
@@ -163,7 +163,7 @@ class PeerMachine:
         operation = isinstance(message, m.Start | m.Sync)
         gave_data = isinstance(message, m.Start) and message.data is not None
         deadline = now + timeout_s + _ANSWER_SLACK_S
-        self._calls[call] = Call(title, "wanted", deadline, operation=operation, gave_data=gave_data)
+        self._calls[call] = PendingCall(title, "wanted", deadline, operation=operation, gave_data=gave_data)
         if self.error is not None:
             self._end(call, self.error)
         elif self.state == "away" or not self._link.connected:
@@ -176,7 +176,7 @@ class PeerMachine:
 
     def _end(self, call: int, error: PlanetaryError | None = None, value: object = None) -> None:
         if self._calls.pop(call, None) is not None:
-            self._out.append(e.Finish(call, error, value))
+            self._out.append(e.FinishCall(call, error, value))
 
     def _pieces_complete(self, event: e.PiecesComplete) -> None:
         call = self._calls.get(event.call)
@@ -217,7 +217,7 @@ class PeerMachine:
                 self.peer, self._secret = message.peer, message.secret
                 self.state = advance(PEER_MEMBERSHIP, self.state, "returned" if message.member else "registered")
                 if not message.member:
-                    self._out.append(e.Finish(0))
+                    self._out.append(e.FinishCall(0))
             case m.Refused(retry=True) if self.state == "away":
                 pass  # the session ends, and the next is dialled within the grace time
             case m.Refused():
@@ -310,7 +310,7 @@ class PeerMachine:
         self.topology = None
         for number in list(self._calls):
             self._end(number, error)
-        self._out.append(e.Finish(0, error))
+        self._out.append(e.FinishCall(0, error))
         self._out.append(e.Hangup(error))
 
     def _tick(self, now: float) -> None:

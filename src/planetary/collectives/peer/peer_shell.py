@@ -223,7 +223,7 @@ class PeerShell:
                 after = work.active.begin(call, instruction)
                 if after is not None:
                     later.append(after)
-            case e.Finish(call, error, value):
+            case e.FinishCall(call, error, value):
                 work = self.calls.take(call)
                 if work is not None:
                     later.append(lambda: work.end(error, value))

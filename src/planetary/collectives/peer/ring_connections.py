@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from planetary.collectives.peer.settings import PeerSettings
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.reduction.buffers import BufferPool
-from planetary.collectives.reduction.operation import Operation, Outgoing
+from planetary.collectives.reduction.operation import Operation, OutgoingPiece
 from planetary.collectives.transport.data_plane import DataPlane
 from planetary.collectives.transport.frames import Introduction
 from planetary.collectives.transport.links import Link, measure
@@ -102,7 +102,7 @@ class RingConnections:
             if before is not None and before is not self.link:
                 before.close()
 
-    def forward(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:
+    def forward(self, seq: int, operation: Operation, outgoing: OutgoingPiece) -> None:
         """Send a piece to the successor. Never blocks."""
         link = self.link
         if link is not None:

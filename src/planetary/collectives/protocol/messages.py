@@ -117,7 +117,7 @@ class Done(Message, frozen=True, kw_only=True):
     bytes_per_s: float = 0.0  # at which pieces came from the predecessor; 0: too few to tell
 
 
-class Entry(msgspec.Struct, frozen=True):
+class ArrayEntry(msgspec.Struct, frozen=True):
     """One array of the shared state."""
 
     name: str
@@ -133,7 +133,7 @@ class Sync(Message, frozen=True, kw_only=True):
     timeout_s: float
     revision: int
     strategy: SyncStrategy
-    entries: tuple[Entry, ...]
+    entries: tuple[ArrayEntry, ...]
     restart: bool = False  # whether a group that emptied may begin anew, at any revision
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 
-class Guard:
+class BufferGuard:
     """Counts who uses some memory, and shuts it.
 
     Once `close` has returned, nobody reads or writes the memory any more, whatever the network still delivers. No one

@@ -14,8 +14,8 @@ from planetary.collectives.protocol.options import QuantizationAlgorithm, Reduce
 from planetary.collectives.reduction import kernels, quantise
 from planetary.collectives.reduction.buffers import BufferPool
 from planetary.collectives.reduction.elements import TYPES, narrow_bf16, raw, widen_bf16
-from planetary.collectives.reduction.guard import Guard
-from planetary.collectives.reduction.ring_plan import Action, RingPlan
+from planetary.collectives.reduction.guard import BufferGuard
+from planetary.collectives.reduction.ring_plan import PieceAction, RingPlan
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 
 _BYTES = np.dtype(np.uint8)
@@ -34,7 +34,7 @@ def good_piece_bytes(nbytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class Outgoing:
+class OutgoingPiece:
     """A piece to send to the successor in the ring."""
 
     stage: int
@@ -42,10 +42,10 @@ class Outgoing:
     data: memoryview | None  # of the working array, or of an encoded piece; None: `Operation.payload` encodes it
 
 
-class Operation(Guard):
+class Operation(BufferGuard):
     """Buffers and progress of one collective.
 
-    Every access to the working array from another thread is guarded; see `Guard`.
+    Every access to the working array from another thread is guarded; see `BufferGuard`.
 
     Attributes:
         source: flat array of this peer's contribution; may be `work`.
@@ -95,7 +95,7 @@ class Operation(Guard):
             self._announced |= first
             return first
 
-    def begin(self) -> list[Outgoing]:
+    def begin(self) -> list[OutgoingPiece]:
         """Return what is sent without waiting for anything."""
         chunk = self.plan.first
         if chunk is None:
@@ -104,10 +104,10 @@ class Operation(Guard):
         for index in range(self.plan.pieces(chunk)):
             # Encoding takes time: the thread that sends does it, piece by piece.
             data = None if self.spec.bits else self._view(self._source_bytes, *self.plan.bounds(chunk, index))
-            out.append(Outgoing(0, index, data))
+            out.append(OutgoingPiece(0, index, data))
         return out
 
-    def payload(self, outgoing: Outgoing) -> memoryview:
+    def payload(self, outgoing: OutgoingPiece) -> memoryview:
         """Return the bytes of a piece to send. The caller holds `enter`."""
         if outgoing.data is not None:
             return outgoing.data
@@ -132,7 +132,7 @@ class Operation(Guard):
 
         What stands there is saved before. The caller holds `enter` for every access.
         """
-        if self.spec.bits or self.plan.action(stage) is not Action.STORE:
+        if self.spec.bits or self.plan.action(stage) is not PieceAction.STORE:
             return None
         start, stop = self.plan.bounds(self.plan.chunk(stage), index)
         self._save(stage, start, stop)
@@ -140,7 +140,7 @@ class Operation(Guard):
 
     def reduces(self, stage: int) -> bool:
         """Whether a piece may be taken part by part, with `reduce_part`."""
-        return not self.spec.bits and self.plan.action(stage) is not Action.STORE
+        return not self.spec.bits and self.plan.action(stage) is not PieceAction.STORE
 
     def reduce_part(self, stage: int, index: int, offset: int, data: memoryview) -> None:
         """Combine a part of a piece, `offset` bytes after its beginning, with the own one. In whole elements."""
@@ -151,10 +151,10 @@ class Operation(Guard):
         own = self.work[start:stop]
         self._save(stage, start, stop)
         kernels.combine(self._op, self.spec.dtype, self.source[start:stop], other, own)
-        if self.plan.action(stage) is Action.FINISH:
+        if self.plan.action(stage) is PieceAction.FINISH:
             kernels.finish(self._op, self.spec.dtype, own, self.plan.world)
 
-    def arrived(self, stage: int, index: int, data: memoryview | None) -> Outgoing | None:
+    def arrived(self, stage: int, index: int, data: memoryview | None) -> OutgoingPiece | None:
         """Take a whole piece; return what to pass on.
 
         `data` is None when it is in its `target` already, or was taken by `reduce_part` from beginning to end. The
@@ -168,11 +168,11 @@ class Operation(Guard):
         if data is not None and self.spec.bits:
             self._save(stage, start, stop)
             passed = self._take_encoded(action, self.source[start:stop], own, data)
-            if action is Action.STORE and plan.forwards(stage):  # as it came: its memory is used again
+            if action is PieceAction.STORE and plan.forwards(stage):  # as it came: its memory is used again
                 kept = self._memory(len(data))
                 np.copyto(kept, np.frombuffer(data, np.uint8))
                 passed = kept.data
-        elif data is not None and action is Action.STORE:
+        elif data is not None and action is PieceAction.STORE:
             self._save(stage, start, stop)
             own.view(np.uint8)[...] = np.frombuffer(data, np.uint8)  # unlike a memoryview, lets others run
         elif data is not None:
@@ -182,7 +182,7 @@ class Operation(Guard):
             self._arrived.add((stage, index))
         if not plan.forwards(stage):
             return None
-        return Outgoing(stage + 1, index, passed)
+        return OutgoingPiece(stage + 1, index, passed)
 
     def count_sent(self, nbytes: int) -> None:
         """A piece is about to be sent, by one of several threads."""
@@ -190,7 +190,7 @@ class Operation(Guard):
             self.sent += nbytes
 
     def close(self) -> None:
-        """See `Guard.close`."""
+        """See `BufferGuard.close`."""
         super().close()
         # What is still on its way is of an operation that failed on all: it may become anything.
         while self._lent:
@@ -214,15 +214,15 @@ class Operation(Guard):
             with self._condition:
                 self._saved.append((start, stop))
 
-    def _take_encoded(self, action: Action, source: np.ndarray, own: np.ndarray, data: memoryview) -> memoryview:
+    def _take_encoded(self, action: PieceAction, source: np.ndarray, own: np.ndarray, data: memoryview) -> memoryview:
         """Decode, combine and encode; return the encoding of what `own` is now."""
-        if action is Action.STORE:
+        if action is PieceAction.STORE:
             if self.spec.dtype == "f32":
                 quantise.decode(data, self.spec.bits, own)
             else:
                 _store_wide(self._decoded(data, len(own)), self.spec.dtype, own)
             return data
-        finishes = action is Action.FINISH
+        finishes = action is PieceAction.FINISH
         if self.spec.dtype == "f32" and self._op in (ReduceOp.SUM, ReduceOp.AVG):
             assert self._algorithm is not None
             divisor = (self.plan.world if self._op is ReduceOp.AVG else 1) if finishes else None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 
 
-class Action(enum.Enum):
+class PieceAction(enum.Enum):
     """What to do with a received piece."""
 
     REDUCE = "reduce"  # combine with our own
@@ -50,11 +50,11 @@ class RingPlan:
         """Index of the chunk that is received at a stage."""
         return (self.rank - self.shift - stage - 1) % len(self.chunks)
 
-    def action(self, stage: int) -> Action:
+    def action(self, stage: int) -> PieceAction:
         """What to do with what arrives at a stage."""
         if stage >= self.reduces:
-            return Action.STORE
-        return Action.FINISH if stage == self.reduces - 1 else Action.REDUCE
+            return PieceAction.STORE
+        return PieceAction.FINISH if stage == self.reduces - 1 else PieceAction.REDUCE
 
     def forwards(self, stage: int) -> bool:
         """Whether what arrives at a stage is passed on as stage + 1."""

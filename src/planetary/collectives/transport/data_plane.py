@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from planetary.collectives.reduction.operation import Operation, Outgoing
+from planetary.collectives.reduction.operation import Operation, OutgoingPiece
 from planetary.collectives.transport.direct_memory import Borrower, Loan, draw_challenge
 from planetary.collectives.transport.frames import (
     ACCEPTED,
@@ -23,11 +23,11 @@ from planetary.collectives.transport.frames import (
     HEADER_BYTES,
     IN_SLOT,
     INTRODUCTION_BYTES,
-    Answer,
     Header,
     Introduction,
     ProbeRequest,
     Request,
+    StateAnswer,
     read_header,
 )
 from planetary.collectives.transport.neighbours import near_options
@@ -97,7 +97,7 @@ class DataPlane:
         options: SocketOptions,
         connections_most: int,
         stall_s: float,
-        forward: Callable[[int, Operation, Outgoing], None],
+        forward: Callable[[int, Operation, OutgoingPiece], None],
         complete: Callable[[Operation], None],
         fault: Callable[[str, str], None],
         spoil: Callable[[Operation, str, str], None],
@@ -411,10 +411,10 @@ class DataPlane:
             session = self._session_of(request.seq)
             part = session.part(request.name, request.offset, request.length) if session is not None else None
             if session is None or part is None:
-                answer = Answer(ok=False, reason=f"no such part of {request.name!r} is offered now")
+                answer = StateAnswer(ok=False, reason=f"no such part of {request.name!r} is offered now")
                 connection.write_block(msgspec.json.encode(answer), self._stall_s)
                 continue
-            connection.write_block(msgspec.json.encode(Answer(ok=True, length=len(part))), self._stall_s)
+            connection.write_block(msgspec.json.encode(StateAnswer(ok=True, length=len(part))), self._stall_s)
             done = 0
             while done < len(part):
                 if not session.enter():

@@ -38,7 +38,7 @@ class Request(msgspec.Struct, frozen=True):
     length: int
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StateAnswer(msgspec.Struct, frozen=True):
     """Answers `Request`; when ok, `length` raw bytes follow."""
 
     ok: bool

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from planetary.collectives.protocol.messages import PeerInfo
-from planetary.collectives.reduction.operation import Operation, Outgoing
+from planetary.collectives.reduction.operation import Operation, OutgoingPiece
 from planetary.collectives.transport.direct_memory import CHALLENGE_BYTES, Lender, address_of
 from planetary.collectives.transport.frames import ACCEPTED, ADDRESS, IN_SLOT, Introduction, pack_header
 from planetary.collectives.transport.shared_memory import SlotWriter
@@ -43,7 +43,7 @@ def open_connection(to: PeerInfo, introduction: Introduction, options: SocketOpt
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class Route:
     """How a peer is reached; the same for all connections of a link.
 
     Attributes:
@@ -68,7 +68,7 @@ class _Piece:
 
     seq: int
     operation: Operation
-    outgoing: Outgoing
+    outgoing: OutgoingPiece
     done: int = 0  # bytes of its frame that are sent
     over: bool = False  # whether the thread has dealt with it
 
@@ -83,7 +83,7 @@ class Lane:
         given: pieces so far, counted by the link.
     """
 
-    def __init__(self, way: Way, name: str) -> None:
+    def __init__(self, way: Route, name: str) -> None:
         """Connects when the first piece is sent."""
         self._way = way
         self._queue: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
@@ -105,7 +105,7 @@ class Lane:
         """Pieces that the system has not taken yet."""
         return self.given - self._done
 
-    def put(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:
+    def put(self, seq: int, operation: Operation, outgoing: OutgoingPiece) -> None:
         """Send a piece, `given` already: at once where nobody has to wait for that, or by the thread."""
         piece = _Piece(seq, operation, outgoing)
         if outgoing.data is not None:

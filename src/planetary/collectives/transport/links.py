@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from planetary.collectives.protocol.messages import PeerInfo
-from planetary.collectives.reduction.operation import Operation, Outgoing
+from planetary.collectives.reduction.operation import Operation, OutgoingPiece
 from planetary.collectives.transport.frames import Introduction, ProbeRequest
-from planetary.collectives.transport.lanes import CONNECT_S, Lane, Way, open_connection
+from planetary.collectives.transport.lanes import CONNECT_S, Lane, Route, open_connection
 from planetary.collectives.transport.sockets import DataSocket, SocketOptions
 
 _FILLER = bytes(1 << 20)
@@ -49,7 +49,7 @@ class Link:
         self.to = to
         self._lock = threading.Lock()
         self._turn = 0
-        way = Way(
+        way = Route(
             to=to,
             introduction=introduction,
             options=options,
@@ -61,7 +61,7 @@ class Link:
         )
         self.lanes = [Lane(way, f"planetary ring send {number} to {to.name}") for number in range(connections)]
 
-    def send(self, seq: int, operation: Operation, outgoing: Outgoing) -> None:
+    def send(self, seq: int, operation: Operation, outgoing: OutgoingPiece) -> None:
         """Send a piece unless the operation is over by then. Never blocks."""
         with self._lock:
             index = next_lane([lane.waiting for lane in self.lanes], self._turn)

@@ -12,10 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.collectives.protocol.messages import Entry, Fetch, PeerInfo
+from planetary.collectives.protocol.messages import ArrayEntry, Fetch, PeerInfo
 from planetary.collectives.reduction.elements import Flat, raw
-from planetary.collectives.reduction.guard import Guard
-from planetary.collectives.transport.frames import Answer, Introduction, Request
+from planetary.collectives.reduction.guard import BufferGuard
+from planetary.collectives.transport.frames import Introduction, Request, StateAnswer
 from planetary.collectives.transport.lanes import open_connection
 from planetary.collectives.transport.sockets import DataSocket, SocketOptions
 from planetary.core.errors import PeerError, PlanetaryError, TrustError, UserError
@@ -89,15 +89,15 @@ class SharedState:
         for flat in self.flats.values():
             flat.read_again()
 
-    def entries(self, algorithm: str) -> tuple[Entry, ...]:
+    def entries(self, algorithm: str) -> tuple[ArrayEntry, ...]:
         """Describe every array, with its digest."""
         return tuple(
-            Entry(name, flat.dtype, flat.shape, "" if name in self.free else digest(algorithm, flat.flat))
+            ArrayEntry(name, flat.dtype, flat.shape, "" if name in self.free else digest(algorithm, flat.flat))
             for name, flat in self.flats.items()
         )
 
 
-class StateSession(Guard):
+class StateSession(BufferGuard):
     """A shared state during one synchronisation, in which its arrays must not change."""
 
     def __init__(self, state: SharedState) -> None:
@@ -213,7 +213,7 @@ class Fetcher:
         data = raw(self._buffers[name])[offset : offset + PART_BYTES]
         request = Request(self._seq, name, offset, len(data))
         connection.write_block(msgspec.json.encode(request), self._stall_s)
-        answer = msgspec.json.decode(connection.read_block(4096, self._stall_s), type=Answer)
+        answer = msgspec.json.decode(connection.read_block(4096, self._stall_s), type=StateAnswer)
         if not answer.ok or answer.length != len(data):
             raise PeerError(f"asked for {len(data)} bytes of {name!r}: {answer.reason or answer.length}")
         connection.read(data, self._stall_s)

@@ -61,7 +61,7 @@ def _use(name: str, count: int) -> OperationUse:
     return OperationUse(name, count, status, why)
 
 
-def _status(entry: rule_table.Entry) -> tuple[str, str]:
+def _status(entry: rule_table.RuleEntry) -> tuple[str, str]:
     if entry.rule is not None:
         return "rule", entry.note
     if entry.inactive is not None:

@@ -69,7 +69,7 @@ Rule: TypeAlias = Callable[[Site, list[Value | None]], Sequence[Contribution]]
 
 
 @dataclass(frozen=True)
-class Entry:
+class RuleEntry:
     """How the differentiator treats one operation. Exactly one of `rule`, `inactive`, `unsupported` is
     set.
     """
@@ -85,18 +85,18 @@ Pattern: TypeAlias = Callable[[Operation], "tuple[list[Value], Rule] | None"]
 
 Activity: TypeAlias = Callable[[Operation, Set[Value]], Sequence[Value]]
 
-_entries: dict[str, Entry] = {}
+_entries: dict[str, RuleEntry] = {}
 _activities: dict[str, Activity] = {}
 _patterns: dict[str, list[tuple[str, Pattern]]] = {}
 
 
-def _enter(entry: Entry) -> None:
+def _enter(entry: RuleEntry) -> None:
     if entry.name in _entries:
         raise AssertionError(f"{entry.name} stands in the rule table twice")
     _entries[entry.name] = entry
 
 
-def entries() -> dict[str, Entry]:
+def entries() -> dict[str, RuleEntry]:
     """A copy of the table by operation name; custom calls and composites appear as `stablehlo.custom_call
     @name`.
     """
@@ -113,7 +113,7 @@ def key_of(op: Operation) -> str:
     return name
 
 
-def find(op: Operation) -> Entry | None:
+def find(op: Operation) -> RuleEntry | None:
     """The entry for an operation, or None if it stands nowhere."""
     return _entries.get(key_of(op))
 
@@ -123,7 +123,7 @@ def rule_many(*names: str, note: str = "") -> Callable[[Rule], Rule]:
 
     def register(function: Rule) -> Rule:
         for name in names:
-            _enter(Entry(name, rule=function, note=note))
+            _enter(RuleEntry(name, rule=function, note=note))
         return function
 
     return register
@@ -137,7 +137,7 @@ def rule(*names: str, note: str = "") -> Callable[..., Any]:
             return function(site, cotangents[0])
 
         for name in names:
-            _enter(Entry(name, rule=many, note=note))
+            _enter(RuleEntry(name, rule=many, note=note))
         return function
 
     return register
@@ -146,13 +146,13 @@ def rule(*names: str, note: str = "") -> Callable[..., Any]:
 def inactive(reason: str, *names: str) -> None:
     """Register operations whose derivative is zero, or that carry no gradient."""
     for name in names:
-        _enter(Entry(name, inactive=reason))
+        _enter(RuleEntry(name, inactive=reason))
 
 
 def unsupported(reason: str, *names: str) -> None:
     """Register operations through which no gradient can pass; the reason says what to do."""
     for name in names:
-        _enter(Entry(name, unsupported=reason))
+        _enter(RuleEntry(name, unsupported=reason))
 
 
 def activity(*names: str) -> Callable[[Activity], Activity]:

@@ -50,7 +50,7 @@ class Questions(Protocol):
 
 
 @dataclass
-class Budget:
+class SearchBudget:
     """What a search may spend. No question is asked once either is used up.
 
     Attributes:
@@ -111,7 +111,7 @@ class Finding:
         return self.operations[-1]
 
 
-def find_first_wrong(count: int, questions: Questions, budget: Budget) -> Finding:
+def find_first_wrong(count: int, questions: Questions, budget: SearchBudget) -> Finding:
     """Search a graph of `count` operations that is known to give something wrong.
 
     Whatever the answers are, even if a mistake comes and goes with the length of the prefix: the prefix that is one
@@ -149,7 +149,7 @@ def _nearest(candidates: set[int], low: int, high: int) -> int | None:
     return None
 
 
-def _smallest_piece(reading: Reading, questions: Questions, budget: Budget) -> Finding:
+def _smallest_piece(reading: Reading, questions: Questions, budget: SearchBudget) -> Finding:
     """Find the shortest piece that ends with the operation of `reading` and is wrong by itself."""
     operation = reading.operation
     chain = list(questions.needed(operation))

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from planetary.compiler.check.bisect import Budget, Finding, Reading, find_first_wrong
+from planetary.compiler.check.bisect import Finding, Reading, SearchBudget, find_first_wrong
 from planetary.compiler.check.pieces import ARGUMENT, Key, Node, Outline, Piece, as_crossing, cut_out, outline
 from planetary.compiler.step.train_step import TrainStep
 from planetary.core.errors import PlanetaryError
@@ -37,7 +37,7 @@ Execute: TypeAlias = Callable[[TrainStep, Sequence[np.ndarray]], list[np.ndarray
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedFunction:
     """A function whose compiled form is wrong.
 
     Attributes:
@@ -67,7 +67,7 @@ class Refused:
 
 
 def name_offender(
-    refused: Refused,
+    refused: RefusedFunction,
     *,
     most_compilations: int = MOST_COMPILATIONS,
     seconds: float = SEARCH_SECONDS,
@@ -78,7 +78,7 @@ def name_offender(
     Never raises: a search that fails says that it failed, and the refusal stands.
     """
     try:
-        budget = Budget(most_compilations, seconds, clock)
+        budget = SearchBudget(most_compilations, seconds, clock)
         pieces = _Pieces(refused)
         finding = find_first_wrong(len(pieces.outline.nodes), pieces, budget)
         return _sentence(finding, pieces.outline, budget, pieces.refusal)
@@ -89,7 +89,7 @@ def name_offender(
 class _Pieces:
     """Answers the questions of the search; see `planetary.compiler.check.bisect.Questions`."""
 
-    def __init__(self, refused: Refused) -> None:
+    def __init__(self, refused: RefusedFunction) -> None:
         self.outline = outline(refused.portable, refused.function)
         self.refusal = ""  # why the last piece could not be compared
         self._refused = refused
@@ -205,7 +205,7 @@ def _wide(array: np.ndarray) -> type[np.inexact]:
 # --- words ----------------------------------------------------------------------------------------------------
 
 
-def _sentence(finding: Finding, graph: Outline, budget: Budget, refusal: str) -> str:
+def _sentence(finding: Finding, graph: Outline, budget: SearchBudget, refusal: str) -> str:
     cost = f"({budget.spent} compilations, {budget.elapsed:.0f} s)"
     if finding.outcome == "unanswered":
         return f"The operation that is wrong could not be searched for: {refusal}."

@@ -93,7 +93,7 @@ def outline(portable: bytes, function: str) -> Outline:
     """
     with ir.new_context():
         module = ir.parse_module(portable)  # named: its functions live as long as it does
-        graph = _Graph(_function(module, function))
+        graph = _FunctionGraph(_function(module, function))
         return Outline(
             tuple(
                 Node(
@@ -127,7 +127,7 @@ def cut_out(portable: bytes, function: str, start: int, wanted: Sequence[Key]) -
             if name in {"train_step", "eval_step"} and name != function:
                 ir.erase_function(other)
         ir.rename_function(source, "whole")
-        graph = _Graph(source)
+        graph = _FunctionGraph(source)
         inside, inputs = graph.between(start, wanted)
         made = [graph.value(key) for key in wanted]
         given = [graph.value(key) for key in inputs]
@@ -166,7 +166,7 @@ def as_crossing(array: np.ndarray, dtype: str) -> np.ndarray:
     return array.astype(np.int8) if dtype == "i1" else array
 
 
-class _Graph:
+class _FunctionGraph:
     """A function's operations with a number for each that depends on an argument; of the current context."""
 
     def __init__(self, function: Operation) -> None:

@@ -20,7 +20,7 @@ from planetary.compiler.backends.artifact_manifest import ArtifactCache
 from planetary.compiler.backends.iree import Artifact, compile_artifact
 from planetary.compiler.backends.targets import Target
 from planetary.compiler.check import interpreter
-from planetary.compiler.check.offender import VALUE_TOLERANCE, Execute, Refused, name_offender
+from planetary.compiler.check.offender import VALUE_TOLERANCE, Execute, RefusedFunction, name_offender
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verification_report import VerifyReport, read_report, write_report
 from planetary.compiler.check.widening import rounds_between_operations, widened
@@ -221,7 +221,7 @@ def make_trial(spec: StepSpec, params: Mapping[str, np.ndarray], buffers: Mappin
     return draw_trial(spec, values_of(spec, params), buffers)
 
 
-class Run(Protocol):
+class FunctionRunner(Protocol):
     """Runs one function of a module; `run_reference` and `run_interpreter` do."""
 
     def __call__(
@@ -229,7 +229,7 @@ class Run(Protocol):
     ) -> list[np.ndarray]: ...
 
 
-def run_expected(train_step: TrainStep, trial: Trial, run: Run = run_reference) -> dict[str, np.ndarray]:
+def run_expected(train_step: TrainStep, trial: Trial, run: FunctionRunner = run_reference) -> dict[str, np.ndarray]:
     """Return the reference's results by name: new parameters and state, `loss`, `grad_norm`, `eval_loss`."""
     spec = train_step.spec
     changed = [*spec.params, *spec.opt_state]
@@ -248,7 +248,7 @@ def _noise(train_step: TrainStep, trial: Trial) -> dict[str, float]:
     return noise_between(train_step.spec, rounded, wide)
 
 
-def _run_widened(rounding: bool) -> Run:
+def _run_widened(rounding: bool) -> FunctionRunner:
     """Return what runs a function with XLA, with f32 in place of all 16-bit arithmetic."""
 
     def run(
@@ -286,8 +286,14 @@ def _suspect(target: Target, open_runner: Callable[[Artifact, StepSpec], StepRun
 
 
 def _refused(
-    train_step: TrainStep, trial: Trial, errors: Mapping[str, float], rounding: float, *, wrong: Execute, run: Run
-) -> Refused:
+    train_step: TrainStep,
+    trial: Trial,
+    errors: Mapping[str, float],
+    rounding: float,
+    *,
+    wrong: Execute,
+    run: FunctionRunner,
+) -> RefusedFunction:
     """Return what is known about a refused artifact to who searches it."""
 
     def right(piece: TrainStep, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -299,7 +305,7 @@ def _refused(
     train_is_right = all(error <= 1 for name, error in errors.items() if name != "eval_loss")
     function = "eval_step" if train_is_right else "train_step"
     dtypes, arguments = _arguments(train_step.spec, trial, function)
-    return Refused(
+    return RefusedFunction(
         portable=train_step.portable,
         function=function,
         arguments=arguments,

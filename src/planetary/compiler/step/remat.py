@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from planetary.compiler import ir, ops
 from planetary.compiler.ir import Block, Operation, Value
-from planetary.compiler.step.remat_policy import Plan, Step, plan
+from planetary.compiler.step.remat_policy import Plan, TapeStep, plan
 
 _VIEWS = frozenset(
     f"stablehlo.{name}"
@@ -48,7 +48,7 @@ def rematerialise(block: Block, count: int, data: Sequence[Value], roots: Sequen
     backward = [op for op in body[count:] if op in live]
     needed = {i for op in backward for i in tape.roots_of(op)}
     steps = [
-        Step(
+        TapeStep(
             inputs=() if tape.is_view(i) else tape.roots_of(op),
             nbytes=0 if tape.is_view(i) else sum(_nbytes(result) for result in op.results),
             cost=0.0 if tape.is_view(i) else _cost(op),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Step:
+class TapeStep:
     """One operation of a tape.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan:
 _TRIALS = 24  # segment sizes that are tried
 
 
-def plan(tape: Sequence[Step], budget: int) -> Plan:
+def plan(tape: Sequence[TapeStep], budget: int) -> Plan:
     """Return the cheapest plan found whose `bytes_after` is at most `budget`, or the smallest one.
 
     The time is linear in the tape, but for one sort. Steps are kept, beyond those that cross a cut, in the order
@@ -81,7 +81,7 @@ def plan(tape: Sequence[Step], budget: int) -> Plan:
     return Plan(best, frozenset(kept), recomputed, before, _peak(tape, best, kept), again / max(total, 1.0))
 
 
-def _last_uses(tape: Sequence[Step]) -> list[int]:
+def _last_uses(tape: Sequence[TapeStep]) -> list[int]:
     """Position of the last step that reads each step; its own where none does."""
     last = list(range(len(tape)))
     for position, step in enumerate(tape):
@@ -90,7 +90,7 @@ def _last_uses(tape: Sequence[Step]) -> list[int]:
     return last
 
 
-def _crossing(tape: Sequence[Step], last_use: Sequence[int]) -> list[int]:
+def _crossing(tape: Sequence[TapeStep], last_use: Sequence[int]) -> list[int]:
     """Bytes that are read across a cut after each position."""
     change = [0] * (len(tape) + 1)
     for position, step in enumerate(tape):
@@ -103,7 +103,7 @@ def _crossing(tape: Sequence[Step], last_use: Sequence[int]) -> list[int]:
     return found
 
 
-def _cuts(tape: Sequence[Step], crossing: Sequence[int], size: int) -> tuple[int, ...]:
+def _cuts(tape: Sequence[TapeStep], crossing: Sequence[int], size: int) -> tuple[int, ...]:
     """Cut wherever the needed bytes since the last cut would exceed `size`, at the cheapest place in the later half
     of that stretch.
     """
@@ -145,7 +145,7 @@ def _segments(cuts: Sequence[int], length: int) -> list[int]:
     return found
 
 
-def _peak(tape: Sequence[Step], cuts: Sequence[int], kept: set[int]) -> int:
+def _peak(tape: Sequence[TapeStep], cuts: Sequence[int], kept: set[int]) -> int:
     held = sum(tape[i].nbytes for i in kept)
     segment = _segments(cuts, len(tape))
     again = [0] * (len(cuts) + 1)
@@ -155,7 +155,7 @@ def _peak(tape: Sequence[Step], cuts: Sequence[int], kept: set[int]) -> int:
     return held + max(again)
 
 
-def _keep_more(tape: Sequence[Step], cuts: Sequence[int], kept: set[int], budget: int) -> set[int]:
+def _keep_more(tape: Sequence[TapeStep], cuts: Sequence[int], kept: set[int], budget: int) -> set[int]:
     """Add needed steps to the kept ones, those that cost most per byte first, while the budget allows."""
     segment = _segments(cuts, len(tape))
     again = [0] * (len(cuts) + 1)
@@ -175,7 +175,7 @@ def _keep_more(tape: Sequence[Step], cuts: Sequence[int], kept: set[int], budget
     return found
 
 
-def _recomputed(tape: Sequence[Step], cuts: Sequence[int], kept: set[int]) -> tuple[tuple[int, ...], ...]:
+def _recomputed(tape: Sequence[TapeStep], cuts: Sequence[int], kept: set[int]) -> tuple[tuple[int, ...], ...]:
     segment = _segments(cuts, len(tape))
     wanted = [step.needed and i not in kept and segment[i] < len(cuts) for i, step in enumerate(tape)]
     for position in range(len(tape) - 1, -1, -1):

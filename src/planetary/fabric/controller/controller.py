@@ -1,7 +1,7 @@
 """The training controller (PCP's Shepherd) as a pure machine.
 
 It decides; `fabric.gateway.gateway` carries out. Three parts share one `Desk`: `Membership` (the workers of the run),
-`Training` (rounds and leases) and `Evaluation` (held-out loss). Durable state is
+`RoundTraining` (rounds and leases) and `Evaluation` (held-out loss). Durable state is
 `fabric.protocol.state.ControllerState`, changed only through journal records; everything else lives as long as a
 connection.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from planetary.diloco.rounds import Action, decide_round
+from planetary.diloco.rounds import RoundAction, decide_round
 from planetary.fabric.controller.checkpointing import Checkpointing
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
@@ -22,7 +22,7 @@ from planetary.fabric.controller.round_end import MetricsLines, finished_record,
 from planetary.fabric.controller.run_controller import RunController, RunPhase
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.star import Star
-from planetary.fabric.controller.topology import Outcome, Topology
+from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
@@ -53,7 +53,7 @@ class Controller(RunController[RoundsDesk]):
         self.state = state
         self.topology: Topology = Star(self.desk) if policy.ring is None else Ring(self.desk, policy.ring)
         self.guard = Guard(self.desk)
-        self.training = Training(self.desk, self.topology, self.guard, now)
+        self.training = RoundTraining(self.desk, self.topology, self.guard, now)
         self.evaluation = Evaluation(self.desk, self.topology, self.guard, now)
         self._stop_reason = ""  # why it is stopping
         self.lines = MetricsLines(self.desk, self.evaluation, unreported)
@@ -309,7 +309,7 @@ class Controller(RunController[RoundsDesk]):
         return since + self.policy.startup_grace_s if 0 < len(self.desk.ready_workers()) < expected else None
 
 
-class Training:
+class RoundTraining:
     """The round that is trained, and the one that has ended. Whether a round closes is `diloco.rounds`' decision.
 
     A round that is closed has *ended* until it is finished: its parameters are made, and saved where a checkpoint is
@@ -385,10 +385,10 @@ class Training:
         if self._desk.state.closing is not None or not self._topology.may_close:
             return
         verdict = decide_round(self.leases.view(opened), limits, now)
-        if verdict.action is Action.REASSIGN:
+        if verdict.action is RoundAction.REASSIGN:
             self.leases.reassign(opened, now)
             verdict = decide_round(self.leases.view(opened), limits, now)
-        if verdict.action is Action.CLOSE:
+        if verdict.action is RoundAction.CLOSE:
             self._close(opened, verdict.why, now)
             return
         self.ask_again_at = verdict.ask_again_at
@@ -404,11 +404,11 @@ class Training:
     def _reduce(self, ended: OpenRound, now: float) -> int | Mark | None:
         """Go on with the reduction; see `advance`."""
         match self._topology.settle(ended, now):
-            case Outcome.WAIT:
+            case ReductionOutcome.WAIT:
                 self.stall = self._topology.stall
-            case Outcome.DONE:
+            case ReductionOutcome.DONE:
                 return ended.round
-            case Outcome.RETRY:
+            case ReductionOutcome.RETRY:
                 self.leases.withdraw_lost(ended, now)
                 if ended.contributions:
                     self.leases.orphans_to_pool(ended, "what was trained of it does not count")

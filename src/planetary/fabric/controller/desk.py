@@ -16,7 +16,7 @@ from planetary.machine.journal import Record
 from planetary.wire.message import Message, Order
 
 
-class UnderWay:
+class InFlightPayloads:
     """Payloads of messages that are sent in turn, by session and in that order, until they have left this machine."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Desk(Generic[Policy_co, State_co]):
         self.workers: dict[int, WorkerSession] = {}
         self.supervisors: dict[int, SupervisorSession] = {}
         self.out: list[Instruction] = []
-        self.under_way = UnderWay()
+        self.under_way = InFlightPayloads()
 
     @property
     def policy(self) -> Policy_co:

@@ -7,7 +7,7 @@ import math
 from planetary.diloco.rounds import RoundView, admits_latecomer
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.guard import Guard
-from planetary.fabric.controller.pace import LeaseTimes, Pace
+from planetary.fabric.controller.pace import LeaseTimes, WorkerPaces
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
@@ -37,7 +37,7 @@ class Leases:
         self._desk, self._topology, self._guard = desk, topology, guard
         self._began = self._orphaned_at = self._contributed_at = now  # of the open round
         self._seconds: dict[str, float] = {}  # worker -> seconds of its last lease
-        self.pace = Pace()
+        self.pace = WorkerPaces()
 
     # --- handing out ------------------------------------------------------------------------------------------
 

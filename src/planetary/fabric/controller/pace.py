@@ -105,7 +105,7 @@ class Latest(msgspec.Struct):
     share: float | None = None
 
 
-class Pace:
+class WorkerPaces:
     """What is remembered of workers' times, while the controller lives.
 
     Attributes:

@@ -21,7 +21,7 @@ import msgspec
 
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.stalls import Wait
-from planetary.fabric.controller.topology import Outcome, Topology
+from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import DropAttachment, KeepOuterState, OuterStateOf
 from planetary.fabric.protocol.policy import RingPolicy
@@ -159,29 +159,29 @@ class Ring(Topology):
         if message.kind == "numerics":
             self.failure = ("numerics", message.reason)
 
-    def settle(self, ended: OpenRound, now: float) -> Outcome:
+    def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
         """See `Topology`."""
         outcome = self._settled(now)
-        if outcome is Outcome.DONE:
+        if outcome is ReductionOutcome.DONE:
             self._desk.append(RoundClosed(round=ended.round, contributions=len(ended.contributions), why=self._why))
             for contribution in ended.contributions:
                 del self._held_by[contribution.task]
         return outcome
 
-    def _settled(self, now: float) -> Outcome:
+    def _settled(self, now: float) -> ReductionOutcome:
         self.stall = ""
         if self._attempt is not None:
             self._settle_attempt(self._attempt, now)
         if self._attempt is not None:
-            return Outcome.WAIT
+            return ReductionOutcome.WAIT
         if self._collecting:
             return self._collect()
         if self.again_at is None:
-            return Outcome.DONE
+            return ReductionOutcome.DONE
         if now >= self.again_at:
-            return Outcome.RETRY
+            return ReductionOutcome.RETRY
         self.stall = f"round {self._desk.state.round + 1}: the workers' reduction failed and is tried again"
-        return Outcome.WAIT
+        return ReductionOutcome.WAIT
 
     def give_up(self) -> Mark:
         """See `Topology`."""
@@ -243,17 +243,17 @@ class Ring(Topology):
         if desk.checkpoint_due(round_):
             self._collecting = round_
 
-    def _collect(self) -> Outcome:
+    def _collect(self) -> ReductionOutcome:
         round_ = self._collecting
         if self.held == round_:
             self._collecting = 0
-            return Outcome.DONE
+            return ReductionOutcome.DONE
         if self._ask(round_):
-            return Outcome.WAIT
+            return ReductionOutcome.WAIT
         # Whoever had it died before it was safe, so it never was: what is left is reduced again.
         self._collecting = 0
         del self._marks[round_], self._digests[round_]
-        return Outcome.RETRY
+        return ReductionOutcome.RETRY
 
     # --- who has what -----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from planetary.diloco.deltas import Table
 from planetary.diloco.judgement import Claim
 from planetary.diloco.sanity import CAUTIOUS_RULE, is_cautious
 from planetary.fabric.controller.desk import RoundsDesk
-from planetary.fabric.controller.topology import Outcome, Topology
+from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import (
     DropAttachment,
@@ -91,19 +91,19 @@ class Star(Topology):
         contributions = tuple((task, tokens, self._attachments.pop(task)) for task, tokens in parts)
         self._desk.out.append(TakeOuterStep(ended.round, ended.judged.rule, contributions))
 
-    def settle(self, ended: OpenRound, now: float) -> Outcome:
+    def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
         """See `Topology`."""
         if self._measuring:
             if self._table is None:
-                return Outcome.WAIT
+                return ReductionOutcome.WAIT
             self._judge(ended, self._table)
             if self._refused:
-                return Outcome.RETRY
+                return ReductionOutcome.RETRY
             self.begin_again(ended, now)
         if self._stepped < self._stepping:
-            return Outcome.WAIT
+            return ReductionOutcome.WAIT
         self._stepping = 0
-        return Outcome.DONE
+        return ReductionOutcome.DONE
 
     def _judge(self, ended: OpenRound, table: Table) -> None:
         self._table = None

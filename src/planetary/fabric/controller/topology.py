@@ -16,7 +16,7 @@ from planetary.fabric.protocol.state import OpenRound
 from planetary.machine.events import Received
 
 
-class Outcome(StrEnum):
+class ReductionOutcome(StrEnum):
     """What became of the reduction under way."""
 
     WAIT = "wait"
@@ -110,10 +110,10 @@ class Topology(ABC):
 
     @abstractmethod
     def begin_again(self, ended: OpenRound, now: float) -> None:
-        """Reduce what is left, after `Outcome.RETRY`."""
+        """Reduce what is left, after `ReductionOutcome.RETRY`."""
 
     @abstractmethod
-    def settle(self, ended: OpenRound, now: float) -> Outcome:
+    def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
         """Say what became of the reduction; ask again after every event and at `next_deadline`."""
 
     def give_up(self) -> Mark | None:

@@ -30,7 +30,7 @@ from planetary.data.prepare import PreparedData
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.gateway.invite_list import Guests, InviteList
 from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock
-from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import invite_of
@@ -44,7 +44,7 @@ from planetary.fabric.protocol.records import (
     RunStarted,
 )
 from planetary.fabric.protocol.status import MOST_EVENTS, RoundMetrics, RunStatus
-from planetary.fabric.protocol.traffic import Traffic
+from planetary.fabric.protocol.traffic import WorkerTraffic
 from planetary.fabric.shell.shell import SendQueues, Shell
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
@@ -181,7 +181,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.config = config
         self.options = options
         self.endpoint = ""  # URL that clients of the run's kind use; "": it has none
-        self.traffic = Traffic()
+        self.traffic = WorkerTraffic()
         self.stage = "starting"
         self.stage_since = 0.0  # Unix time in seconds; 0: before any
         self.started_at = 0.0  # Unix time in seconds
@@ -248,7 +248,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Give a message to the controller."""
 
     @abstractmethod
-    async def _compile_for(self, target: CompileTarget) -> Published:
+    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         """Compile and verify what workers run."""
 
     async def _fit(self, prepared: PreparedT) -> PreparedT | None:
@@ -578,7 +578,7 @@ class Background:
 
     def __init__(
         self,
-        compile_for: Callable[[CompileTarget], Awaitable[Published]],
+        compile_for: Callable[[CompileTarget], Awaitable[PublishedArtifact]],
         post: Callable[[e.Event], None],
         clock: Clock,
         compilers: int,

@@ -19,12 +19,12 @@ from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.round_work import RoundWork
-from planetary.fabric.gateway.rounds_start import Start, begin, trim_metrics
+from planetary.fabric.gateway.rounds_start import RoundsStart, begin, trim_metrics
 from planetary.fabric.gateway.run_status import status_of
 from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.gateway.topology import GatewayTopology, topology_of
-from planetary.fabric.preparation.budget import Speed
-from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
+from planetary.fabric.preparation.budget import MachineSpeed
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fabric.preparation.fitting import fit_run, local_target, measure_speed
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, prepare_run
@@ -39,13 +39,13 @@ from planetary.wire.limits import MIB, Limits
 
 Prepare = Callable[[Config, Path, Callable[[str], None], StepRecord | None], Prepared]
 """As `prepare_run`."""
-CompileFor = Callable[[Prepared, CompileTarget, Path], Awaitable[Published]]
+CompileFor = Callable[[Prepared, CompileTarget, Path], Awaitable[PublishedArtifact]]
 """As `compile_apart`."""
 TopologyOf = Callable[[Config, str, Authority | None], GatewayTopology]
 """As `topology_of`."""
 
 
-class RoundsGateway(Gateway[Prepared, Start, Controller]):
+class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     """A run in rounds: leases of tokens, and one outer step a round."""
 
     def __init__(
@@ -85,7 +85,7 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         work = asyncio.to_thread(self._prepare_run, config, self.options.cache, self._set_stage, None)
         return await self._interruptible(work)
 
-    async def _measure(self, config: Config, prepared: Prepared) -> Speed | None:
+    async def _measure(self, config: Config, prepared: Prepared) -> MachineSpeed | None:
         target, threads, cache = local_target(config), self.options.local_threads, self.options.cache
         assert threads is not None
         work = measure_speed(config, prepared, target, threads=threads, cache=cache, stage=self._set_stage)
@@ -97,14 +97,14 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
         self.notes += filter(None, (step_news(own, prepared.record),))
         return prepared
 
-    def _begin(self, prepared: Prepared) -> Start:
+    def _begin(self, prepared: Prepared) -> RoundsStart:
         text, fits = self.room.check(prepared.step.spec.params, self.config.checkpoint.keep)
         if text:
             self.note(text) if fits else self.warn(text)
         self._topology.start()
         return begin(self.config, self.options, prepared, self._topology, self._system.files)
 
-    def _control(self, prepared: Prepared, start: Start) -> Controller:
+    def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
         for why in (start.policy.length.why_shorter(), why_chosen(self.config.outer, self.config.train.rounds)):
             if why:
                 self.note(why)
@@ -205,6 +205,6 @@ class RoundsGateway(Gateway[Prepared, Start, Controller]):
                 return lambda: {"tokens": read_slice(piece)}
         return super()._source(payload)
 
-    async def _compile_for(self, target: CompileTarget) -> Published:
+    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         assert self.prepared is not None
         return await self._compile_apart(self.prepared, target, self.options.cache)

@@ -44,7 +44,7 @@ purpose: a large model on a slow machine is no fault, and a dead process is noti
 
 
 @dataclass
-class Start:
+class RoundsStart:
     """What the gateway goes on from."""
 
     policy: ControllerPolicy
@@ -61,7 +61,7 @@ def begin(
     prepared: Prepared,
     topology: GatewayTopology,
     files: DurableFiles = DISK,
-) -> Start:
+) -> RoundsStart:
     """Read or make the run folder with the operations of `files`; `topology` has been started.
 
     Raises:
@@ -86,7 +86,7 @@ def begin(
         specs = prepared.step.spec.params
         parameters = Parameters(specs, initial_state(specs, prepared.params), 0)
         policy = topology.extend(policy, parameters.state)
-        return Start(policy, replay([started], ControllerState()), parameters, [started], [], [])
+        return RoundsStart(policy, replay([started], ControllerState()), parameters, [started], [], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     start = _resume(config, options, prepared, policy, earlier, files=files)
@@ -102,7 +102,7 @@ def _resume(
     earlier: list[AnyRecord],
     *,
     files: DurableFiles,
-) -> Start:
+) -> RoundsStart:
     folder, specs = options.folder, prepared.step.spec.params
     state = replay(earlier, ControllerState(), folder / EVENTS)
     checkpoint = _checkpoint(options)
@@ -130,7 +130,7 @@ def _resume(
     write_atomically(folder / CONFIG, to_toml(config).encode(), files)
     write_record(folder, prepared.record, files)
     records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *pardons]
-    return Start(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
+    return RoundsStart(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
 
 
 def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[Mark, OuterState]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planetary.fabric.protocol.records import RunFinished
 
 
-class Progress(Protocol):
+class CommonState(Protocol):
     """What the state of every kind of run has."""
 
     @property
@@ -45,7 +45,7 @@ class Progress(Protocol):
         ...
 
 
-def base_status(host: Gateway[Any, Any, Any], state: Progress | None, rounds_left: int | None = None) -> RunStatus:
+def base_status(host: Gateway[Any, Any, Any], state: CommonState | None, rounds_left: int | None = None) -> RunStatus:
     """Return what the status of every kind of run has in common; without a state the run is being prepared.
 
     `rounds_left`: how many are expected; None: all of `train.rounds` that are not finished.

@@ -46,7 +46,7 @@ BUDGETS = (
 )
 
 
-class Speed(msgspec.Struct, frozen=True):
+class MachineSpeed(msgspec.Struct, frozen=True):
     """What this machine needs, measured with as many workers and threads as the run has."""
 
     step_s: float  # an inner step, while the other workers run theirs
@@ -59,14 +59,14 @@ class Speed(msgspec.Struct, frozen=True):
         return max(OTHERWISE_S, BESIDE_MAKING_S + PER_MADE_S * self.made_s)
 
 
-class Fit(msgspec.Struct, frozen=True):
+class FittedBudget(msgspec.Struct, frozen=True):
     """The chosen budget and the configuration that it makes."""
 
     budget: Budget
     config: Config
     seconds: float  # expected for the whole command
 
-    def sentence(self, speed: Speed, rounds: int) -> str:
+    def sentence(self, speed: MachineSpeed, rounds: int) -> str:
         """Say what was measured and chosen, for the first lines of a run; `rounds`: how many the data allows."""
         tokens = rounds * self.config.fabric.workers * self.config.targets_per_slice
         return (
@@ -75,7 +75,7 @@ class Fit(msgspec.Struct, frozen=True):
         )
 
 
-def fit(config: Config, speed: Speed, *, spent_s: float = 0.0) -> Fit:
+def fit(config: Config, speed: MachineSpeed, *, spent_s: float = 0.0) -> FittedBudget:
     """Return the longest budget that ends within `train.target_minutes`, or the shortest one if none does.
 
     The warm-up stays the same part of the run. `spent_s`: what went on a larger model before.
@@ -85,7 +85,7 @@ def fit(config: Config, speed: Speed, *, spent_s: float = 0.0) -> Fit:
     return next((one for one in reversed(fits) if one.seconds <= limit), fits[0])
 
 
-def smaller(config: Config, speed: Speed) -> Config | None:
+def smaller(config: Config, speed: MachineSpeed) -> Config | None:
     """Return `config` with its smaller model where its own takes too long on this machine; None where it does not.
 
     A configuration without a smaller one keeps its model, however long that takes.
@@ -96,7 +96,7 @@ def smaller(config: Config, speed: Speed) -> Config | None:
     return replace(config, model=replace(config.model, options=config.model.options | config.model.smaller, smaller={}))
 
 
-def why_smaller(config: Config, speed: Speed) -> str:
+def why_smaller(config: Config, speed: MachineSpeed) -> str:
     """Say why the model of a fitted run is not that of its configuration, for the first lines of a run."""
     options = ", ".join(f"{name} = {value}" for name, value in config.model.smaller.items())
     return (
@@ -106,7 +106,7 @@ def why_smaller(config: Config, speed: Speed) -> str:
     )
 
 
-def _with(config: Config, budget: Budget, speed: Speed, spent_s: float) -> Fit:
+def _with(config: Config, budget: Budget, speed: MachineSpeed, spent_s: float) -> FittedBudget:
     replace = msgspec.structs.replace
     train, evaluation = config.train, config.eval
     rounds = max(1, round(budget.share * train.rounds))
@@ -121,4 +121,4 @@ def _with(config: Config, budget: Budget, speed: Speed, spent_s: float) -> Fit:
     batches = -(-evaluation.batches // config.fabric.workers)
     seconds = spent_s + speed.otherwise_s + rounds * (train.inner_steps * speed.step_s + speed.round_s)
     seconds += evaluations * batches * EVAL_SHARE * speed.step_s
-    return Fit(budget, fitted, seconds)
+    return FittedBudget(budget, fitted, seconds)

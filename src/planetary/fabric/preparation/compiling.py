@@ -53,7 +53,7 @@ class CompileTarget(msgspec.Struct, frozen=True):
     features: str
 
 
-class Published(msgspec.Struct, frozen=True):
+class PublishedArtifact(msgspec.Struct, frozen=True):
     """A compiled and verified training step in the store."""
 
     digest: str
@@ -72,10 +72,10 @@ class _Request(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()  # of the step
 
 
-class Answer(msgspec.Struct, frozen=True):
+class CompileAnswer(msgspec.Struct, frozen=True):
     """What the child process leaves: the artifact, or why there is none."""
 
-    published: Published | None
+    published: PublishedArtifact | None
     error: str = ""
     searching: bool = False  # it is refused, and the operation that is wrong is looked for, which takes minutes
 
@@ -95,7 +95,7 @@ class ModelToCompile:
     buffer_values: Mapping[str, np.ndarray]
 
 
-async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> Published:
+async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarget, cache: Path) -> PublishedArtifact:
     """Compile and verify for a worker's target in a child process.
 
     Raises:
@@ -112,7 +112,7 @@ async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarg
 
 async def published_once(
     module: str, write: Callable[[Path], None], stablehlo: str, target: CompileTarget, cache: Path
-) -> Published:
+) -> PublishedArtifact:
     """Return what was published for a module of StableHLO and a target, or have a child process make it.
 
     Args:
@@ -156,12 +156,12 @@ def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget) -> s
     return "published 2 " + json.dumps(parts, sort_keys=True)
 
 
-def _known(store: BlobStore, key: str) -> Published | None:
+def _known(store: BlobStore, key: str) -> PublishedArtifact | None:
     digest = store.resolve(key)
     if digest is None:
         return None
     try:
-        found = msgspec.json.decode(store.get(digest), type=Published)
+        found = msgspec.json.decode(store.get(digest), type=PublishedArtifact)
         for blob in filter(None, (found.digest, found.reference)):
             store.verified_path(blob)
     except (TrustError, UserError, msgspec.MsgspecError):
@@ -178,7 +178,7 @@ def check_target(target: CompileTarget) -> None:
         )
 
 
-async def answer_of_child(module: str, folder: Path) -> Published:
+async def answer_of_child(module: str, folder: Path) -> PublishedArtifact:
     """Run a module of this package as a process on a folder with a request; it calls `give_answer`.
 
     Raises:
@@ -196,7 +196,7 @@ async def answer_of_child(module: str, folder: Path) -> Published:
     finally:
         child.kill()
     try:
-        answer = msgspec.json.decode((folder / "answer.json").read_bytes(), type=Answer)
+        answer = msgspec.json.decode((folder / "answer.json").read_bytes(), type=CompileAnswer)
     except FileNotFoundError:
         output = (folder / "output.txt").read_text(errors="replace").strip().splitlines()
         raise CompileError(
@@ -216,7 +216,7 @@ async def _wait_and_tell(child: Child, answer: Path) -> int:
         while not waiting.done():
             await asyncio.wait({waiting}, timeout=_LOOK_EVERY_S)
             if answer.is_file():
-                found = msgspec.json.decode(answer.read_bytes(), type=Answer)
+                found = msgspec.json.decode(answer.read_bytes(), type=CompileAnswer)
                 if found.searching:
                     log.warning("%s Searching for the operation that is wrong, for at most 5 minutes", found.error)
                 break
@@ -235,7 +235,7 @@ def compile_and_verify(
     cache: Path,
     notes: tuple[str, ...] = (),
     on_refusal: Callable[[str], None] = lambda text: None,
-) -> Published:
+) -> PublishedArtifact:
     """Do the work in this process; `notes` are the step's, `on_refusal` as in `verify_artifact`.
 
     Raises `CompileError`, `UserError` or `ResourceError`.
@@ -265,7 +265,7 @@ def compile_and_verify(
         cache=store,
         on_refusal=on_refusal,
     )
-    return Published(
+    return PublishedArtifact(
         artifact.digest,
         len(artifact.data),
         report.summary,
@@ -300,16 +300,16 @@ def _serve(folder: Path) -> None:
             buffers=_load(folder / "buffers.npz", request.spec.buffers),
             cache=Path(request.cache),
             notes=request.notes,
-            on_refusal=lambda text: give_answer(folder, Answer(None, text, searching=True)),
+            on_refusal=lambda text: give_answer(folder, CompileAnswer(None, text, searching=True)),
         )
-        answer = Answer(published)
+        answer = CompileAnswer(published)
     except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
         text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
-        answer = Answer(None, text)
+        answer = CompileAnswer(None, text)
     give_answer(folder, answer)
 
 
-def give_answer(folder: Path, answer: Answer) -> None:
+def give_answer(folder: Path, answer: CompileAnswer) -> None:
     """Leave the answer in one piece; a later one replaces it."""
     (folder / "answer.new").write_bytes(msgspec.json.encode(answer))
     (folder / "answer.new").rename(folder / "answer.json")

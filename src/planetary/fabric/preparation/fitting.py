@@ -23,8 +23,8 @@ from planetary.core.config import Config
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import initial_state, outer_step
-from planetary.fabric.preparation.budget import Speed
-from planetary.fabric.preparation.compiling import CompileTarget, Published, compile_apart
+from planetary.fabric.preparation.budget import MachineSpeed
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fabric.preparation.step_timing import TimingRequest, time_steps, write_values
 from planetary.runtime.backends import PJRT_TARGET, is_pjrt
 from planetary.runtime.host import target_features
@@ -74,7 +74,7 @@ async def measure_speed(
     threads: int,
     cache: Path,
     stage: Callable[[str], None],
-) -> Speed:
+) -> MachineSpeed:
     """Return what a step and a round take here: as measured before, or measured now and kept in `cache`.
 
     Args:
@@ -111,19 +111,19 @@ async def measure_speed(
     # Another program that runs for a moment slows some of the steps down: the faster half counts.
     step_ms = statistics.quantiles([ms for one in times for ms in one], n=4)[0]
     outer_s = await asyncio.to_thread(_time_outer_step, prepared.step.spec.params, prepared.params, workers)
-    speed = Speed(step_ms / 1e3, ROUND_FACTOR * outer_s, published.compile_s + published.verify_s)
+    speed = MachineSpeed(step_ms / 1e3, ROUND_FACTOR * outer_s, published.compile_s + published.verify_s)
     write_atomically(kept, msgspec.json.encode(speed))
     return speed
 
 
-def _key(published: Published, target: CompileTarget, workers: int, threads: int) -> str:
+def _key(published: PublishedArtifact, target: CompileTarget, workers: int, threads: int) -> str:
     parts = f"{published.digest} {target.backend} {target.name} {target.features} {workers} {threads}"
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
 
-def _read(path: Path) -> Speed | None:
+def _read(path: Path) -> MachineSpeed | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Speed)
+        return msgspec.json.decode(path.read_bytes(), type=MachineSpeed)
     except (FileNotFoundError, msgspec.DecodeError):
         return None
 
@@ -143,7 +143,7 @@ def _time_outer_step(specs: tuple[TensorSpec, ...], params: Mapping[str, np.ndar
 async def fit_run(
     config: Config,
     prepared: Prepared,
-    measure: Callable[[Config, Prepared], Awaitable[Speed | None]],
+    measure: Callable[[Config, Prepared], Awaitable[MachineSpeed | None]],
     prepare: Callable[[Config], Awaitable[Prepared | None]],
     note: Callable[[str], None],
 ) -> tuple[Config, Prepared] | None:

@@ -42,7 +42,7 @@ _DECIDING = (
 """Parts of this package that decide a step; their files count where it is not installed from a wheel."""
 
 
-class SourceFile(msgspec.Struct, frozen=True):
+class ModelFile(msgspec.Struct, frozen=True):
     """A file that a model was made from."""
 
     sha256: str
@@ -61,7 +61,7 @@ class PreparedRecord(msgspec.Struct, frozen=True):
 
     made_from: str
     environment: str
-    sources: dict[str, SourceFile]
+    sources: dict[str, ModelFile]
 
     @property
     def module(self) -> str:
@@ -197,7 +197,7 @@ def keep(store: BlobStore, record: PreparedRecord) -> None:
     store.link(_key(record.made_from), put_whole(store, msgspec.json.encode(record)))
 
 
-def sources_of(config: Config, read: Iterable[Path]) -> dict[str, SourceFile]:
+def sources_of(config: Config, read: Iterable[Path]) -> dict[str, ModelFile]:
     """Return the files that decide what this process has just made; `read`: files that were read for it."""
     files = {path for path in read if not path.is_relative_to(_PACKAGE)}
     files |= {*_loaded_files(), *_named_files(config), *_own_files()}
@@ -350,14 +350,14 @@ def _key(parts: str) -> str:
     return f"prepared step {FORMAT} {parts}"
 
 
-def _stamp(path: Path) -> SourceFile:
+def _stamp(path: Path) -> ModelFile:
     status = path.stat()
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return SourceFile(digest, status.st_size, status.st_mtime_ns)
+    return ModelFile(digest, status.st_size, status.st_mtime_ns)
 
 
-def _is_same(path: Path, known: SourceFile) -> bool:
+def _is_same(path: Path, known: ModelFile) -> bool:
     try:
         status = path.stat()
         if (status.st_size, status.st_mtime_ns) == (known.nbytes, known.modified_ns):

@@ -24,9 +24,9 @@ from planetary.core.program_trial import (
 )
 from planetary.core.step import ProgramSpec
 from planetary.fabric.preparation.compiling import (
-    Answer,
+    CompileAnswer,
     CompileTarget,
-    Published,
+    PublishedArtifact,
     give_answer,
     published_once,
 )
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _REFERENCE = "program reference 1 "  # before the digest of a module: the key of what artifacts are compared with
 
 
-class _Request(msgspec.Struct, frozen=True):
+class _ProgramRequest(msgspec.Struct, frozen=True):
     target: CompileTarget
     spec: ProgramSpec
     cache: str
@@ -49,7 +49,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 async def compile_program_apart(
     program: Program, model: str, integers_below: int, target: CompileTarget, cache: Path
-) -> Published:
+) -> PublishedArtifact:
     """Compile and verify a program for a worker's target in a child process.
 
     Args:
@@ -65,13 +65,13 @@ async def compile_program_apart(
 
     def write(folder: Path) -> None:
         spec = ProgramSpec(model, dict(program.functions), integers_below, program.digest)
-        (folder / "request.json").write_bytes(msgspec.json.encode(_Request(target, spec, str(cache))))
+        (folder / "request.json").write_bytes(msgspec.json.encode(_ProgramRequest(target, spec, str(cache))))
         (folder / "program.mlirbc").write_bytes(program.portable)
 
     return await published_once("planetary.fabric.preparation.program_compiling", write, program.digest, target, cache)
 
 
-def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget, cache: Path) -> Published:
+def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget, cache: Path) -> PublishedArtifact:
     """Do the work in this process. Raises `CompileError`, `UserError` or `ResourceError`."""
     from planetary.compiler.backends.iree import compile_program
     from planetary.compiler.backends.targets import Target
@@ -94,7 +94,7 @@ def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget
             report = compared(reference, spec, artifact.data, artifact.digest, wanted)
             write_report(store, report)
         summary = report.summary
-    return Published(
+    return PublishedArtifact(
         artifact.digest,
         len(artifact.data),
         summary,
@@ -160,13 +160,13 @@ def compared(
 
 
 def _serve(folder: Path) -> None:
-    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=_Request)
+    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=_ProgramRequest)
     portable = (folder / "program.mlirbc").read_bytes()
     try:
-        answer = Answer(compile_and_verify(portable, request.spec, request.target, Path(request.cache)))
+        answer = CompileAnswer(compile_and_verify(portable, request.spec, request.target, Path(request.cache)))
     except Exception as error:  # noqa: BLE001 - whatever it is, the gateway has to hear it
         text = str(error) if type(error).__module__.startswith("planetary.") else f"{type(error).__name__}: {error}"
-        answer = Answer(None, text)
+        answer = CompileAnswer(None, text)
     give_answer(folder, answer)
 
 

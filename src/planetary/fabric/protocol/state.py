@@ -41,7 +41,7 @@ class Holding(msgspec.Struct):
     started: bool = False
 
 
-class Contribution(msgspec.Struct):
+class AcceptedLease(msgspec.Struct):
     """A trained and accepted lease."""
 
     worker: str
@@ -61,7 +61,7 @@ class OpenRound(msgspec.Struct):
 
     round: int
     version: int
-    contributions: list[Contribution] = []
+    contributions: list[AcceptedLease] = []
     holders: dict[int, Holding] = {}  # lease -> holder
     orphans: list[int] = []  # leases without a holder, ascending
     closed: bool = False
@@ -169,7 +169,7 @@ class ControllerState(RunFold):
                 del opened.holders[record.lease]
                 self.ledger.complete(record.lease)
                 opened.contributions.append(
-                    Contribution(
+                    AcceptedLease(
                         record.worker,
                         record.lease,
                         record.task,

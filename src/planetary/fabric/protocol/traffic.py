@@ -20,7 +20,7 @@ def round_of(message: m.Message) -> int | None:
     return None
 
 
-class Traffic:
+class WorkerTraffic:
     """Byte counts between gateway and workers. "Up" is towards the gateway."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from planetary.machine.redial import Link
+from planetary.machine.redial import LinkState
 
 AGAIN_S = 30.0  # until an error that stays the same is told again
 LINE_S = 60.0  # between two lines while nothing happens
@@ -20,7 +20,7 @@ LINE_S = 60.0  # between two lines while nothing happens
 class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a supervisor knows of its connection and its worker."""
 
-    link: Link
+    link: LinkState
     run: str = ""  # of the gateway that it was connected to last
     error: str = ""  # why it is not connected; "" while it is, and before the first attempt has ended
     retry_in_s: float | None = None  # until the next attempt, when this was written
@@ -59,7 +59,7 @@ class NodeNews:
             told += [] if self._over else [f"leaving{f' run {self._run}' if self._run else ''}: {ended}"]
             self._over = True
             return told
-        connected = [report for report in known if report.link is Link.CONNECTED]
+        connected = [report for report in known if report.link is LinkState.CONNECTED]
         if connected:
             told += self._connected(connected, known, now)
         elif errors := [report for report in known if report.error]:

@@ -22,7 +22,7 @@ from planetary.machine.state_table import Table, advance
 
 
 class SupervisorPhase(StrEnum):
-    """The life of the worker process. The connection has states of its own: `machine.redial.Link`."""
+    """The life of the worker process. The connection has states of its own: `machine.redial.LinkState`."""
 
     WAITING = "waiting"  # for the next start
     STARTING = "starting"

@@ -14,7 +14,15 @@ from planetary.core.errors import NumericsError, PeerError, PlanetaryError
 from planetary.core.tensors import Tensors
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import OuterState, published_params
-from planetary.diloco.ring import Held, form_of, outer_step_of_sum, share, state_digest, state_of, state_tensors
+from planetary.diloco.ring import (
+    HeldContribution,
+    form_of,
+    outer_step_of_sum,
+    share,
+    state_digest,
+    state_of,
+    state_tensors,
+)
 from planetary.fabric.protocol.messages import Job, Reduce
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
@@ -54,7 +62,7 @@ class RingPeer:
         self._coming: dict[int, OuterState] = {}  # received or made, and not in use yet
         self._params: dict[int, Tensors] = {}  # version that tasks may start from -> master parameters
         self._start: Tensors = {}  # of these, what the last task started from
-        self._held: dict[int, tuple[int, Held]] = {}  # task -> its round, and what it gave
+        self._held: dict[int, tuple[int, HeldContribution]] = {}  # task -> its round, and what it gave
         self._lock = threading.Lock()
         self._left = 0  # how often `leave` was called
         self._group = -1
@@ -91,7 +99,7 @@ class RingPeer:
 
     def hold(self, task: int, round_: int, tokens: int, ends: Tensors) -> None:
         """Keep the parameters after a task, the last one that was started."""
-        self._held[task] = (round_, Held(Contribution(task, tokens, ends), self._start))
+        self._held[task] = (round_, HeldContribution(Contribution(task, tokens, ends), self._start))
 
     def reduce(self, message: Reduce) -> None:
         """Begin; `ReduceSucceeded` or `ReduceBroke` is reported."""
@@ -117,7 +125,7 @@ class RingPeer:
 
     # --- in the thread ----------------------------------------------------------------------------------------
 
-    def _guarded(self, message: Reduce, state: OuterState, own: list[Held], left: int) -> None:
+    def _guarded(self, message: Reduce, state: OuterState, own: list[HeldContribution], left: int) -> None:
         try:
             event = self._reduce(message, state, own, left)
         except NumericsError as error:
@@ -131,7 +139,7 @@ class RingPeer:
             log.warning("round %d: the reduction failed: %s", event.round, event.reason)
         self._report(event)
 
-    def _reduce(self, message: Reduce, state: OuterState, own: list[Held], left: int) -> Event:
+    def _reduce(self, message: Reduce, state: OuterState, own: list[HeldContribution], left: int) -> Event:
         form = form_of(
             self._job.precision,
             message.peers,

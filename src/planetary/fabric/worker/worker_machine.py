@@ -19,7 +19,7 @@ from planetary.machine.state_table import Table, advance
 
 
 class WorkerPhase(StrEnum):
-    """What a worker has of a job. Its connection has states of its own: `machine.redial.Link`."""
+    """What a worker has of a job. Its connection has states of its own: `machine.redial.LinkState`."""
 
     WITHOUT_JOB = "without a job"
     LOADING = "loading"  # blobs are fetched, the role is made

@@ -35,7 +35,7 @@ from planetary.moe.payloads.expert_payloads import changed_from, improved_bytes,
 from planetary.moe.payloads.payloads import fragment_bytes, fragment_from, sketch_bytes
 from planetary.moe.payloads.shard_payload import Key, model_from, shard_bytes, shard_from
 from planetary.moe.plan.plan import MixturePlan
-from planetary.moe.program.part import Part
+from planetary.moe.program.part import ProgramPart
 from planetary.moe.program.signature import parameter_specs
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps, mean_loss, owned_by
@@ -80,10 +80,10 @@ class ComposerDriver:
     ) -> None:
         self.plan, self._clock, self._observe = plan, clock, observe
         self.post = ComposerPost(send, packing, self._leave)
-        composer = Part(run, "composer")
-        self._whole = Part(run, "whole")
+        composer = ProgramPart(run, "composer")
+        self._whole = ProgramPart(run, "whole")
         self._optimizer = plan.training.expert_optimizer
-        expert, masters = Part(run, "expert"), self._optimizer.in_step
+        expert, masters = ProgramPart(run, "expert"), self._optimizer.in_step
         self.steps = ComposerSteps(plan.model, plan.training, plan.model.batch_size, composer, expert, masters=masters)
         self._names = plan.fragments(parameter_specs(composer.program), parameter_specs(self.steps.expert.program))
         self.machine = ComposerMachine(plan, list(self._names))
@@ -165,11 +165,11 @@ class ComposerDriver:
                     self._surrogates.fit(self.composer.without_dense)
                 case c.Keep():
                     self._keep()
-                case c.View():
+                case c.EvaluateView():
                     self._view()
                 case c.AskForTokens():
                     self._tell(mm.RequestTokens, first=action.first, count=action.count)
-                case c.Step() if self._surrogates is None or not self._surrogates.behind:
+                case c.TakeStep() if self._surrogates is None or not self._surrogates.behind:
                     self._step()
                     stepped = True
                 case _:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from planetary.machine.events import Event, Instruction
 from planetary.moe.composer.uploads import Upload
-from planetary.moe.payloads.shard_payload import Held, Key
+from planetary.moe.payloads.shard_payload import HeldFragment, Key
 
 # --- events -------------------------------------------------------------------------------------------------------
 
@@ -22,7 +22,7 @@ class ShardGranted(Event, frozen=True):
     shard: int
     epoch: int
     step: int
-    held: Mapping[Key, Held] | None = None
+    held: Mapping[Key, HeldFragment] | None = None
     speaks: tuple[int, ...] | None = None
 
 
@@ -115,7 +115,7 @@ class UploadSent(Event, frozen=True):
 
 
 class StepBoundary(Event, frozen=True):
-    """No step is under way: answer with what to do now, in order; the last is `Step` unless something is missing."""
+    """No step is under way: answer with the instructions; the last is `TakeStep` unless something is missing."""
 
 
 # --- instructions -------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Keep(Instruction, frozen=True):
     """Save the shard's state with the gateway."""
 
 
-class View(Instruction, frozen=True):
+class EvaluateView(Instruction, frozen=True):
     """Evaluate the model as it is seen from here, with surrogates in it, and report that."""
 
 
@@ -160,5 +160,5 @@ class AskForTokens(Instruction, frozen=True):
     count: int
 
 
-class Step(Instruction, frozen=True):
+class TakeStep(Instruction, frozen=True):
     """Take a step; then send the event `StepTaken`."""

@@ -18,6 +18,7 @@ from planetary.moe.composer.composer_events import (
     Adopt,
     AskForTokens,
     ConnectionLost,
+    EvaluateView,
     ExpertsArrived,
     Fit,
     Keep,
@@ -27,22 +28,21 @@ from planetary.moe.composer.composer_events import (
     SketchesAnswered,
     SketchSent,
     SpeakerAssigned,
-    Step,
     StepBoundary,
     StepsReported,
     StepTaken,
     StoodDown,
     SurrogatesInstalled,
+    TakeStep,
     TokensArrived,
     UploadBegun,
     UploadSent,
     UsePayload,
-    View,
 )
 from planetary.moe.composer.sketch_window import SketchWindow
 from planetary.moe.composer.uploads import STATE, SURROGATES, Upload, fragment_upload, sketch_upload
 from planetary.moe.methods.tiers import Tier
-from planetary.moe.payloads.shard_payload import Held, Key
+from planetary.moe.payloads.shard_payload import HeldFragment, Key
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.training.replicas import held_shards
 
@@ -130,7 +130,7 @@ class ComposerMachine:
         self._fragments = tuple(fragments)
         self.phase = ComposerPhase.STANDBY
         self.shard, self.epoch, self.done = -1, 0, 0
-        self.held = {key: Held() for key in fragments}
+        self.held = {key: HeldFragment() for key in fragments}
         composers = plan.training.composers
         self._steps = [0] * composers  # of every shard: as the gateway reported, and those since
         self._steps_confirmed = False  # no step was taken since that report
@@ -252,7 +252,7 @@ class ComposerMachine:
             self._tokens_until = event.step
         self.done = self._decided_at = self._fit_at = self._saved_at = event.step
         mine = [key for key in self._fragments if self.plan.takes_part(event.shard, key)]
-        self.held = {key: event.held.get(key, Held()) for key in mine}
+        self.held = {key: event.held.get(key, HeldFragment()) for key in mine}
         self._merged.clear()  # it gets the newest of everything with the shard
         self._chores = {Chore.SAVE}
         self._round = self._round_of_run
@@ -322,11 +322,11 @@ class ComposerMachine:
             found.append(Fit())
         may_save = self.connected and self.composes and not self._is_sending(STATE)
         if Chore.SAVE in self._chores and may_save and not self.waits_for():
-            found += [View(), Keep()] if Chore.VIEW in self._chores else [Keep()]
+            found += [EvaluateView(), Keep()] if Chore.VIEW in self._chores else [Keep()]
             self._chores -= {Chore.VIEW, Chore.SAVE}
         found += self._ask_for_tokens()
         if self.composes and not self.seems_done and self.done < self._tokens_until and not self.waits_for():
-            found.append(Step())
+            found.append(TakeStep())
         return found
 
     def _is_sending(self, what: Upload) -> bool:
@@ -386,7 +386,7 @@ class ComposerMachine:
         if ends_round and self.connected and plan.views_due(self._round):
             # Before the state is saved, which may finish the round.
             if plan.pace.views_at_round_end:
-                found.append(View())
+                found.append(EvaluateView())
             else:
                 self._chores.add(Chore.VIEW)
         if ends_round or (refresh and self.done > self._saved_at):
@@ -410,7 +410,7 @@ class ComposerMachine:
             carry = counted and version == held.base + 1 and held.published is not None
             since = held.published if carry and held.published is not None else self.done
             found.append(Adopt(key, version, carry and since < self.done))
-            self.held[key] = Held(version, since)
+            self.held[key] = HeldFragment(version, since)
             del self._merged[key]
         return found
 

@@ -38,7 +38,7 @@ from planetary.moe.training.replicas import only_shards
 from planetary.moe.training.states import ComposerState, Surrogates
 
 
-class Publication(msgspec.Struct, frozen=True):
+class SurrogatePublication(msgspec.Struct, frozen=True):
     """New surrogates of one shard, as `PublishSurrogates` says them; `data` comes along."""
 
     payload: str
@@ -53,7 +53,7 @@ class Refresh(msgspec.Struct, frozen=True):
 
     shard: int
     version: int
-    publication: Publication | None
+    publication: SurrogatePublication | None
 
 
 class ComposerSurrogates:
@@ -149,9 +149,9 @@ class ComposerSurrogates:
         before, self._known[shard] = self._known.get(shard), name
         smaller = all(len(fit.changes) == len(fit.experts) for fit in fits)
         if not smaller or before is None or before != base:
-            return Refresh(shard, version, Publication(name, "", "", error, whole))
+            return Refresh(shard, version, SurrogatePublication(name, "", "", error, whole))
         data = change_bytes(messages, fits)
-        return Refresh(shard, version, Publication(name, f"refresh/{digest_of(data)}", before, error, data))
+        return Refresh(shard, version, SurrogatePublication(name, f"refresh/{digest_of(data)}", before, error, data))
 
 
 class Installed(msgspec.Struct, frozen=True):

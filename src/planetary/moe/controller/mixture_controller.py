@@ -26,11 +26,11 @@ from planetary.moe.controller.mixture_events import (
     FragmentMade,
     MixturePolicy,
     ModelAssembled,
-    TokensOf,
+    SliceTokens,
     WorkLeased,
     WorkOver,
 )
-from planetary.moe.controller.mixture_rounds import Composing, Rounds
+from planetary.moe.controller.mixture_rounds import Composing, MixtureRounds
 from planetary.moe.controller.mixture_syncing import Syncing
 from planetary.moe.controller.offload import Offload
 from planetary.moe.controller.patience import STUCK_FACTOR, Patience, Task
@@ -41,7 +41,7 @@ from planetary.moe.controller.syncer_messages import (
     Lost,
     Returning,
 )
-from planetary.moe.controller.work_queue import Work
+from planetary.moe.controller.work_queue import ExpertWork
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_optimizer import COMPOSER, EXPERT
@@ -68,13 +68,13 @@ class MixtureController(RunController[MixtureDesk]):
         state: MixtureState,
         now: float,
         late: Sequence[RoundMetrics] = (),
-        waiting: Sequence[Work] = (),
+        waiting: Sequence[ExpertWork] = (),
     ) -> None:
-        """Go on from `state`; `late`: see `Rounds`; `waiting`: see `Offload`."""
+        """Go on from `state`; `late`: see `MixtureRounds`; `waiting`: see `Offload`."""
         super().__init__(MixtureDesk(policy, state), policy.grace_s, now)
         self.policy, self.state = policy, state
         self.composing: dict[int, Composing] = {}  # by session
-        self.rounds = Rounds(self.desk, self.composing, late)
+        self.rounds = MixtureRounds(self.desk, self.composing, late)
         self.offload = Offload(self.desk, self.rounds.updates, self.rounds.refused_sketches, waiting)
         self.syncing = Syncing(self.desk, self.rounds, self.offload, self.composing, now)
         self._standby: list[int] = []  # sessions
@@ -173,7 +173,7 @@ class MixtureController(RunController[MixtureDesk]):
         plan = self.policy.plan
         if plan.delivery == "gateway" and plan.held_out:
             told = mm.TokensReady(shard=HELD_OUT, first=0, count=len(plan.held_out))
-            self.desk.send(worker.session, told, TokensOf(plan.held_out))
+            self.desk.send(worker.session, told, SliceTokens(plan.held_out))
         self._standby.append(worker.session)
 
     def _take_failure(self, worker: WorkerSession, failure: m.TaskFailed, now: float) -> None:
@@ -296,7 +296,7 @@ class MixtureController(RunController[MixtureDesk]):
             return
         slices = tuple(plan.tokens_of(wanted.shard, step) for step in range(wanted.first, last))
         message = mm.TokensReady(shard=wanted.shard, first=wanted.first, count=wanted.count)
-        self.desk.send(session, message, TokensOf(slices))
+        self.desk.send(session, message, SliceTokens(slices))
 
     # --- who comes and goes ------------------------------------------------------------------------------------------
 

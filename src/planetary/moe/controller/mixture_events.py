@@ -9,7 +9,7 @@ from planetary.core.token_slice import Slice
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.machine.events import Event, Instruction, Payload
 from planetary.moe.controller.syncer_messages import SyncPolicy
-from planetary.moe.controller.work_queue import Lease, Work
+from planetary.moe.controller.work_queue import ExpertWork, Lease
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.protocol.mixture_messages import MixtureJob
@@ -85,13 +85,13 @@ class NothingNew(Payload, frozen=True):
     """In place of the weights of experts that a composer was sent before."""
 
 
-class TokensOf(Payload, frozen=True):
+class SliceTokens(Payload, frozen=True):
     """The tokens of slices, one after the other."""
 
     slices: tuple[Slice, ...]
 
 
-class Published(msgspec.Struct, frozen=True):
+class PublishedPart(msgspec.Struct, frozen=True):
     """One shard's part of a merge."""
 
     shard: int
@@ -108,7 +108,7 @@ class MakeFragment(Instruction, frozen=True):
     version: int
     before: str  # payload of the version before
     velocity: str  # payload of its outer velocity; "" for none
-    published: tuple[Published, ...]
+    published: tuple[PublishedPart, ...]
     why: str
 
 
@@ -150,7 +150,7 @@ class ModelAssembled(Event, frozen=True):
 class QueueWork(Instruction, frozen=True):
     """Add work to the durable queue."""
 
-    work: Work
+    work: ExpertWork
 
 
 class LeaseWork(Instruction, frozen=True):
@@ -174,7 +174,7 @@ class WorkOver(Event, frozen=True):
     `failed`: nor ever did, as often as it was tried.
     """
 
-    work: Work
+    work: ExpertWork
     failed: bool
 
 

@@ -55,7 +55,7 @@ class Viewed(msgspec.Struct, frozen=True):
     payload: str
 
 
-class Rounds:
+class MixtureRounds:
     """A round is a number of steps of the run, which are the mean over its shards; it is finished when every shard's
     state after them is saved.
     """

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from planetary.fabric.protocol import messages as m
 from planetary.moe.controller.mixture_desk import MixtureDesk
-from planetary.moe.controller.mixture_events import FragmentMade, MakeFragment, Published, StoredPayload
-from planetary.moe.controller.mixture_rounds import Composing, Rounds
+from planetary.moe.controller.mixture_events import FragmentMade, MakeFragment, PublishedPart, StoredPayload
+from planetary.moe.controller.mixture_rounds import Composing, MixtureRounds
 from planetary.moe.controller.offload import Offload
 from planetary.moe.controller.records import (
     FragmentAdvanced,
@@ -41,7 +41,7 @@ class Syncing:
     """See the module."""
 
     def __init__(
-        self, desk: MixtureDesk, rounds: Rounds, offload: Offload, composing: dict[int, Composing], now: float
+        self, desk: MixtureDesk, rounds: MixtureRounds, offload: Offload, composing: dict[int, Composing], now: float
     ) -> None:
         """Go on from the desk's state. `composing`: the live composers by session; grants add to them."""
         self.desk, self.rounds, self.offload, self.composing = desk, rounds, offload, composing
@@ -227,7 +227,9 @@ class Syncing:
         self._first_at[key] = merge.first_at
         held = self.desk.state.fragments[key]
         by = self._publisher[key]
-        published = tuple(Published(by[one.composer], one.payload, one.tokens, one.steps) for one in merge.publications)
+        published = tuple(
+            PublishedPart(by[one.composer], one.payload, one.tokens, one.steps) for one in merge.publications
+        )
         self.desk.out.append(MakeFragment(*key, merge.version, held.payload, held.velocity, published, merge.why))
 
     def made(self, event: FragmentMade, now: float) -> None:

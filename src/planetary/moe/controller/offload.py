@@ -39,7 +39,7 @@ from planetary.moe.controller.mixture_events import (
 )
 from planetary.moe.controller.patience import Task
 from planetary.moe.controller.records import ExpertsAdvanced, SyncNote
-from planetary.moe.controller.work_queue import Lease, Work
+from planetary.moe.controller.work_queue import ExpertWork, Lease
 from planetary.moe.methods.acceptance import Policy, Refusal, lag_refusal
 from planetary.moe.methods.sketch_pools import OfferedSketch, OwnSketches, SketchPool
 from planetary.moe.plan.plan import MixturePlan
@@ -94,7 +94,7 @@ class Offload:
         desk: MixtureDesk,
         updates: dict[str, int],
         refused_sketches: dict[str, int],
-        waiting: Sequence[Work],
+        waiting: Sequence[ExpertWork],
     ) -> None:
         """Nobody works yet; the queue may hold work of an earlier life.
 
@@ -141,7 +141,7 @@ class Offload:
         sketch = OfferedSketch(message.shard, message.layer, message.step, message.progress, message.version, payload)
         for batch in self._pool.add(sketch):
             self._may_have_work = True
-            work = Work(sketch.layer, batch.shard, sketch.step, batch.payloads, sketch.progress, batch.version)
+            work = ExpertWork(sketch.layer, batch.shard, sketch.step, batch.payloads, sketch.progress, batch.version)
             self._desk.out.append(QueueWork(work))
         return True
 
@@ -342,13 +342,13 @@ class Offload:
             found = replace(found, audited=True, other=other)
         self._desk.out.append(found)
 
-    def _fit_due(self, work: Work) -> bool:
+    def _fit_due(self, work: ExpertWork) -> bool:
         plan = self._desk.policy.plan
         if not plan.training.workers_fit(plan.model):
             return False
         return work.progress + 1 - self._fitted.get((work.owner, work.layer), 0) >= plan.training.cadence.refresh
 
-    def _drawn(self, what: str, work: Work, share: float) -> bool:
+    def _drawn(self, what: str, work: ExpertWork, share: float) -> bool:
         drawn = hashlib.sha256(f"{self._desk.policy.secret}/{what}/{work.key}".encode()).digest()
         return int.from_bytes(drawn[:8], "big") < share * 2**64
 

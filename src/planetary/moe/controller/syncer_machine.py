@@ -111,7 +111,7 @@ OWNERSHIP: Table = {
 }
 
 
-class _Fragment:
+class _FragmentProgress:
     """What is known of one fragment.
 
     Attributes:
@@ -170,7 +170,7 @@ class SyncerMachine:
         self.policy = policy
         self._connected: dict[str, None] = {}  # in the order of joining
         self._shards = [_Shard(number) for number in range(policy.shards)]
-        self._fragments = {(tier, i): _Fragment() for tier, n in policy.fragments.items() for i in range(n)}
+        self._fragments = {(tier, i): _FragmentProgress() for tier, n in policy.fragments.items() for i in range(n)}
 
     def go_on(
         self, versions: Mapping[tuple[Tier, int], int], shards: Sequence[tuple[str, int, int]], now: float

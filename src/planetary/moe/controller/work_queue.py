@@ -35,7 +35,7 @@ _SCHEMA = (
 _WORK = "layer, owner, step, payloads, progress, version"
 
 
-class Work(msgspec.Struct, frozen=True):
+class ExpertWork(msgspec.Struct, frozen=True):
     """Experts of one layer of one owner, to be improved with the sketches of one step.
 
     Attributes:
@@ -62,7 +62,7 @@ class Work(msgspec.Struct, frozen=True):
 class Lease(msgspec.Struct, frozen=True):
     """Work that a worker holds until `until`. `number` tells this lease from earlier ones of the same work."""
 
-    work: Work
+    work: ExpertWork
     worker: str
     number: int
     until: float
@@ -123,7 +123,7 @@ class WorkQueue:
         """Close the file. Closing twice is fine."""
         self._db.close()
 
-    def offer(self, work: Iterable[Work]) -> int:
+    def offer(self, work: Iterable[ExpertWork]) -> int:
         """Add work and return how much of it is new: what was offered before, done or not, is left as it is.
 
         But work that nobody has and nobody has done gives way to an offer with newer experts: its composer has taken
@@ -197,7 +197,7 @@ class WorkQueue:
             )
         return done.rowcount == 1
 
-    def failed(self) -> list[Work]:
+    def failed(self) -> list[ExpertWork]:
         """Return work that nobody will try any more, each once: its owners wait for an answer."""
         with self._writing("look for failed work"):
             rows = self._db.execute(f"SELECT {_WORK} FROM work WHERE state = 'failed' AND NOT told").fetchall()
@@ -205,13 +205,13 @@ class WorkQueue:
                 self._db.execute("UPDATE work SET told = 1 WHERE state = 'failed'")
         return [_work(row) for row in rows]
 
-    def is_over(self, work: Work) -> bool:
+    def is_over(self, work: ExpertWork) -> bool:
         """Whether work was done or has failed, so that offering it again comes to nothing."""
         with self._reading():
             found = self._db.execute("SELECT state FROM work WHERE key = ?", (work.key,)).fetchone()
         return found is not None and found[0] in {"done", "failed"}
 
-    def results(self, owner: int) -> list[tuple[Work, str]]:
+    def results(self, owner: int) -> list[tuple[ExpertWork, str]]:
         """Return an owner's finished work with the digests of its results, oldest first."""
         with self._reading():
             rows = self._db.execute(
@@ -220,7 +220,7 @@ class WorkQueue:
             ).fetchall()
         return [(_work(row), result) for result, *row in rows]
 
-    def add(self, work: Work, *, keep: int) -> list[Work]:
+    def add(self, work: ExpertWork, *, keep: int) -> list[ExpertWork]:
         """Offer work and remove what is old beside it; return what is over with that though its owners wait for it.
 
         `keep`: Steps, of the run and of its owner, that older work may lie back; old output gradients mislead (12.10).
@@ -228,7 +228,7 @@ class WorkQueue:
         over = [] if self.offer([work]) or not self.is_over(work) else [work]
         return over + self.forget(work, keep)
 
-    def forget(self, work: Work, keep: int) -> list[Work]:
+    def forget(self, work: ExpertWork, keep: int) -> list[ExpertWork]:
         """Remove work that nobody has and that is `keep` steps older than `work` or more by its owner's count, where
         that and the layer are the same, or more than that by the run's; return what was neither done nor had failed.
         """
@@ -239,7 +239,7 @@ class WorkQueue:
             self._db.execute(f"DELETE FROM work WHERE {old}", bounds)
         return [_work(row) for row in rows]
 
-    def begin(self) -> list[Work]:
+    def begin(self) -> list[ExpertWork]:
         """Take all leases back, for nobody takes results of an earlier life; return the work that waits."""
         with self._writing("begin"):
             self._db.execute(
@@ -247,7 +247,7 @@ class WorkQueue:
             )
         return self.waiting()
 
-    def waiting(self) -> list[Work]:
+    def waiting(self) -> list[ExpertWork]:
         """Return work that is neither done nor has failed, oldest first."""
         with self._reading():
             rows = self._db.execute(
@@ -294,7 +294,7 @@ class WorkQueue:
         return ResourceError(f"cannot {what} in the queue {self._path}: {error}; look at the disk it lies on")
 
 
-def _work(row: Sequence[Any]) -> Work:
+def _work(row: Sequence[Any]) -> ExpertWork:
     """A row of the columns `_WORK`."""
     layer, owner, step, payloads, progress, version = row
-    return Work(layer, owner, step, tuple(payloads.split()), progress, version)
+    return ExpertWork(layer, owner, step, tuple(payloads.split()), progress, version)

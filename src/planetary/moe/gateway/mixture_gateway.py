@@ -30,7 +30,7 @@ from planetary.fabric.gateway.run_status import (
     workers_seen,
 )
 from planetary.fabric.gateway.run_step import own_record, step_news
-from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.preparation.program_compiling import compile_program_apart
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
@@ -53,8 +53,8 @@ from planetary.moe.controller.mixture_events import (
     ModelAssembled,
     NothingNew,
     QueueWork,
+    SliceTokens,
     StoredPayload,
-    TokensOf,
     WeightsOf,
     WorkLeased,
     WorkOf,
@@ -62,7 +62,7 @@ from planetary.moe.controller.mixture_events import (
 )
 from planetary.moe.controller.payload_checks import KINDS, PayloadChecks
 from planetary.moe.controller.records import MixtureStarted, ShardGranted, mixture_news
-from planetary.moe.controller.work_queue import Lease, Work, WorkQueue
+from planetary.moe.controller.work_queue import ExpertWork, Lease, WorkQueue
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.moe.gateway.mixture_start import MixtureStart, begin_mixture, owners_of_run
 from planetary.moe.gateway.syncer_work import (
@@ -93,11 +93,11 @@ Prepare = Callable[
     PreparedMixture,
 ]
 """As `prepare_mixture`."""
-CompileFor = Callable[[PreparedMixture, CompileTarget, Path], Awaitable[Published]]
+CompileFor = Callable[[PreparedMixture, CompileTarget, Path], Awaitable[PublishedArtifact]]
 """As `compile_mixture`."""
 
 
-async def compile_mixture(prepared: PreparedMixture, target: CompileTarget, cache: Path) -> Published:
+async def compile_mixture(prepared: PreparedMixture, target: CompileTarget, cache: Path) -> PublishedArtifact:
     """Compile and verify a mixture's program in a process of its own."""
     return await compile_program_apart(prepared.program, "latent_moe", prepared.plan.model.vocab_size, target, cache)
 
@@ -216,7 +216,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             return lambda: {"payload": np.frombuffer(expert_weights(self._payloads, experts, plan), np.uint8)}
         if isinstance(payload, NothingNew):
             return lambda: {"payload": np.zeros(1, np.uint8)}
-        if isinstance(payload, TokensOf):
+        if isinstance(payload, SliceTokens):
             slices = payload.slices
             return lambda: {"payload": tokens_payload(slices)}
         if isinstance(payload, WorkOf):
@@ -247,7 +247,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     def _news_of(self, record: Record) -> str:
         return mixture_news(record) or super()._news_of(record)
 
-    async def _compile_for(self, target: CompileTarget) -> Published:
+    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         assert self.prepared is not None
         return await self._compile_program(self.prepared, target, self.options.cache)
 
@@ -296,7 +296,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             folder, Checkpoint(info, model, nothing), keep=self.config.checkpoint.keep, files=self._system.files
         ).name
 
-    def _begin_queue(self) -> list[Work]:
+    def _begin_queue(self) -> list[ExpertWork]:
         self._queue = self._open_queue(self.options.folder / QUEUE)
         return self._queue.begin()
 

@@ -44,7 +44,7 @@ from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.expert_payloads import experts_bytes
 from planetary.moe.payloads.payloads import fragment_bytes
-from planetary.moe.payloads.shard_payload import Held, shard_bytes
+from planetary.moe.payloads.shard_payload import HeldFragment, shard_bytes
 from planetary.moe.payloads.surrogate_payloads import messages_of, surrogates_bytes
 from planetary.moe.plan.checked_config import check_mixture
 from planetary.moe.plan.plan import MixturePlan, OwnerMap, model_of, training_of
@@ -265,7 +265,7 @@ def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarte
     """
     state, plan = prepared.initial(), prepared.plan
     names = plan.fragments(prepared.dense, prepared.experts)
-    held = {key: Held() for key in names}
+    held = {key: HeldFragment() for key in names}
     shards = tuple(store.put("shard", _no_larger(shard_bytes(c, 0, held, plan), plan)) for c in state.composers)
     surrogates: tuple[str, ...] = ()
     bank = state.surrogates

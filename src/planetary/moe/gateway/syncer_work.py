@@ -46,7 +46,7 @@ def make_fragment(store: PayloadStore, wanted: MakeFragment, plan: MixturePlan) 
         if rule.momentum and not velocity:
             velocity = {name: np.zeros_like(value) for name, value in before.items()}
         published = [
-            averaging.Published(one.shard, fragment_from(store.get(one.payload)), one.tokens, one.steps)
+            averaging.PublishedParameters(one.shard, fragment_from(store.get(one.payload)), one.tokens, one.steps)
             for one in wanted.published
         ]
         merged, speed = averaging.merge(before, velocity, published, rule)

@@ -19,7 +19,7 @@ from planetary.diloco.radial import CANCELLED, radial_average, takes_mean, weigh
 EMBEDDING_LIKE = ("*embedding*", "*wte*", "*wpe*")
 
 
-class Published(msgspec.Struct, frozen=True):
+class PublishedParameters(msgspec.Struct, frozen=True):
     """One composer's parameters at a synchronisation.
 
     Attributes:
@@ -43,7 +43,7 @@ class Published(msgspec.Struct, frozen=True):
 _KEYS = MoeConfig()
 
 
-class MergeRule(msgspec.Struct, frozen=True):
+class FragmentMergeRule(msgspec.Struct, frozen=True):
     """How deltas become one.
 
     Attributes:
@@ -61,7 +61,10 @@ class MergeRule(msgspec.Struct, frozen=True):
 
 
 def merge(
-    previous: Tensors, velocity: Tensors, published: Sequence[Published], rule: MergeRule | None = None
+    previous: Tensors,
+    velocity: Tensors,
+    published: Sequence[PublishedParameters],
+    rule: FragmentMergeRule | None = None,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the tier's parameters after an outer step, and the outer velocity, both float32 by name.
 
@@ -78,7 +81,7 @@ def merge(
         LocalProtocolError: nothing was published, a composer twice, or without tokens or steps.
         NumericsError: a result is not finite; the tensor is named.
     """
-    rule = rule or MergeRule()
+    rule = rule or FragmentMergeRule()
     ordered = sorted(published, key=lambda one: one.composer)
     _check(ordered)
     weights = [one.weight for one in ordered]
@@ -116,7 +119,7 @@ def mean_gradients(gradients: Sequence[Mapping[str, np.ndarray]], tokens: Sequen
     }
 
 
-def _check(ordered: Sequence[Published]) -> None:
+def _check(ordered: Sequence[PublishedParameters]) -> None:
     if not ordered:
         raise LocalProtocolError("cannot merge a tier: no composer published anything")
     numbers = [one.composer for one in ordered]

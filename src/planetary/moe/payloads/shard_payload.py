@@ -21,7 +21,7 @@ from planetary.moe.training.states import ComposerState
 Key = tuple[Tier, int]
 
 
-class Held(msgspec.Struct):
+class HeldFragment(msgspec.Struct):
     """What a composer knows of one fragment.
 
     Attributes:
@@ -44,13 +44,13 @@ class _Fragment(msgspec.Struct, frozen=True):
     since: int
 
 
-class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _ShardFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shard: int
     step: int
     fragments: tuple[_Fragment, ...]
 
 
-def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held], plan: MixturePlan) -> memoryview:
+def shard_bytes(state: ComposerState, step: int, held: dict[Key, HeldFragment], plan: MixturePlan) -> memoryview:
     """Return a shard's state after `step` steps as a payload of kind `shard`."""
     fragments = tuple(_Fragment(*key, one.base, one.since) for key, one in held.items())
     arrays: dict[str, np.ndarray] = {"slots": state.slots}
@@ -60,10 +60,10 @@ def shard_bytes(state: ComposerState, step: int, held: dict[Key, Held], plan: Mi
     for group, layers in groups.items():
         for layer, tensors in enumerate(layers):
             arrays |= {f"{group}/{layer}/{name}": value for name, value in tensors.items()}
-    return pack_arrays("shard", _Fields(state.number, step, fragments), arrays)
+    return pack_arrays("shard", _ShardFields(state.number, step, fragments), arrays)
 
 
-def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dict[Key, Held]]:
+def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dict[Key, HeldFragment]]:
     """Return the state in a payload, the steps it has taken, and its fragments' versions.
 
     Under offload without its experts.
@@ -72,7 +72,7 @@ def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dic
         RemoteProtocolError: it is no such payload, or of another model.
     """
     raw, arrays = unpack_arrays(data, "shard")
-    fields = payload_fields(raw, _Fields, "a shard")
+    fields = payload_fields(raw, _ShardFields, "a shard")
     layers = plan.model.n_layer
     groups: dict[str, list[dict[str, np.ndarray]]] = {
         name: [{} for _ in range(layers)] for name in ("dense", "moments", "experts", "expert_moments", "residuals")
@@ -93,7 +93,7 @@ def shard_from(data: Packed, plan: MixturePlan) -> tuple[ComposerState, int, dic
         tuple(no_rows(fit.capacity, plan.model.n_latent, plan.model.n_expert) for _ in range(layers)),
         tuple(groups["residuals"]),
     )
-    held = {(f.tier, f.fragment): Held(f.base, f.since) for f in fields.fragments}
+    held = {(f.tier, f.fragment): HeldFragment(f.base, f.since) for f in fields.fragments}
     return state, fields.step, held
 
 

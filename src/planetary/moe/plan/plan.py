@@ -20,7 +20,7 @@ from planetary.data.slices import SliceOrder
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.options import configure
 from planetary.moe.methods.acceptance import Policy
-from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.delta import rank_is_smaller
 from planetary.moe.methods.pace import PACES, AnyPace, Free
 from planetary.moe.methods.surrogate import FitOptions, are_copies
@@ -262,7 +262,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
         batch_size=train.batch_size * moe.composers,
         cadence=cadence,
         fit=FitOptions(steps=moe.fit_steps),
-        merge=MergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
+        merge=FragmentMergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
         sketches=moe.sketches if moe.expert_workers else "none",
         acceptance=acceptance if moe.expert_workers else None,
         dense=options,

@@ -12,7 +12,7 @@ from planetary.runtime.device_program import Handle
 from planetary.runtime.program_runner import Program, Runner, signature
 
 
-class Part(Runner):
+class ProgramPart(Runner):
     """Runs `<part>_<function>` of a whole program as `<function>`.
 
     Args:

@@ -34,7 +34,7 @@ from planetary.moe.training.saved_training import SavedTraining
 from planetary.moe.training.states import ComposerState, Surrogates, assembled, merged_model
 
 
-class Experts(msgspec.Struct, frozen=True):
+class ExpertSelection(msgspec.Struct, frozen=True):
     """Which experts a model runs with: all real ones, surrogates for all, or those that a composer has."""
 
     kind: Literal["real", "surrogates", "composer"] = "real"
@@ -72,21 +72,21 @@ class MixtureLosses(msgspec.Struct, frozen=True):
     alone: tuple[float, ...] = ()
 
 
-def experts_named(text: str) -> Experts:
+def experts_named(text: str) -> ExpertSelection:
     """Return the experts that `real`, `surrogates` or `composer:N` name. Raises `UserError` for another text."""
     if text == "real":
-        return Experts()
+        return ExpertSelection()
     if text == "surrogates":
-        return Experts("surrogates")
+        return ExpertSelection("surrogates")
     if match := re.fullmatch(r"composer:(\d+)", text):
-        return Experts("composer", int(match[1]))
+        return ExpertSelection("composer", int(match[1]))
     raise UserError(
         "--experts: expected real, surrogates or composer:N with a composer's number, such as composer:0; found "
         f"{text!r}"
     )
 
 
-def model_with(saved: SavedTraining, experts: Experts) -> RunnableModel:
+def model_with(saved: SavedTraining, experts: ExpertSelection) -> RunnableModel:
     """Return a training's model with these experts.
 
     With `real` and `surrogates`, everything but the experts is the mean of the composers'; with `composer`, it is what
@@ -153,13 +153,13 @@ def mixture_losses(saved: SavedTraining, batches: Sequence[Batch]) -> MixtureLos
     """Evaluate a training's model with every choice of experts, on batches of tokens and targets i32 [B, T]."""
     state, config = saved.state, saved.config
     whole, stood_in = _loss_of(partial(_apply, config=config)), _loss_of(partial(_composer_logits, config=config))
-    real = whole(model_with(saved, Experts()).params, batches)
+    real = whole(model_with(saved, ExpertSelection()).params, batches)
     if state.surrogates is None:
         return MixtureLosses(real)
     names = named_surrogates(state.surrogates)
     return MixtureLosses(
         real,
-        stood_in(model_with(saved, Experts("surrogates")).params, batches),
+        stood_in(model_with(saved, ExpertSelection("surrogates")).params, batches),
         tuple(stood_in(composers_model(c, state.surrogates, config).params, batches) for c in state.composers),
         tuple(stood_in(with_surrogates(c.dense, names, config).params, batches) for c in state.composers),
     )

@@ -15,7 +15,7 @@ from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
 from planetary.moe.methods.acceptance import Verdict
-from planetary.moe.methods.averaging import Published
+from planetary.moe.methods.averaging import PublishedParameters
 from planetary.moe.methods.delta import Delta, compress, expand, low_rank, rank_is_smaller
 from planetary.moe.methods.recent_rows import calibration_rows, remember
 from planetary.moe.methods.sketch import EncodedSketch, encode, sketch_from_gates, subsample
@@ -239,10 +239,10 @@ class ComposerSteps:
         size = sum(delta.nbytes for delta in (*sent_a, *sent_b))
         return LayerFit(layer, ids, a, b, fitted.error, size, tuple(zip(sent_a, sent_b, strict=True)))
 
-    def published(self, number: int, tensors: Tensors, steps: int) -> Published:
+    def published(self, number: int, tensors: Tensors, steps: int) -> PublishedParameters:
         """Return what a composer publishes of a fragment, `steps` steps after its last merge."""
         tokens = steps * self.batch * self.config.sequence_length
-        return Published(number, tensors, tokens, steps)
+        return PublishedParameters(number, tensors, tokens, steps)
 
     def _computed(self, experts: Tensors) -> Tensors:
         return computed_weights(experts, self.config) if self._masters else experts

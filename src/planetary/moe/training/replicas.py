@@ -16,7 +16,7 @@ import numpy as np
 from planetary.core.errors import UserError
 from planetary.core.tensors import Tensors
 from planetary.moe.methods import ownership
-from planetary.moe.methods.averaging import MergeRule, Published, merge
+from planetary.moe.methods.averaging import FragmentMergeRule, PublishedParameters, merge
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.training.states import ComposerState, expert_name
 
@@ -97,7 +97,7 @@ def expert_fragments(
     }
 
 
-def rule_of(tier: Tier, rule: MergeRule) -> MergeRule:
+def rule_of(tier: Tier, rule: FragmentMergeRule) -> FragmentMergeRule:
     """Return how fragments of a tier are merged: those of experts without an outer momentum."""
     return msgspec.structs.replace(rule, rate=1.0, momentum=0.0) if tier is Tier.EXPERTS else rule
 
@@ -105,7 +105,7 @@ def rule_of(tier: Tier, rule: MergeRule) -> MergeRule:
 def consolidate(
     composers: Sequence[ComposerState],
     start: Tensors,
-    rule: MergeRule,
+    rule: FragmentMergeRule,
     fragments: Mapping[tuple[Tier, int], Collection[str]],
     *,
     replicas: int,
@@ -127,7 +127,7 @@ def consolidate(
     after, merged_all = list(composers), dict(start)
     for (tier, shard), names in fragments.items():
         owners = holders(shard, len(composers), replicas)
-        published = [Published(n, composers[n].named(names), tokens, steps) for n in owners]
+        published = [PublishedParameters(n, composers[n].named(names), tokens, steps) for n in owners]
         merged, _ = merge({name: start[name] for name in names}, {}, published, rule_of(tier, rule))
         merged_all |= merged
         for number in owners:

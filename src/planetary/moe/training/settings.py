@@ -10,7 +10,7 @@ from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods.acceptance import Policy
-from planetary.moe.methods.averaging import MergeRule
+from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.surrogate import FitOptions, are_copies
 from planetary.moe.methods.tiers import Cadence
 from planetary.moe.training.expert_optimizer import OFFLOADED, RESIDENT, ExpertOptimizer
@@ -37,7 +37,7 @@ class MoeTraining(MixtureOptions, frozen=True, kw_only=True):
     composers: int
     batch_size: int
     cadence: Cadence = Cadence()
-    merge: MergeRule = MergeRule()
+    merge: FragmentMergeRule = FragmentMergeRule()
     fit: FitOptions = FitOptions()
     sketches: Literal["none", "owner", "all"] = "none"
     acceptance: Policy | None = None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planetary.compiler.frontend.manifest import Role
     from planetary.compiler.step.train_step import TrainStep
     from planetary.core.configuration.step_options import StepOptions
-    from planetary.fabric.preparation.compiling import Published
+    from planetary.fabric.preparation.compiling import PublishedArtifact
 
 MANIFEST = "manifest.json"
 
@@ -126,7 +126,7 @@ def load(
     return load_model(Path(name), roles=roles)
 
 
-class Compiled(msgspec.Struct, frozen=True, kw_only=True):
+class CompiledStep(msgspec.Struct, frozen=True, kw_only=True):
     """A training step, compiled for a target and verified.
 
     Attributes:
@@ -140,7 +140,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     path: Path
     target: str
     step: TrainStep
-    published: Published
+    published: PublishedArtifact
     differentiate_s: float
 
 
@@ -154,7 +154,7 @@ def compile(
     preset: str | None = None,
     output: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
-) -> Compiled:
+) -> CompiledStep:
     """Differentiate a model, put the optimizer around it, compile it for a target and verify it.
 
     One training and one evaluation step on random numbers must equal XLA's. The compiler runs in a process of its own.
@@ -202,7 +202,7 @@ def compile(
     if output is not None:
         path = Path(output)
         write_atomically(path, store.get(published.digest))
-    return Compiled(path=path, target=target, step=train_step, published=published, differentiate_s=differentiated)
+    return CompiledStep(path=path, target=target, step=train_step, published=published, differentiate_s=differentiated)
 
 
 def step_options(given: StepOptions | Mapping[str, Any]) -> StepOptions:

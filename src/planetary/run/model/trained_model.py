@@ -28,7 +28,7 @@ from planetary.fabric.preparation.preparation import builder_options, given_weig
 from planetary.run.kinds import kind_of
 
 if TYPE_CHECKING:
-    from planetary.moe.results.inference import Experts
+    from planetary.moe.results.inference import ExpertSelection
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
     return jax.tree_util.tree_unflatten(structure, filled)
 
 
-def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted: Experts) -> TrainedModel:
+def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted: ExpertSelection) -> TrainedModel:
     from planetary.moe.plan.plan import model_of
     from planetary.moe.results.exported_files import SURROGATES
     from planetary.moe.results.inference import model_with, with_surrogates
@@ -171,7 +171,7 @@ def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted:
     return TrainedModel(jax.jit(model.logits), model.params, tokenizer, config.train.sequence_length, round_)
 
 
-def _saved_training(folder: Path, checkpoint: Path | None, wanted: Experts) -> TrainedModel:
+def _saved_training(folder: Path, checkpoint: Path | None, wanted: ExpertSelection) -> TrainedModel:
     from planetary.moe.results.inference import model_with
     from planetary.moe.training.saved_training import read_training
 

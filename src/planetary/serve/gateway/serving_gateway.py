@@ -20,7 +20,7 @@ from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolErr
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_status import base_status, ended_as, workers_seen
-from planetary.fabric.preparation.compiling import CompileTarget, Published
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.preparation.program_compiling import compile_program_apart
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
@@ -345,7 +345,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             return None
         return self._carry_out_common(instruction)
 
-    async def _compile_for(self, target: CompileTarget) -> Published:
+    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         assert self.prepared is not None
         prepared = self.prepared
         return await compile_program_apart(

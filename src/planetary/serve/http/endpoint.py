@@ -39,7 +39,7 @@ from planetary.serve.http.requests import (
 )
 from planetary.serve.http.service import Service
 from planetary.serve.http.serving_metrics import ServingMetrics
-from planetary.serve.http.text_assembly import Piece
+from planetary.serve.http.text_assembly import TextPiece
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.scheduling.texts import TextRequest
 
@@ -493,8 +493,8 @@ def _known(tokens: list[int], model: ServedModel, param: str) -> None:
         raise wrong(param, f"the model knows tokens from 0 to {model.vocabulary - 1}, found {strange}")
 
 
-def _piece_of(choice: Choice) -> Piece:
-    return Piece(choice.text, tuple(choice.tokens))
+def _piece_of(choice: Choice) -> TextPiece:
+    return TextPiece(choice.text, tuple(choice.tokens))
 
 
 def _prompt_only(choice: Choice, text: TextRequest, echo: str) -> Choice:

@@ -13,7 +13,7 @@ from planetary.data.tokenizer import Tokenizer
 from planetary.serve.http.errors import ApiError
 from planetary.serve.http.service import Service
 from planetary.serve.http.serving_metrics import ServingMetrics
-from planetary.serve.http.text_assembly import Piece, TextAssembly
+from planetary.serve.http.text_assembly import TextAssembly, TextPiece
 from planetary.serve.scheduling.texts import TextRequest, Token
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class ChoicePiece:
     """
 
     choice: int
-    piece: Piece
+    piece: TextPiece
     reason: str = ""
 
 
@@ -124,7 +124,7 @@ class Generation:
                 if reason and not piece.stopped:
                     rest = assembly.end()
                     reason = "stop" if rest.stopped else reason
-                    piece = Piece(piece.text + rest.text, (*piece.tokens, *rest.tokens), rest.stopped)
+                    piece = TextPiece(piece.text + rest.text, (*piece.tokens, *rest.tokens), rest.stopped)
                 if piece.text or piece.tokens or reason:
                     found.put_nowait(ChoicePiece(number, piece, reason))
                 if reason:

@@ -15,7 +15,7 @@ MOST_HELD = 8
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """Some more of a text.
 
     Attributes:
@@ -41,7 +41,7 @@ class TextAssembly:
         self._tokens: list[Token] = []
         self._ended = False
 
-    def add(self, tokens: Sequence[Token]) -> Piece:
+    def add(self, tokens: Sequence[Token]) -> TextPiece:
         """Take tokens; return what is certain now."""
         for token in tokens:
             if self._ended:
@@ -53,10 +53,10 @@ class TextAssembly:
                 return found
         return self._certain(len(self._held) - self._doubtful())
 
-    def end(self) -> Piece:
+    def end(self) -> TextPiece:
         """Return what was held back."""
         if self._ended:
-            return Piece("", ())
+            return TextPiece("", ())
         self._held += self._decoded(last=True)
         found = self._cut()
         return found if found is not None else self._certain(len(self._held))
@@ -77,14 +77,14 @@ class TextAssembly:
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids).decode(errors="replace")
 
-    def _cut(self) -> Piece | None:
+    def _cut(self) -> TextPiece | None:
         places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if not places:
             return None
         self._ended = True
         text, tokens = self._held[: min(places)], tuple(self._tokens)
         self._held, self._tokens = "", []
-        return Piece(text, tokens, stopped=True)
+        return TextPiece(text, tokens, stopped=True)
 
     def _doubtful(self) -> int:
         """Return how many characters at the end may be the beginning of a stop."""
@@ -98,9 +98,9 @@ class TextAssembly:
             default=0,
         )
 
-    def _certain(self, count: int) -> Piece:
+    def _certain(self, count: int) -> TextPiece:
         if not count:
-            return Piece("", ())
+            return TextPiece("", ())
         text, self._held = self._held[:count], self._held[count:]
         tokens, self._tokens = tuple(self._tokens), []
-        return Piece(text, tokens)
+        return TextPiece(text, tokens)

@@ -10,7 +10,7 @@ from typing import Protocol
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
-from planetary.fabric.preparation.compiling import Published
+from planetary.fabric.preparation.compiling import PublishedArtifact
 from planetary.fabric.shell.system import System
 from planetary.fabric.worker.role import Roles
 from planetary.machine.machine import Validated
@@ -79,9 +79,9 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
         return found
 
     def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> MixtureGateway:
-        async def compile_for(*_: object) -> Published:
+        async def compile_for(*_: object) -> PublishedArtifact:
             await asyncio.sleep(COMPILE_S)
-            return Published(self.training.artifact(gateway.store), 1, "simulated")
+            return PublishedArtifact(self.training.artifact(gateway.store), 1, "simulated")
 
         def open_queue(path: Path) -> WorkQueue:
             queue = WorkQueue(path, durable=False)

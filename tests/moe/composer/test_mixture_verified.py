@@ -21,7 +21,6 @@ from planetary.fabric.protocol.records import WorkerJoined, WorkerRefused
 from planetary.fabric.shell.shell import Address
 from planetary.fabric.shell.system import SYSTEM
 from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
-from planetary.moe.composer import composer_role
 from planetary.moe.composer.mixture_loader import MixtureLoader
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.plan.plan import MixturePlan
@@ -53,7 +52,7 @@ class Device(ProgramRunner):
 class Machine:
     """A worker's machine: its store, its job, and the device that its role opens."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def __init__(self, folder: Path, **options: Any) -> None:
         self.plan = make_plan(folder, steps=8, **options)
         self.store = BlobStore(folder / "blobs")
         self.device = Device(self.plan)
@@ -68,7 +67,6 @@ class Machine:
             plan=msgspec.json.encode(self.plan).decode(),
         )
         self.sent: list[m.Message] = []
-        monkeypatch.setattr(composer_role, "open_program", lambda *_, **__: self.device)
 
     def ready(self, *allowed: str) -> mm.MixtureReady:
         """Make the role and connect it; return what it says."""
@@ -108,12 +106,12 @@ class Machine:
             is_ending=lambda: False,
             system=SYSTEM,
         )
-        return MixtureLoader().load(self.job, place)
+        return MixtureLoader(lambda *_, **__: self.device).load(self.job, place)
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(tmp_path, monkeypatch)
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
 
 
 def test_a_role_says_on_which_device_its_program_is_verified(machine: Machine) -> None:
@@ -125,8 +123,8 @@ def test_a_role_says_on_which_device_its_program_is_verified(machine: Machine) -
 
 
 @pytest.fixture
-def offloading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    return Machine(tmp_path, monkeypatch, sketches="all", acceptance=Policy(norm_ratio=10))
+def offloading(tmp_path: Path) -> Machine:
+    return Machine(tmp_path, sketches="all", acceptance=Policy(norm_ratio=10))
 
 
 def test_a_device_that_is_wrong_in_one_role_has_the_others(offloading: Machine) -> None:

@@ -18,6 +18,7 @@ from planetary.machine.redial import LINK
 from planetary.machine.state_table import Table, with_diagrams
 from planetary.moe.composer.composer_machine import COMPOSER
 from planetary.moe.controller.syncer_machine import FRAGMENT, OWNERSHIP
+from planetary.site.jobs import JOB
 
 TABLES: Mapping[str, Mapping[str, Table]] = {
     "architecture.md": {
@@ -33,6 +34,7 @@ TABLES: Mapping[str, Mapping[str, Table]] = {
         "master-operation": states.MASTER_OPERATION,
         "peer-operation": states.PEER_OPERATION,
     },
+    "site.md": {"job": JOB},
     "parallax.md": {"composer": COMPOSER, "fragment": FRAGMENT, "ownership": OWNERSHIP},
 }
 """By page: its blocks."""

@@ -56,7 +56,7 @@ def test_it_listens_on_loopback_and_answers_head() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "method", "code"), [("nope", "GET", 404), ("../etc/passwd", "GET", 404), ("", "POST", 501)]
+    ("path", "method", "code"), [("nope", "GET", 404), ("../etc/passwd", "GET", 404), ("", "POST", 405)]
 )
 def test_anything_else_is_refused(path: str, method: str, code: int) -> None:
     with Dashboard(status) as board, pytest.raises(urllib.error.HTTPError) as refused:
@@ -107,8 +107,8 @@ def test_beyond_loopback_the_printed_address_has_a_token_without_which_nothing_i
         page, _, token = board.url.partition("?token=")
         page = page.replace("0.0.0.0", "127.0.0.1")
         assert len(token) > 16
-        assert get_as(f"{page}status.json") == 403
-        assert get_as(f"{page}status.json?token=wrong") == 403
+        assert get_as(f"{page}status.json") == 401
+        assert get_as(f"{page}status.json?token=wrong") == 401
         assert get_as(f"{page}status.json?token={token}") == 200
         assert status_source(f"{page}?token={token}")().run == status().run
 

@@ -150,7 +150,7 @@ class Toy(RunKind):
     name = "toy"
 
     def claims(self, config: Config) -> bool:
-        return config.run.name == "toy"
+        return config.run.name.startswith("toy")
 
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         return ToyGateway(config, options, security)

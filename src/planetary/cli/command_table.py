@@ -44,6 +44,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "worker": Command(_IN + "roles.worker", "train for a gateway (started by a supervisor)", "roles"),
     "master": Command(_IN + "roles.master", "lead rings of peers that use planetary.collectives", "roles"),
+    "jobs": Command(_IN + "jobs", "submit, list, show and cancel the jobs of a gateway", "run"),
+    "status": Command(_IN + "status", "show a gateway's jobs and workers once", "run"),
+    "token": Command(_IN + "token", "make, list and revoke tokens of the gateway's control API", "tools"),
     "invite": Command(_IN + "invite", "print a token that lets a machine join a run", "tools"),
     "export": Command(_IN + "export", "write a JAX model as StableHLO with its manifest", "tools"),
     "compile": Command(

@@ -70,6 +70,8 @@ _EXTRA_OF_MODULE = {
     "iree": "compile",
     "safetensors": "gateway",
     "tokenizers": "gateway",
+    "starlette": "gateway",
+    "uvicorn": "gateway",
 }
 
 

@@ -1,4 +1,4 @@
-"""A read-only page about one run, served by the standard library's HTTP server.
+"""A read-only page about one run, and what machines read beside it.
 
     /               one self-contained page that polls the two below
     /status.json    the `RunStatus`
@@ -8,37 +8,39 @@
     /health         200 while the gateway answers, else 503
     /ready          200 while workers can take part, else 503
 
-It answers GET and HEAD, changes nothing, and listens on loopback unless told otherwise. Beyond loopback it answers
-those who show its token, which is part of the address that it prints; /health and /ready need none. A page of somebody
-else that has its own name resolve to this machine (DNS rebinding) is refused: the browser says which name it asked for.
+A gateway has these operations among those of its control API; `Dashboard` serves them alone, of a run folder. They
+change nothing. On loopback they need no token; elsewhere one with the scope read, which is part of the address that is
+printed; /health and /ready need none.
 """
 
 from __future__ import annotations
 
-import errno
-import hmac
+import asyncio
 import importlib.resources
-import ipaddress
 import re
 import secrets
-import socket
-import threading
-import urllib.parse
-from collections.abc import Callable
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
 
 from planetary.core.configuration.sinks import WebhookSink
-from planetary.core.errors import PlanetaryError, ResourceError
+from planetary.core.errors import PlanetaryError
 from planetary.fabric.protocol.status import RunState, RunStatus
-from planetary.net.addresses import address_text, is_loopback, port_holder
+from planetary.net.addresses import is_loopback
+from planetary.web.access import Access, Scope
+from planetary.web.application import application, json_response
+from planetary.web.errors import ApiError
+from planetary.web.operations import HTML, TEXT, Operation
+from planetary.web.server import ThreadServer
 
-_READY: frozenset[RunState] = frozenset({"waiting", "training", "finishing"})
-_TIMEOUT_S = 10.0  # a client that stops reading or writing for this long is dropped
+READY: frozenset[RunState] = frozenset({"waiting", "training", "finishing"})
+"""States in which workers can take part."""
+LINES = "application/x-ndjson"
+PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"
+
 # The page needs nothing from anywhere else, and the browser is told so.
 _POLICY = "; ".join(
     (
@@ -51,8 +53,94 @@ _POLICY = "; ".join(
 )
 
 
+class PageOperations:
+    """The page of one run."""
+
+    def __init__(
+        self,
+        read_status: Callable[[Request], Awaitable[RunStatus]],
+        files: Callable[[Request], tuple[Path | None, Path | None]],
+        is_alive: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`files` returns where the metrics and the configuration are, None: nowhere yet.
+
+        Both get the request: the page passes the query of its own address on.
+        """
+        self._read_status, self._files, self._is_alive = read_status, files, is_alive
+        self._page = importlib.resources.files("planetary.monitor").joinpath("dashboard.html").read_bytes()
+
+    def operations(self) -> Sequence[Operation]:
+        """See `web.operations.Operations`."""
+
+        def page(path: str, name: str, text: str, handler: Callable[[Request], Awaitable[Response]], answer: object):
+            return Operation(
+                method="GET",
+                path=path,
+                name=name,
+                text=text,
+                group="page",
+                scope=Scope.READ,
+                handler=_unavailable(handler),
+                answer=answer,
+                refuses=(503,),
+            )
+
+        def probe(path: str, name: str, text: str, handler: Callable[[Request], Awaitable[Response]]) -> Operation:
+            return Operation(
+                method="GET",
+                path=path,
+                name=name,
+                text=text,
+                group="probes",
+                scope=None,
+                handler=handler,
+                refuses=(503,),
+            )
+
+        return (
+            page("/", "show_page", "Show a page about the newest run.", self._show, HTML),
+            page("/status.json", "get_page_status", "Return the status of the newest run.", self._status, RunStatus),
+            page("/metrics.jsonl", "get_page_metrics", "Return the lines of its rounds.", self._metrics, LINES),
+            page("/config.toml", "get_page_config", "Return its configuration without secrets.", self._config, TEXT),
+            page("/metrics", "scrape_metrics", "Return its status for Prometheus.", self._prometheus, PROMETHEUS),
+            probe("/health", "check_health", "Answer while the gateway does.", self._health),
+            probe("/ready", "check_ready", "Answer 200 while workers can take part.", self._ready),
+        )
+
+    async def _show(self, request: Request) -> Response:
+        return Response(self._page, headers={**_KEEP_NOT, "content-security-policy": _POLICY}, media_type=HTML)
+
+    async def _status(self, request: Request) -> Response:
+        return json_response(await self._read_status(request))
+
+    async def _metrics(self, request: Request) -> Response:
+        path = self._files(request)[0]
+        return Response(await asyncio.to_thread(_bytes_of, path), headers=_KEEP_NOT, media_type=LINES)
+
+    async def _config(self, request: Request) -> Response:
+        path = self._files(request)[1]
+        text = await asyncio.to_thread(shown_config, path) if path is not None and path.exists() else ""
+        return Response(text, headers=_KEEP_NOT, media_type=TEXT)
+
+    async def _prometheus(self, request: Request) -> Response:
+        from planetary.monitor.exposition import exposition
+
+        return Response(exposition(await self._read_status(request)), headers=_KEEP_NOT, media_type=PROMETHEUS)
+
+    async def _health(self, request: Request) -> Response:
+        alive = self._is_alive()
+        text = {"status": "ok" if alive else "the gateway does not answer"}
+        return json_response(text, 200 if alive else 503)
+
+    async def _ready(self, request: Request) -> Response:
+        status = await self._read_status(request)
+        taking = status.state in READY
+        answer = {"status": "ok" if taking else "not ready", "state": status.state, "stage": status.stage}
+        return json_response(answer, 200 if taking else 503)
+
+
 class Dashboard:
-    """Serves from its own daemon thread between construction and `close`."""
+    """Serves the page from a daemon thread of its own between construction and `close`."""
 
     def __init__(
         self,
@@ -66,92 +154,54 @@ class Dashboard:
     ) -> None:
         """Start serving on `host` and `port` (0: any free one).
 
-        `read_status` and `is_alive` are called from the server's threads, the first at most one at a time. Raises
-        `ResourceError` when the port cannot be had.
+        `read_status` is called from a thread, and never by two at a time. Raises `ResourceError` when the port cannot
+        be had.
         """
-        self._token = "" if host == "localhost" or is_loopback(host) else secrets.token_urlsafe(16)
-        page = importlib.resources.files("planetary.monitor").joinpath("dashboard.html").read_bytes()
-        lock = threading.Lock()
+        one_at_a_time = asyncio.Lock()
 
-        def status_json() -> bytes:
-            with lock:
-                return msgspec.json.encode(read_status())
+        async def read(request: Request) -> RunStatus:
+            async with one_at_a_time:
+                return await asyncio.to_thread(read_status)
 
-        def metrics_jsonl() -> bytes:
-            try:
-                return metrics_file.read_bytes() if metrics_file else b""
-            except FileNotFoundError:
-                return b""
-
-        def config_toml() -> bytes:
-            return shown_config(config_file).encode() if config_file and config_file.exists() else b""
-
-        def prometheus() -> bytes:
-            from planetary.monitor.exposition import exposition
-
-            with lock:
-                return exposition(read_status())
-
-        def health() -> tuple[bool, dict[str, str]]:
-            alive = is_alive()
-            return alive, {"status": "ok" if alive else "the gateway does not answer"}
-
-        def ready() -> tuple[bool, dict[str, str]]:
-            with lock:
-                status = read_status()
-            taking = status.state in _READY
-            return taking, {"status": "ok" if taking else "not ready", "state": status.state, "stage": status.stage}
-
-        class Handler(_Handler):
-            names = _names_of(host)
-            token = self._token
-            routes = {  # noqa: RUF012 - one class per dashboard, never changed
-                "/": ("text/html; charset=utf-8", lambda: page),
-                "/status.json": ("application/json", status_json),
-                "/metrics.jsonl": ("application/x-ndjson", metrics_jsonl),
-                "/config.toml": ("text/plain; charset=utf-8", config_toml),
-                "/metrics": ("text/plain; version=1.0.0; charset=utf-8", prometheus),
-            }
-            probes = {"/health": health, "/ready": ready}  # noqa: RUF012 - as above
-
-        try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
-        except OSError as error:
-            holder = port_holder(port) if error.errno == errno.EADDRINUSE else None
-            by = f" by {holder}" if holder else ""
-            raise ResourceError(
-                f"cannot serve the dashboard on {address_text(host, port)}: {error.strerror or error}{by}; choose "
-                "another port for it, or port 0 for any free one"
-            ) from error
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, name="dashboard", daemon=True
+        page = PageOperations(read, lambda _: (metrics_file, config_file), is_alive)
+        access, self._token = page_access(host)
+        app = application(
+            (page,), access, host=host, title="planetary", text="A read-only page about one run of planetary."
         )
-        self._thread.start()
+        self._server = ThreadServer(app, host, port, what="the dashboard")
 
     @property
     def port(self) -> int:
         """The port that it listens on."""
-        return self._server.server_address[1]
+        return self._server.port
 
     @property
     def url(self) -> str:
         """Where the page is."""
-        host, port = self._server.server_address[:2]
-        place = address_text(host if isinstance(host, str) else host.decode(), port)
-        return f"http://{place}/" + (f"?token={self._token}" if self._token else "")
+        return page_url(self._server.url, self._token)
 
     def close(self) -> None:
         """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def __enter__(self) -> Dashboard:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
+
+
+def page_access(host: str) -> tuple[Access, str]:
+    """Return who may read a page that is served on `host`, and the token that its address has; "": none is needed."""
+    if host == "localhost" or is_loopback(host):
+        return Access(anonymous=Scope.READ), ""
+    token = secrets.token_urlsafe(16)
+    return Access(known={"the page's address": (Scope.READ, token)}), token
+
+
+def page_url(root: str, token: str) -> str:
+    """Return the address of the page at `root`."""
+    return f"{root}/" + (f"?token={token}" if token else "")
 
 
 def shown_config(path: Path) -> str:
@@ -166,91 +216,23 @@ def shown_config(path: Path) -> str:
     return re.sub(r"//[^/@\s\"]+@", "//…@", to_toml(msgspec.structs.replace(config, sinks=sinks)))
 
 
-def _names_of(host: str) -> frozenset[str]:
-    """Return by which names, besides numeric addresses, this machine may be asked."""
-    own = socket.gethostname().lower()
-    return frozenset({"localhost", host.lower(), own, own.split(".")[0], f"{own.split('.')[0]}.local"})
+_KEEP_NOT = {"cache-control": "no-store"}
 
 
-class _Handler(BaseHTTPRequestHandler):
-    routes: dict[str, tuple[str, Callable[[], bytes]]]
-    probes: dict[str, Callable[[], tuple[bool, dict[str, str]]]]
-    names: frozenset[str]
-    token: str
-    server_version = "planetary"
-    sys_version = ""
-    timeout = _TIMEOUT_S
+def _unavailable(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """Return a handler that answers 503 when a run cannot be read; reading it asks for nothing that could be wrong."""
 
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
-        refused = self._refusal()
-        if refused is not None:
-            status, reason = refused
-            self.send_error(status, explain=reason)
-            return
-        path, status = self._path, HTTPStatus.OK
-        if path not in self.routes and path not in self.probes:
-            self.send_error(HTTPStatus.NOT_FOUND, explain=f"The pages are: {', '.join([*self.routes, *self.probes])}")
-            return
+    async def answer(request: Request) -> Response:
         try:
-            if path in self.probes:
-                good, answer = self.probes[path]()
-                kind, body = "application/json", msgspec.json.encode(answer)
-                status = HTTPStatus.OK if good else HTTPStatus.SERVICE_UNAVAILABLE
-            else:
-                kind, read = self.routes[path]
-                body = read()
-        except (PlanetaryError, OSError) as error:
-            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
-            return
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("Content-Security-Policy", _POLICY)
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
+            return await handler(request)
+        except PlanetaryError as error:
+            raise ApiError(503, str(error), code=type(error).__name__) from error
 
-    @property
-    def _path(self) -> str:
-        return self.path.partition("?")[0]
-
-    def _refusal(self) -> tuple[HTTPStatus, str] | None:
-        """Return why a request is not answered, None when it is."""
-        host = self.headers.get("Host", "")
-        asked = urllib.parse.urlsplit(f"//{host}").hostname or ""
-        if asked not in self.names and not _is_address(asked):
-            return HTTPStatus.MISDIRECTED_REQUEST, f"This is no server for {asked!r}: use its address, or localhost."
-        origin = self.headers.get("Origin")
-        if origin is not None and origin != f"http://{host}":
-            return HTTPStatus.FORBIDDEN, f"Pages of {origin} may not read this one."
-        shown = urllib.parse.parse_qs(urllib.parse.urlsplit(self.path).query).get("token", [""])[0]
-        is_known = not self.token or hmac.compare_digest(shown.encode(), self.token.encode())
-        if not is_known and self._path not in self.probes:
-            return HTTPStatus.FORBIDDEN, "Use the whole address that was printed when the run began, with its token."
-        return None
-
-    def handle(self) -> None:
-        """Serve one connection; a browser that goes away in the middle is no error."""
-        try:
-            super().handle()
-        except (ConnectionError, TimeoutError):
-            self.close_connection = True
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the terminal belongs to the live display."""
+    return answer
 
 
-def _is_address(text: str) -> bool:
+def _bytes_of(path: Path | None) -> bytes:
     try:
-        ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    return True
+        return b"" if path is None else path.read_bytes()
+    except FileNotFoundError:
+        return b""

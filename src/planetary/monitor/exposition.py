@@ -21,8 +21,8 @@ _OF_WORKERS = (
 )
 
 
-def exposition(status: RunStatus) -> bytes:
-    """Return the page that Prometheus scrapes. Raises `UserError` without the library."""
+def exposition(*statuses: RunStatus) -> bytes:
+    """Return the page that Prometheus scrapes, of one run or several. Raises `UserError` without the library."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest
         from prometheus_client.registry import Collector
@@ -33,7 +33,13 @@ def exposition(status: RunStatus) -> bytes:
 
     class Run(Collector):
         def collect(self) -> Iterator[Any]:
-            return _families(status)
+            families: dict[str, Any] = {}
+            for status in statuses:
+                for family in _families(status):
+                    families.setdefault(family.name, family)
+                    if families[family.name] is not family:
+                        families[family.name].samples += family.samples
+            return iter(families.values())
 
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Run())

@@ -1,5 +1,4 @@
 """Runs on this machine: started, followed, stopped, resumed and read. The command line and Python share it.
 
-`train` starts a run and returns a `handle.Run`; `processes.local_run` orchestrates its processes, of which
-`processes.gateway_role` coordinates.
+`train` starts a run and returns a `handle.Run`; `processes.local_run` orchestrates its processes.
 """

@@ -27,10 +27,12 @@ class RunKind(ABC):
     Attributes:
         name: of the kind, in messages.
         roles: what workers may be in it, by the names that `--role` takes; empty: there is one role only.
+        controller: of a gateway with several, the one that runs it: "training", "inference" or "rl".
     """
 
     name: ClassVar[str]
     roles: ClassVar[tuple[str, ...]] = ()
+    controller: ClassVar[str] = "training"
 
     @abstractmethod
     def claims(self, config: Config) -> bool:
@@ -146,6 +148,7 @@ class Serving(RunKind):
 
     name = "serving"
     roles = ("server",)
+    controller = "inference"
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""

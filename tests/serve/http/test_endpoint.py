@@ -16,8 +16,8 @@ from serving_model import FakeService
 
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
-from planetary.serve.http import endpoint
 from planetary.serve.http.endpoint import Endpoint
+from planetary.web import server
 
 Test = Callable[[FakeService, openai.AsyncOpenAI, httpx.AsyncClient], Awaitable[None]]
 
@@ -187,7 +187,7 @@ def test_a_request_that_cannot_be_is_answered_with_what_is_wrong(path: str, body
 
 
 def test_connections_that_want_nothing_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint._Impatient, "first_request_s", 0.2)
+    monkeypatch.setattr(server.ImpatientProtocol, "first_request_s", 0.2)
 
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         port = web.base_url.port
@@ -270,7 +270,7 @@ def test_a_port_that_is_taken_is_told() -> None:
         async with served() as (_, client, _):
             port = client.base_url.port
             assert port is not None
-            with pytest.raises(ResourceError, match="--port"):
+            with pytest.raises(ResourceError, match=r"in use by process .* choose another port for it"):
                 await Endpoint.start(FakeService(), ServeConfig(port=port))
 
     asyncio.run(whole())

@@ -87,12 +87,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _manifests(store: BlobStore) -> list[ArtifactManifest]:
-    from planetary.artifacts.collect import links
-    from planetary.compiler.backends.artifact_manifest import KEY, read_manifest
+    from planetary.fabric.preparation.artifact_list import manifests
 
-    keys = [link.key for link in links(store) if link.key.startswith(KEY)]
-    found = [read_manifest(store, key.removeprefix(KEY)) for key in keys]
-    return [manifest for manifest in found if manifest is not None and store.has(manifest.artifact)]
+    return manifests(store)
 
 
 def _list(store: BlobStore, as_json: bool) -> int:
@@ -100,7 +97,7 @@ def _list(store: BlobStore, as_json: bool) -> int:
 
     from planetary.monitor.human_numbers import count, size
 
-    manifests = sorted(_manifests(store), key=lambda m: (m.signature.model, m.backend, m.target, m.artifact))
+    manifests = _manifests(store)
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(manifests), indent=2).decode())
         return EXIT_OK

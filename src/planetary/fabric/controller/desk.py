@@ -100,8 +100,8 @@ class Desk(Generic[Policy_co, State_co]):
         self.under_way.forget(session)
 
     def ready_workers(self) -> list[WorkerSession]:
-        """In order of their names, so that the same events give the same assignment."""
-        return sorted((w for w in self.workers.values() if w.ready), key=lambda w: w.worker)
+        """Those that stay, in order of their names, so that the same events give the same assignment."""
+        return sorted((w for w in self.workers.values() if w.ready and not w.leaving), key=lambda w: w.worker)
 
 
 AnyDesk = Desk[FabricPolicy, RunFold]

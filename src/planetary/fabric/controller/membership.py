@@ -251,6 +251,12 @@ class Membership:
             if supervisor.worker == worker.worker:
                 self._desk.send(supervisor.session, m.RestartWorker(reason=reason))
 
+    def let_supervisor_go(self, worker: WorkerSession) -> None:
+        """End the connection of a worker's supervisor, which dials again and follows its worker."""
+        for supervisor in self._desk.supervisors.values():
+            if supervisor.worker == worker.worker:
+                self._desk.out.append(Close(supervisor.session, worker.leaving))
+
     @property
     def hopeless(self) -> bool:
         """Whether only banned workers are left, nobody else is connected, and other workers would fare no better.

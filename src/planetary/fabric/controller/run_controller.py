@@ -143,6 +143,10 @@ class RunController(ABC, Generic[DeskT]):
         """The tensors of a message could not be read."""
         self._lose(worker, reason, now)
 
+    def _is_idle(self, worker: WorkerSession) -> bool:
+        """Whether a worker can go without anything being computed again, or as far as it ever can."""
+        return worker.train is None and worker.evaluate is None
+
     def _stop(self, reason: str) -> None:
         """End because a person or the operating system asks for it."""
         self._end("stopped", reason)
@@ -186,6 +190,12 @@ class RunController(ABC, Generic[DeskT]):
                     self._lose(worker, event.reason, now)
             case e.StopRequested():
                 self._stop(event.reason)
+            case e.LetGo():
+                for worker in self._named(event.worker):
+                    worker.leaving = event.reason
+            case e.RestartRequested():
+                for worker in self._named(event.worker):
+                    self._restart(worker, event.reason, now)
             case _:
                 self._take_event(event, now)
 
@@ -233,6 +243,8 @@ class RunController(ABC, Generic[DeskT]):
         self._go_on(now)
         if isinstance(event, e.Tick) and not self._has_ended and self._restart_stuck(now):
             self._go_on(now)  # others take over what the restarted workers had
+        if not self._has_ended and self._let_idle_go(now):
+            self._go_on(now)
         if not self._has_ended:
             self.stalls.observe(self._why_nothing_goes_on(), now)
             self._check_end(now)
@@ -246,6 +258,17 @@ class RunController(ABC, Generic[DeskT]):
         return bool(stuck)
 
     # --- workers ----------------------------------------------------------------------------------------------
+
+    def _named(self, name: str) -> list[WorkerSession]:
+        return [worker for worker in self.desk.workers.values() if worker.worker == name]
+
+    def _let_idle_go(self, now: float) -> bool:
+        """End the connections of workers that are to leave and have no task; return whether there were any."""
+        idle = [worker for worker in self.desk.workers.values() if worker.leaving and self._is_idle(worker)]
+        for worker in idle:
+            self.membership.let_supervisor_go(worker)
+            self._lose(worker, worker.leaving, now)
+        return bool(idle)
 
     def _lose(self, worker: WorkerSession, reason: str, now: float, silent_s: float | None = None) -> None:
         self.membership.remove(worker, reason, now, silent_s)

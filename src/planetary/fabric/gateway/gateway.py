@@ -28,12 +28,12 @@ from planetary.core.tensors import TensorSpec
 from planetary.data.fitting import changes
 from planetary.data.prepare import PreparedData
 from planetary.fabric.controller.run_controller import RunController
-from planetary.fabric.gateway.invite_list import Guests, InviteList
+from planetary.fabric.gateway.invite_list import InviteList
+from planetary.fabric.gateway.reception import Reception
 from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.admission import invite_of
 from planetary.fabric.protocol.news import LastingNews, news_of
 from planetary.fabric.protocol.records import (
     CheckpointWritten,
@@ -50,9 +50,7 @@ from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.net.authority import Authority
 from planetary.net.connection import Connection
-from planetary.net.handshake import TokenCheck, answer_hello, judge_hello, receive_hello
-from planetary.net.server import Server, serve
-from planetary.version import __version__
+from planetary.net.handshake import TokenCheck, answer_hello
 from planetary.wire.inbox import Received, refuse_tensors
 from planetary.wire.limits import Limits
 from planetary.wire.protocol import Protocol as WireProtocol
@@ -75,6 +73,19 @@ class GatewayOptions(msgspec.Struct, frozen=True, kw_only=True):
     # threads of each of the run's workers, which are all on this machine: `train.target_minutes` is then kept to. None:
     # they are anywhere, and `train.rounds` counts
     local_threads: int | None = None
+    on_loan: bool = False  # its workers go on with other runs when this one has ended, or has banned them
+
+
+class Demand(msgspec.Struct, frozen=True):
+    """How many workers a run can use.
+
+    Attributes:
+        least: without so many it does not go on well.
+        most: more would be idle; None: it can use any number.
+    """
+
+    least: int
+    most: int | None
 
 
 class Security(msgspec.Struct, frozen=True):
@@ -182,6 +193,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.options = options
         self.endpoint = ""  # URL that clients of the run's kind use; "": it has none
         self.traffic = WorkerTraffic()
+        self.web_app: Any = None  # ASGI application that answers there
         self.stage = "starting"
         self.stage_since = 0.0  # Unix time in seconds; 0: before any
         self.started_at = 0.0  # Unix time in seconds
@@ -202,9 +214,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._clock = system.clock
         self.store = BlobStore(options.cache / "blobs", system.files)
         self._shell: Shell[e.Finish] | None = None
-        self._server: Server | None = None
-        self._guests = Guests(security.invites) if security.invites is not None else None
-        self._watch: asyncio.Task[None] | None = None
+        self._reception: Reception | None = None
         self._lock: RunLock | None = None
         self._journal: JsonLinesWriter | None = None
         self._metrics_file: JsonLinesWriter | None = None
@@ -281,29 +291,49 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     @property
     def port(self) -> int:
         """The port that workers connect to."""
-        assert self._server is not None
-        return self._server.port
+        return self.options.port if self._reception is None else self._reception.port
 
     async def start(self) -> None:
-        """Take the run folder and listen, so that workers can connect and wait. Raises what is wrong with either."""
+        """Open, and listen, so that workers can connect and wait. Raises what is wrong with either."""
+        await self.open()
+        security = self._security
+        self._reception = Reception(
+            self.attend,
+            self.protocol,
+            self.config.timings,
+            tokens=security.tokens,
+            invites=security.invites,
+            system=self._system,
+        )
+        await self._reception.listen(self.options.host, self.options.port, security.tls)
+
+    async def open(self) -> None:
+        """Take the run folder; peers come by `attend`, from a reception that several runs share. Raises as `start`."""
         self._lock = RunLock(self.options.folder, self._system.files)
         self.started_at = self._clock.wall()
-        self._server = await serve(
-            self.options.host,
-            self.options.port,
-            self._attend,
-            self.protocol,
-            tls=self._security.tls,
-            network=self._system.network,
-        )
-        if self._guests is not None:
-            self._watch = asyncio.get_running_loop().create_task(self._guests.watch())
 
     def stop(self, reason: str) -> None:
         """End the run in order; it can be resumed. Called on the event loop."""
         self._stop_reason = self._stop_reason or reason
         if self._shell is not None:
             self._shell.post(e.StopRequested(reason))
+
+    def let_go(self, worker: str, reason: str) -> None:
+        """End a worker's connection as soon as it has finished its task. Called on the event loop."""
+        self._ask(e.LetGo(worker, reason))
+
+    def restart_worker(self, worker: str, reason: str) -> None:
+        """Replace a worker's process now. Called on the event loop."""
+        self._ask(e.RestartRequested(worker, reason))
+
+    def _ask(self, event: e.Event) -> None:
+        if self._shell is not None:
+            self._shell.post(event)
+
+    @property
+    def demand(self) -> Demand:
+        """How many workers the run can use now. Called on the event loop."""
+        return Demand(least=1, most=None)
 
     # --- the run ----------------------------------------------------------------------------------------------
 
@@ -384,8 +414,6 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         return task.result()
 
     async def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
         await self._work.finish()  # a checkpoint under way is
         for queues in list(self._queues.values()):
             try:
@@ -393,8 +421,10 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
                     await queues.drain()
             except TimeoutError:
                 log.info("%s did not take the last messages in time", queues.connection.peer)
-        if self._server is not None:
-            await self._server.close("the gateway ends")
+        if self._reception is not None:
+            await self._reception.close("the gateway ends")
+        for queues in list(self._queues.values()):  # of a reception that others share
+            await queues.connection.close("the run is over")
         for writer in (self._journal, self._metrics_file):
             if writer is not None:
                 writer.close()
@@ -421,24 +451,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     # --- connections ------------------------------------------------------------------------------------------
 
-    async def _attend(self, connection: Connection) -> None:
-        timings = self.config.timings
-        hello = await receive_hello(connection, m.Hello, timings.connect_s)
-        welcome = m.Welcome(
-            run=self.config.run.name, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s
-        )
-        verdict = judge_hello(
-            hello,
-            self.protocol.version,
-            welcome=welcome,
-            software=__version__,
-            tokens=self._security.tokens,
-            now=self._clock.wall(),
-        )
-        if isinstance(verdict, m.Welcome) and self._shell is None:
-            verdict = m.Refused(code="busy", reason=f"the gateway is not ready yet: {self.stage}", retry=True)
-        if isinstance(verdict, m.Refused):
-            await answer_hello(connection, verdict, timings.connect_s)
+    async def attend(self, connection: Connection, hello: m.Hello) -> None:
+        """Attend a peer whose token was checked, until its connection ends."""
+        if self._shell is None or self.ended_at is not None:
+            why = "the run is over" if self.ended_at is not None else f"the gateway is not ready yet: {self.stage}"
+            busy = m.Refused(code="busy", reason=why, retry=True)
+            await answer_hello(connection, busy, self.config.timings.connect_s)
             return
         self._sessions += 1
         session = self._sessions
@@ -458,9 +476,6 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         )
         self._queues[session] = queues
         reason = "the connection ended"
-        assert self._shell is not None
-        if self._guests is not None:
-            self._guests.came(connection, invite_of(hello))
         try:
             self._admit(connection, session, is_worker=is_worker)
             self._shell.post(e.Received(session, hello, host=connection.peer_host))
@@ -477,8 +492,6 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         finally:
             queues.abandon()
             self._queues.pop(session, None)
-            if self._guests is not None:
-                self._guests.left(connection)
             silent_s = asyncio.get_running_loop().time() - connection.last_received
             self._shell.post(e.Closed(session, reason, silent_s=silent_s))
 
@@ -512,6 +525,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             case e.Append():
                 assert isinstance(instruction.record, Record)
                 self._append(instruction.record)
+            case e.Send() if self.options.on_loan and isinstance(instruction.message, m.Shutdown):
+                return self._carry_out_common(e.Close(instruction.session, instruction.message.reason))
             case e.Send():
                 queues = self._queues.get(instruction.session)
                 if queues is not None:

@@ -156,6 +156,23 @@ class OuterStateOf(Payload, frozen=True):
     version: int
 
 
+# --- requests of the operator, or of a site that several runs share ---------------------------------------------
+
+
+class LetGo(Event, frozen=True):
+    """Give a worker no more tasks, and end its connection when it has finished the one that it has."""
+
+    worker: str
+    reason: str
+
+
+class RestartRequested(Event, frozen=True):
+    """Replace a worker's process now."""
+
+    worker: str
+    reason: str
+
+
 # --- instructions of the controller -----------------------------------------------------------------------------
 
 

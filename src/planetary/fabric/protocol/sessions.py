@@ -81,6 +81,7 @@ class WorkerSession(msgspec.Struct):
     trial: bool = False  # it never becomes ready
     chosen: str = ""  # why its machine chose the backend, in words
     roles: tuple[str, ...] = ()  # those that its operator allows it; empty: all
+    leaving: str = ""  # why it gets no more tasks, and goes when it has none; "": it stays
     verified: str = ""  # what that comparison found, in words
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
     address: str = ""  # that it connected from

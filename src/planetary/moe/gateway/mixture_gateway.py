@@ -19,7 +19,7 @@ from planetary.core.config import Config, config_hash
 from planetary.core.errors import PlanetaryError, RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.slices import LeaseLedger
-from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.gateway import Demand, Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_files import CHECKPOINTS, PAYLOADS
 from planetary.fabric.gateway.run_status import (
     base_status,
@@ -167,6 +167,12 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
     def kept_results(self) -> int:
         """Results of expert workers that are here and not judged yet."""
         return len(self._results)
+
+    @property
+    def demand(self) -> Demand:
+        """See `Gateway.demand`: a worker for every composer, and the expert workers."""
+        moe = self.config.moe
+        return Demand(least=moe.composers + min(moe.expert_workers, 1), most=moe.composers + moe.expert_workers)
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""

@@ -18,7 +18,7 @@ from planetary.compiler.backends.iree import compiler_version
 from planetary.core.config import Config
 from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
-from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.gateway import Demand, Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_status import base_status, ended_as, workers_seen
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.preparation.program_compiling import compile_program_apart
@@ -162,6 +162,12 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         """See `Service`."""
         return 0.0 if self.controller is None else self.controller.scheduler.used_share
 
+    @property
+    def demand(self) -> Demand:
+        """See `Gateway.demand`: a worker for every full batch of texts, and one at least."""
+        texts = self.running + self.waiting
+        return Demand(least=1, most=max(1, -(-texts // self.config.serve.batch)))
+
     def next_text(self) -> int:
         """Return a number for a text."""
         self._texts += 1
@@ -192,11 +198,11 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """See `Gateway.start`; the endpoint answers from now on, at first that the model is not ready."""
-        await super().start()
+    async def open(self) -> None:
+        """See `Gateway.open`; the endpoint answers from now on, at first that the model is not ready."""
+        await super().open()
         self._http = await Endpoint.start(self, self.config.serve)
-        self.endpoint = self._http.url
+        self.endpoint, self.web_app = self._http.url, self._http.app()
 
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import logging
 import secrets
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from planetary.core.configuration.schema import ServeConfig
-from planetary.core.errors import ResourceError, UserError
+from planetary.core.errors import UserError
 from planetary.net.addresses import is_loopback
 from planetary.serve.http import answers
 from planetary.serve.http.chat_template import ChatTemplate
-from planetary.serve.http.errors import ApiError, wrong
 from planetary.serve.http.generation import Choice, ChoicePiece, Generation
 from planetary.serve.http.keys import KeyFile
 from planetary.serve.http.requests import (
@@ -35,22 +29,20 @@ from planetary.serve.http.requests import (
     DetokenizeRequest,
     GenerationRequest,
     TokenizeRequest,
-    parsed,
 )
 from planetary.serve.http.service import Service
 from planetary.serve.http.serving_metrics import ServingMetrics
 from planetary.serve.http.text_assembly import TextPiece
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.scheduling.texts import TextRequest
+from planetary.web.bodies import parsed, read_body
+from planetary.web.errors import ApiError, wrong
+from planetary.web.server import WebServer
 
 log = logging.getLogger(__name__)
 
-MOST_CONNECTIONS = 1024
-FIRST_REQUEST_S = 10.0
-"""How long a connection may take until its first request has a head."""
 MOST_BODY = 16 << 20  # bytes
 RETRY_S = 1
-STOP_S = 1  # how long answers under way are waited for at the end
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -74,45 +66,22 @@ class Endpoint:
         self._metrics = ServingMetrics(service)
         self._template: tuple[ServedModel, ChatTemplate] | None = None
         self.url = ""
-        self._server: _Server | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._server: WebServer | None = None
 
     @staticmethod
     async def start(service: Service, options: ServeConfig) -> Endpoint:
         """Listen. Raises `UserError` as the constructor, `ResourceError` if the port is taken."""
         endpoint = Endpoint(service, options)
-        listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((options.host, options.port))
-            listener.listen(MOST_CONNECTIONS)  # at once: until then another may bind the port, too
-        except OSError as error:
-            listener.close()
-            raise ResourceError(
-                f"cannot serve at {options.host}:{options.port}: {error.strerror or error}; take another --port"
-            ) from error
-        host, port = listener.getsockname()[:2]
-        endpoint.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        config = uvicorn.Config(
-            endpoint.app(),
-            http=_Impatient,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=STOP_S,
-            server_header=False,
+        server = endpoint._server = await WebServer.start(
+            endpoint.app(), options.host, options.port, what="the model's endpoint"
         )
-        server = endpoint._server = _Server(config)
-        endpoint._task = asyncio.get_running_loop().create_task(server.serve([listener]))
+        endpoint.url = server.url
         return endpoint
 
     async def close(self) -> None:
         """Stop listening; answers under way get a moment."""
-        if self._server is not None and self._task is not None:
-            self._server.should_exit = True
-            with contextlib.suppress(asyncio.CancelledError, TimeoutError):
-                await asyncio.wait_for(self._task, 3 * STOP_S)
+        if self._server is not None:
+            await self._server.close()
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -209,13 +178,13 @@ class Endpoint:
         }
 
     async def _tokenize(self, request: Request) -> Response:
-        body = parsed(await _body(request), TokenizeRequest)
+        body = parsed(await read_body(request, MOST_BODY), TokenizeRequest)
         tokens = _encoded(self._named(body.model), body.prompt)
         shape = self._service.shape
         return _json({"tokens": tokens, "count": len(tokens), "max_model_len": 0 if shape is None else shape.window})
 
     async def _detokenize(self, request: Request) -> Response:
-        body = parsed(await _body(request), DetokenizeRequest)
+        body = parsed(await read_body(request, MOST_BODY), DetokenizeRequest)
         model = self._named(body.model)
         _known(body.tokens, model, "tokens")
         return _json({"prompt": model.tokenizer.decode(body.tokens).decode(errors="replace")})
@@ -234,7 +203,7 @@ class Endpoint:
     # --- completions ------------------------------------------------------------------------------------------
 
     async def _completions(self, request: Request) -> Response:
-        body = parsed(await _body(request), CompletionRequest)
+        body = parsed(await read_body(request, MOST_BODY), CompletionRequest)
         model = self._named(body.model)
         prompts = [_tokens(prompt, model) for prompt in _prompts(body)]
         most = 16 if body.max_tokens is None else body.max_tokens
@@ -286,7 +255,7 @@ class Endpoint:
     # --- chat -------------------------------------------------------------------------------------------------
 
     async def _chat(self, request: Request) -> Response:
-        body = parsed(await _body(request), ChatRequest)
+        body = parsed(await read_body(request, MOST_BODY), ChatRequest)
         model = self._named(body.model)
         prompt = _encoded(model, self._chat_text(model, body))
         if not prompt:
@@ -438,28 +407,6 @@ class Endpoint:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
-class _Impatient(H11Protocol):
-    """uvicorn's, which ends connections that have not said in time what they want; uvicorn itself waits for ever."""
-
-    first_request_s = FIRST_REQUEST_S
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.loop.call_later(self.first_request_s, self._end_if_silent)
-
-    def _end_if_silent(self) -> None:
-        if self.cycle is None:  # no request is complete up to its body
-            self.transport.close()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn's, which leaves signals to the process that it is a part of."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def _prompts(body: CompletionRequest) -> list[str | list[int]]:
     prompt = body.prompt
     if isinstance(prompt, str):
@@ -505,17 +452,6 @@ def _prompt_only(choice: Choice, text: TextRequest, echo: str) -> Choice:
 def _bearer(request: Request) -> str:
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
-
-
-async def _body(request: Request) -> bytes:
-    """Return the body. Raises `ApiError` for one that is too large."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MOST_BODY:
-            raise ApiError(413, f"the body has more than {MOST_BODY} bytes", code="too_large")
-        parts.append(part)
-    return b"".join(parts)
 
 
 def _event(line: dict[str, Any]) -> bytes:

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from planetary.core.errors import ClosedError
 from planetary.data.tokenizer import Tokenizer
-from planetary.serve.http.errors import ApiError
 from planetary.serve.http.service import Service
 from planetary.serve.http.serving_metrics import ServingMetrics
 from planetary.serve.http.text_assembly import TextAssembly, TextPiece
 from planetary.serve.scheduling.texts import TextRequest, Token
+from planetary.web.errors import ApiError
 
 log = logging.getLogger(__name__)
 

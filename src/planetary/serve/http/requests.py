@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from planetary.core.errors import UserError
-from planetary.serve.http.errors import ApiError, wrong
 from planetary.serve.scheduling.sampling import SamplingOptions
+from planetary.web.errors import ApiError, wrong
 
 MOST_CHOICES = 32
 MOST_STOPS = 16
 MOST_LIKELIEST = 20
 
-Body = TypeVar("Body", bound=msgspec.Struct)
 Prompt = str | list[str | int | list[int]]
 
 
@@ -144,20 +143,3 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
     tokens: list[int]
     model: str | None = None
-
-
-def parsed(data: bytes, kind: type[Body]) -> Body:
-    """Return a request's body. Raises `ApiError` that names what is wrong with it."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        text = str(error)
-        if "unknown field" in text:
-            name = text.split("`")[1]
-            known = ", ".join(sorted(kind.__struct_fields__))
-            raise ApiError(
-                400, f"unknown parameter {name!r}; there are {known}", param=name, code="unknown_parameter"
-            ) from None
-        raise ApiError(400, text, code="invalid_value") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"the body is no JSON in UTF-8: {error}", code="invalid_json") from None

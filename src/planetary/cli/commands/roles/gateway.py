@@ -1,4 +1,4 @@
-"""`planetary gateway`: the training controller that workers on other machines connect to."""
+"""`planetary gateway`: the run, or the controllers of several, that workers on other machines connect to."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from planetary.cli.option_values import port
 if TYPE_CHECKING:
     from planetary.core.config import Config
     from planetary.run.processes.announcement import Announcement
+    from planetary.site.gateway_process import HostOptions
 
 DEFAULT_PORT = 8080
+DEFAULT_API_HOST, DEFAULT_API_PORT = "127.0.0.1", 18010
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -25,14 +27,21 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="""
             Coordinate a run: prepare the data, compile the training step for whatever hardware joins, hand out
             leases, take the outer steps, write checkpoints. Workers connect to --port; people look at
-            http://GATEWAY_HOST:GATEWAY_PORT/.
+            http://GATEWAY_HOST:GATEWAY_PORT/, where the control API is, too. With a file of controllers
+            (gateway_id, controllers) it takes jobs, one after or beside the other, over shared workers.
         """,
         examples=[
             "planetary gateway --gateway-config examples/stdlib.toml --host 0.0.0.0",
             "planetary gateway --resume runs/stdlib",
+            "planetary gateway --gateway-config gateway.toml   # controllers.training, .inference, .rl",
         ],
     )
-    parser.add_argument("--gateway-config", type=Path, metavar="FILE", help="configuration (TOML or experiment.json)")
+    parser.add_argument(
+        "--gateway-config",
+        type=Path,
+        metavar="FILE",
+        help="configuration of a run (TOML or experiment.json), or of controllers (TOML or gateway.json)",
+    )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="go on with the run in this folder")
     parser.add_argument(
         "--checkpoint", type=Path, metavar="DIR", help="with --resume: this checkpoint instead of the newest"
@@ -49,12 +58,11 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--host", help="address that workers connect to (default: fabric.host, 127.0.0.1)")
     parser.add_argument("--port", type=port, help="port that workers connect to (default: fabric.port, else 8080)")
-    parser.add_argument("--gateway-host", default="127.0.0.1", help="address of the dashboard (default: %(default)s)")
+    parser.add_argument("--gateway-host", help="address of dashboard and control API (default: 127.0.0.1)")
     parser.add_argument(
         "--gateway-port",
         type=port,
-        default=18010,
-        help="port of the dashboard, as PCP calls it; workers connect to --port (default: %(default)s; 0: any)",
+        help="port of dashboard and control API, as PCP calls it; workers connect to --port (default: 18010; 0: any)",
     )
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="certificate authority and invites (default: ~/.planetary/gateway)"
@@ -89,28 +97,74 @@ def _run(args: argparse.Namespace) -> None:
     from planetary.fabric.gateway.gateway import GatewayOptions
     from planetary.run.kinds import kind_of
     from planetary.run.places import cache_folder
-    from planetary.run.processes.gateway_role import HostOptions, host_run
+    from planetary.site.gateway_process import host_run
 
+    if _is_site(args):
+        _run_site(args)
+        return
     config, folder = _what_to_run(args)
     kind_of(config).check(config)
-    options = HostOptions(
-        gateway=GatewayOptions(
-            folder=folder,
-            cache=cache_folder(args.cache),
-            host=args.host or config.fabric.host,
-            port=args.port if args.port is not None else config.fabric.port or DEFAULT_PORT,
-            resume=args.resume is not None,
-            resume_from=args.checkpoint,
-            forgive=tuple(args.forgive),
-            local_threads=args.local_threads,
-        ),
+    options = GatewayOptions(
+        folder=folder,
+        cache=cache_folder(args.cache),
+        host=args.host or config.fabric.host,
+        port=args.port if args.port is not None else config.fabric.port or DEFAULT_PORT,
+        resume=args.resume is not None,
+        resume_from=args.checkpoint,
+        forgive=tuple(args.forgive),
+        local_threads=args.local_threads,
+    )
+    host = _host_options(args, DEFAULT_API_HOST, DEFAULT_API_PORT)
+    asyncio.run(host_run(config, options, host, partial(_listening, args)))
+
+
+def _host_options(args: argparse.Namespace, host: str, port: int) -> HostOptions:
+    from planetary.site.gateway_process import HostOptions
+
+    return HostOptions(
         state=_state(args),
         plain=args.plain_loopback,
-        dashboard_host=args.gateway_host,
-        dashboard_port=args.gateway_port,
+        api_host=args.gateway_host or host,
+        api_port=args.gateway_port if args.gateway_port is not None else port,
         ends_with_parent=args.end_with_parent,
     )
-    asyncio.run(host_run(config, options, partial(_listening, args)))
+
+
+def _is_site(args: argparse.Namespace) -> bool:
+    from planetary.site.site_config import is_site_file
+
+    return args.gateway_config is not None and args.gateway_config.is_file() and is_site_file(args.gateway_config)
+
+
+def _run_site(args: argparse.Namespace) -> None:
+    """Run a gateway with several controllers."""
+    import asyncio
+    from functools import partial
+
+    from planetary.core.errors import UserError
+    from planetary.run.places import cache_folder
+    from planetary.site.gateway_process import host_site
+    from planetary.site.site import SiteOptions
+    from planetary.site.site_config import load_site
+
+    for flag in ("resume", "checkpoint", "forgive", "set", "run_dir", "local_threads"):
+        if getattr(args, flag):
+            raise UserError(
+                f"gateway: --{flag.replace('_', '-')} is for one run, and {args.gateway_config} has controllers: "
+                "submit jobs (planetary jobs submit), which have configurations of their own"
+            )
+    config = load_site(args.gateway_config)
+    fabric, api = config.worker_fabric, config.api
+    site = SiteOptions(
+        name=config.gateway_id,
+        folder=Path(config.runs_dir),
+        cache=cache_folder(args.cache),
+        host=args.host or fabric.host or "127.0.0.1",
+        port=args.port if args.port is not None else fabric.port or DEFAULT_PORT,
+        controllers=config.controllers,
+    )
+    host = _host_options(args, api.host or DEFAULT_API_HOST, DEFAULT_API_PORT if api.port is None else api.port)
+    asyncio.run(host_site(config, site, host, partial(_listening, args)))
 
 
 def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:

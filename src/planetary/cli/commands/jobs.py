@@ -1,0 +1,155 @@
+"""`planetary jobs`: submit, list, show and cancel the jobs of a gateway, over its control API."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from planetary.cli.command_table import HelpFormatter, command_parser
+from planetary.cli.errors import EXIT_OK
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command's parser."""
+    parser = command_parser(
+        subparsers,
+        "jobs",
+        description="""
+            Jobs of a gateway with controllers (planetary gateway --gateway-config gateway.toml). The token is in
+            --token-file, in $PLANETARY_API_TOKEN or, for the gateway's user on its own machine, in its state folder.
+        """,
+        examples=[
+            "planetary jobs submit examples/stdlib.toml --set train.rounds=20",
+            "planetary jobs list --gateway http://gateway.example:18010 --token-file token.txt",
+            "planetary jobs cancel stdlib",
+        ],
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    submit = _action(actions, "submit", "submit a configuration", "planetary jobs submit my.toml --name first-try")
+    submit.add_argument("config", type=Path, nargs="?", metavar="FILE", help="configuration (TOML or experiment.json)")
+    submit.add_argument("--resume", metavar="RUN", default="", help="go on with the run in this folder of the gateway")
+    submit.add_argument("--controller", choices=("training", "rl", "inference"), help="submit its own config_path")
+    submit.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
+    submit.add_argument("--name", default="", help="of the job and its folder (default: run.name, numbered)")
+    submit.add_argument("--priority", type=int, metavar="N", help="of its claim to workers (default: its controller's)")
+    _action(actions, "list", "list jobs", "planetary jobs list")
+    show = _action(actions, "show", "show a job", "planetary jobs show stdlib")
+    cancel = _action(actions, "cancel", "end a job at once", "planetary jobs cancel stdlib")
+    cancel.add_argument("--reason", default="", metavar="TEXT", help="why, for the journal")
+    for action in (show, cancel):
+        action.add_argument("job", metavar="JOB", help="as `planetary jobs list` calls it")
+    return parser
+
+
+def _action(actions: Any, name: str, summary: str, example: str) -> argparse.ArgumentParser:
+    parser = actions.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=f"example:\n  {example}",
+        formatter_class=HelpFormatter,
+    )
+    add_gateway_flags(parser)
+    return parser
+
+
+def add_gateway_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which gateway is asked, and how."""
+    parser.add_argument("--gateway", metavar="URL", help="of its page (default: http://127.0.0.1:18010)")
+    parser.add_argument("--token-file", type=Path, metavar="FILE", help="with the API's token")
+    parser.add_argument("--json", action="store_true", help="print the answer as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    import json
+
+    from planetary.cli.gateway_client import client_of
+
+    client = client_of(args.gateway, args.token_file)
+    match args.action:
+        case "submit":
+            path, body = _submission(args)
+            answer = client.post(path, body)
+        case "list":
+            answer = client.get("/v1/jobs")
+        case "show":
+            answer = client.get(f"/v1/jobs/{_quoted(args.job)}")
+        case _:
+            answer = client.post(f"/v1/jobs/{_quoted(args.job)}/cancel", {"reason": args.reason})
+    if args.json:
+        print(json.dumps(answer, indent=2))
+    elif args.action == "list":
+        print(job_table(answer["jobs"]))
+    else:
+        print("\n".join(_lines(answer)))
+    return EXIT_OK
+
+
+def _submission(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
+    """Return path and body of a submission. Raises `UserError`."""
+    import tomllib
+
+    from planetary.core.config import load_config, to_toml
+    from planetary.core.errors import UserError
+
+    given = [args.config is not None, bool(args.resume), args.controller is not None]
+    if sum(given) != 1:
+        raise UserError("jobs submit: give one of FILE, --resume RUN and --controller NAME")
+    body: dict[str, Any] = {"name": args.name}
+    if args.priority is not None:
+        body["priority"] = args.priority
+    if args.config is not None:
+        # Paths in it are made absolute: of this machine, which the gateway has to have as well.
+        body["config"] = tomllib.loads(to_toml(load_config(args.config, args.set)))
+    else:
+        body |= {"overrides": args.set, "resume": args.resume}
+    return (f"/v1/{args.controller}/jobs" if args.controller else "/v1/jobs"), body
+
+
+def _quoted(name: str) -> str:
+    import urllib.parse
+
+    return urllib.parse.quote(name, safe="")
+
+
+def job_table(jobs: list[dict[str, Any]]) -> str:
+    """Return jobs as a table for people."""
+    if not jobs:
+        return "No jobs were submitted."
+    rows = [("JOB", "CONTROLLER", "STATE", "PRIORITY", "WORKERS", "SUBMITTED", "")]
+    for job in jobs:
+        rows.append(
+            (
+                job["job_id"],
+                job["controller"],
+                job["state"],
+                str(job["priority"]),
+                str(len(job["workers"])),
+                _date(job["submitted_at"]),
+                job["reason"],
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _lines(job: dict[str, Any]) -> list[str]:
+    shown = {
+        "job": job["job_id"],
+        "controller": f"{job['controller']} ({job['kind']}), priority {job['priority']}",
+        "state": job["state"] + (f": {job['reason']}" if job["reason"] else ""),
+        "folder": job["folder"],
+        "workers": ", ".join(job["workers"]) or "none",
+        "endpoint": job["endpoint"],
+        "submitted": _date(job["submitted_at"]) + (f" by {job['by']}" if job["by"] else ""),
+    }
+    return [f"{name:<11}{value}" for name, value in shown.items() if value]
+
+
+def _date(unix_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))

@@ -1,0 +1,65 @@
+"""`planetary status`: one look at a gateway: its jobs, its workers, and what each works for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from planetary.cli.command_table import command_parser
+from planetary.cli.commands.jobs import add_gateway_flags, job_table
+from planetary.cli.errors import EXIT_OK
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command's parser."""
+    parser = command_parser(
+        subparsers,
+        "status",
+        description="""
+            Show a gateway once: jobs, workers, what each worker works for and why. `planetary watch URL` follows a run.
+        """,
+        examples=["planetary status", "planetary status http://gateway.example:18010 --token-file token.txt --json"],
+    )
+    parser.add_argument("url", nargs="?", metavar="URL", help="of the gateway's page, in place of --gateway")
+    add_gateway_flags(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    from planetary.cli.gateway_client import client_of
+
+    client = client_of(args.url or args.gateway, args.token_file)
+    site, jobs, workers = (client.get(path) for path in ("/v1/site", "/v1/jobs", "/v1/workers"))
+    if args.json:
+        print(json.dumps({"site": site, **jobs, **workers}, indent=2))
+        return EXIT_OK
+    enabled = [name for name, on in site["controllers"].items() if on]
+    what = f"takes jobs for {', '.join(enabled)}" if enabled else "has one run"
+    print(f"{site['gateway_id']} ({client.url}, planetary {site['version']}) {what}\n")
+    print(job_table(jobs["jobs"]))
+    print()
+    print(_worker_table(workers["workers"]))
+    return EXIT_OK
+
+
+def _worker_table(workers: list[dict[str, Any]]) -> str:
+    if not workers:
+        return "No worker has connected."
+    rows = [("WORKER", "WORKS FOR", "STATE", "WHY")]
+    for one in workers:
+        state = (one["status"] or {}).get("state", "idle") if one["connected"] else "away"
+        job = one["job"] or "-"
+        if one["moving_to"]:
+            job = f"{job} → {one['moving_to']}"
+        notes = [
+            one["why"],
+            "drained" if one["drained"] else "",
+            f"only {one['controller']}" if one["controller"] else "",
+        ]
+        rows.append((one["name"], job, state, "; ".join(filter(None, notes))))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,115 @@
+"""The control API as a whole. A new group of operations is a class and a line in `operations_of`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import HTTPConnection, Request
+
+from planetary.fabric.gateway.run_files import CONFIG, METRICS
+from planetary.fabric.protocol.status import RunStatus
+from planetary.monitor.dashboard import PageOperations
+from planetary.site.api.invite_operations import InviteOperations
+from planetary.site.api.job_operations import JobOperations, status_of
+from planetary.site.api.observing_operations import ObservingOperations
+from planetary.site.api.result_operations import ArtifactOperations, CheckpointOperations
+from planetary.site.api.worker_operations import WorkerOperations
+from planetary.site.jobs import Job
+from planetary.site.site import Site
+from planetary.web.access import Access
+from planetary.web.application import application
+from planetary.web.errors import ApiError
+from planetary.web.operations import Operations
+
+TITLE = "planetary control API"
+TEXT = (
+    "Jobs, workers, invites, artifacts and checkpoints of one gateway. A token is sent as a bearer token; it has the "
+    "scope read, submit or admin, and each allows what those before it do. Errors have one form: see Error."
+)
+INFERENCE = "/v1/inference"
+
+
+def operations_of(site: Site, *, lab: str = "") -> tuple[Operations, ...]:
+    """Return every group of operations, in the order in which their paths are tried."""
+    return (
+        JobOperations(site),
+        WorkerOperations(site),
+        InviteOperations(site),
+        CheckpointOperations(site),
+        ArtifactOperations(site),
+        ObservingOperations(site, lab=lab),
+        page_of(site),
+    )
+
+
+def control_api(site: Site, access: Access, *, host: str, lab: str = "", more: Sequence[Operations] = ()) -> Any:
+    """Return the ASGI application of a site that listens on `host`; `more`: groups of others, e.g. a hub's."""
+    groups = (*operations_of(site, lab=lab), *more)
+    mounts: Mapping[str, Any] = {INFERENCE: InferenceProxy(site, access)}
+    return application(groups, access, host=host, title=TITLE, text=TEXT, mounts=mounts)
+
+
+def page_of(site: Site) -> PageOperations:
+    """Return the page of the newest run, or of the one that its address names with `?job=`."""
+
+    def job(request: Request) -> Job | None:
+        name = request.query_params.get("job", "")
+        if name and name not in site.book.jobs:
+            raise ApiError(404, f"there is no job {name!r}", code="job_not_found")
+        running = [one for one in site.book.jobs.values() if one.job in site.runs]
+        return site.book.jobs[name] if name else next(reversed(running or list(site.book.jobs.values())), None)
+
+    async def status(request: Request) -> RunStatus:
+        found = job(request)
+        if found is None:
+            return RunStatus(run=site.options.name, state="waiting", stage="no job was submitted")
+        return await status_of(site, found)
+
+    def files(request: Request) -> tuple[Path | None, Path | None]:
+        found = job(request)
+        return (None, None) if found is None else (Path(found.folder) / METRICS, Path(found.folder) / CONFIG)
+
+    return PageOperations(status, files)
+
+
+class InferenceProxy:
+    """Hands requests below `/v1/inference` to a served model's own application.
+
+    A model that asks for keys of its own does so here, too; another one's users need a token of the site.
+    """
+
+    def __init__(self, site: Site, access: Access) -> None:
+        self._site, self._access = site, access
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer."""
+        try:
+            app, path = self._chosen(HTTPConnection(scope))
+        except ApiError as error:
+            await error.response()(scope, receive, send)
+            return
+        inner = {**scope, "path": path, "raw_path": path.encode(), "root_path": "", "app_root_path": ""}
+        await app(inner, receive, send)
+
+    def _chosen(self, request: HTTPConnection) -> tuple[Any, str]:
+        wanted = request.headers.get("x-pcp-service-id", "")
+        runs = {name: run for name, run in self._site.runs.items() if run.gateway.web_app is not None}
+        name = wanted or next(iter(runs), "")
+        if name not in runs:
+            raise ApiError(
+                503,
+                f"no model is served as {wanted!r}" if wanted else "no model is served: submit a job to inference",
+                code="no_model",
+                headers={"retry-after": "5"},
+            )
+        gateway = runs[name].gateway
+        if not gateway.config.serve.keys and self._access.grant(request) is None:
+            raise ApiError(
+                401,
+                "a token is needed: Authorization: Bearer TOKEN",
+                code="token_needed",
+                headers={"www-authenticate": "Bearer"},
+            )
+        return gateway.web_app, "/v1" + request.url.path.removeprefix(INFERENCE)

@@ -1,0 +1,236 @@
+"""Jobs: submit, list, show, cancel; also under PCP's paths, a controller each."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tomllib
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from planetary.core.config import Config, config_from_tables, load_config
+from planetary.core.errors import UserError
+from planetary.fabric.gateway.run_files import CONFIG, EVENTS
+from planetary.fabric.preparation.model_shapes import with_model_shapes
+from planetary.fabric.protocol.status import RunStatus
+from planetary.monitor.dashboard import shown_config
+from planetary.run.kinds import kind_of
+from planetary.run.status_source import status_source
+from planetary.site.api.views import CancelRequest, JobList, JobView, Submission, job_view
+from planetary.site.jobs import Job, JobState
+from planetary.site.site import Site
+from planetary.site.site_config import CONTROLLERS
+from planetary.web.access import Scope
+from planetary.web.errors import ApiError, wrong
+from planetary.web.operations import TEXT, Operation, Parameter
+
+log = logging.getLogger(__name__)
+
+
+class JobOperations:
+    """See the module."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def operations(self) -> Sequence[Operation]:
+        """See `web.operations.Operations`."""
+        read = partial(Operation, method="GET", group="jobs", scope=Scope.READ)
+
+        def submit(path: str, name: str, text: str, controller: str) -> Operation:
+            async def handler(request: Request) -> JobView:
+                return await self._submit(request, controller)
+
+            return Operation(
+                method="POST",
+                path=path,
+                name=name,
+                text=text,
+                group="jobs",
+                scope=Scope.SUBMIT,
+                handler=handler,
+                body=Submission,
+                optional=True,
+                answer=JobView,
+                status=202,
+                refuses=(409,),
+            )
+
+        def listed(path: str, name: str, text: str, controller: str) -> Operation:
+            async def handler(request: Request) -> JobList:
+                return self._list(request, controller)
+
+            state = Parameter(name="state", text="Only jobs in this state.")
+            return read(path=path, name=name, text=text, handler=handler, answer=JobList, parameters=(state,))
+
+        cancel = Operation(
+            method="POST",
+            path="/v1/jobs/{job}/cancel",
+            name="cancel_job",
+            text="End a job at once, also in the middle of a round; what is checkpointed stays.",
+            group="jobs",
+            scope=Scope.SUBMIT,
+            handler=self._cancel,
+            body=CancelRequest,
+            optional=True,
+            answer=JobView,
+            status=202,
+            refuses=(404, 409),
+        )
+        return (
+            listed("/v1/jobs", "list_jobs", "List jobs.", ""),
+            submit("/v1/jobs", "submit_job", "Submit a configuration to the controller of its kind.", ""),
+            read(
+                path="/v1/jobs/{job}",
+                name="get_job",
+                text="Return a job.",
+                handler=self._show,
+                answer=JobView,
+                refuses=(404,),
+            ),
+            read(
+                path="/v1/jobs/{job}/status",
+                name="get_job_status",
+                text="Return the status of its run.",
+                handler=self._status,
+                answer=RunStatus,
+                refuses=(404,),
+            ),
+            read(
+                path="/v1/jobs/{job}/config",
+                name="get_job_config",
+                text="Return its configuration, TOML, without what may be secret in it.",
+                handler=self._config,
+                answer=TEXT,
+                refuses=(404,),
+            ),
+            cancel,
+            *(
+                operation
+                for name in CONTROLLERS
+                for operation in (
+                    listed(f"/v1/{name}/jobs", f"list_{name}_jobs", f"List the jobs of {name}.", name),
+                    submit(f"/v1/{name}/jobs", f"submit_{name}_job", f"Submit a job to {name}.", name),
+                )
+            ),
+        )
+
+    # --- reading ----------------------------------------------------------------------------------------------
+
+    def _list(self, request: Request, controller: str) -> JobList:
+        state = request.query_params.get("state", "")
+        if state and state not in list(JobState):
+            raise wrong("state", f"expected one of {', '.join(JobState)}, found {state!r}")
+        jobs = (
+            job
+            for job in self._site.book.jobs.values()
+            if controller in ("", job.controller) and state in ("", job.state)
+        )
+        return JobList(jobs=tuple(self._view(job) for job in jobs))
+
+    async def _show(self, request: Request) -> JobView:
+        return self._view(job_of(self._site, request))
+
+    async def _status(self, request: Request) -> RunStatus:
+        job = job_of(self._site, request)
+        return await status_of(self._site, job)
+
+    async def _config(self, request: Request) -> Response:
+        job = job_of(self._site, request)
+        path = Path(job.folder) / CONFIG
+        if not path.exists():
+            raise ApiError(
+                404, f"the run of the job {job.job} has not begun, and has no configuration", code="no_config"
+            )
+        return Response(await asyncio.to_thread(shown_config, path), media_type=TEXT)
+
+    def _view(self, job: Job) -> JobView:
+        run = self._site.runs.get(job.job)
+        endpoint = run.gateway.endpoint if run is not None else ""
+        return job_view(job, tuple(self._site.workers_of(job.job)), endpoint)
+
+    # --- changing ---------------------------------------------------------------------------------------------
+
+    async def _submit(self, request: Request, controller: str) -> JobView:
+        asked: Submission = request.state.body or Submission()
+        chosen = self._site.options.controllers.of(controller)
+        folder = self._site.options.folder
+        if controller and not chosen.enabled and folder is not None:
+            raise ApiError(
+                409, f"the controller {controller} is not enabled in this gateway", code="controller_not_enabled"
+            )
+        config = await asyncio.to_thread(_checked, asked, chosen.config_path, folder)
+        job = self._site.submit(
+            config,
+            by=request.state.user,
+            name=asked.resume or asked.name or asked.service_id or "",
+            priority=asked.priority,
+            resume=bool(asked.resume),
+            controller=controller,
+        )
+        return self._view(job)
+
+    async def _cancel(self, request: Request) -> JobView:
+        job = job_of(self._site, request)
+        asked: CancelRequest = request.state.body or CancelRequest()
+        return self._view(self._site.cancel(job.job, by=request.state.user, reason=asked.reason))
+
+
+def job_of(site: Site, request: Request) -> Job:
+    """Return the job that a request's path names. Raises `ApiError` (404) when there is none."""
+    name = request.path_params["job"]
+    try:
+        return site.job(name)
+    except UserError as error:
+        raise ApiError(404, str(error), code="job_not_found") from None
+
+
+async def status_of(site: Site, job: Job) -> RunStatus:
+    """Return the status of a job's run, from its process or its folder."""
+    run = site.runs.get(job.job)
+    if run is not None:
+        return run.status()
+    if not (Path(job.folder) / EVENTS).exists():
+        state = "preparing" if not job.over else "stopped" if job.state is JobState.CANCELLED else "failed"
+        return RunStatus(run=job.job, state=state, stage=job.state.value, message=job.reason)
+    return await asyncio.to_thread(status_source(job.folder))
+
+
+def _checked(asked: Submission, config_path: str, folder: Path | None) -> Config:
+    """Return the configuration that is asked for, checked as the gateway's command does. In a thread."""
+    given = [name for name in ("config", "toml", "resume") if getattr(asked, name)]
+    if len(given) > 1:
+        raise wrong(given[1], f"{' and '.join(given)} are given: expected one of them")
+    if asked.config is not None:
+        config = config_from_tables(asked.config, asked.overrides)
+    elif asked.toml is not None:
+        config = config_from_tables(_toml(asked.toml), asked.overrides)
+    elif asked.resume:
+        if "/" in asked.resume or folder is None or not (folder / asked.resume / CONFIG).exists():
+            raise wrong("resume", f"there is no run named {asked.resume!r} here")
+        config = load_config(folder / asked.resume / CONFIG, asked.overrides)
+    elif config_path:
+        config = load_config(config_path, asked.overrides)
+    else:
+        raise ApiError(
+            400,
+            "no configuration: send config (tables), toml (a text), or resume (a run's folder); a controller with "
+            "a config_path takes a request without",
+            code="no_config",
+        )
+    config = with_model_shapes(config)
+    for note in kind_of(config).check(config):
+        log.warning("%s", note)
+    return config
+
+
+def _toml(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise wrong("toml", f"this is no TOML: {error}") from None

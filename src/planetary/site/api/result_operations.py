@@ -1,0 +1,176 @@
+"""What runs leave: checkpoints and compiled artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from planetary.artifacts.checkpoint import CheckpointEntry, list_checkpoints
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.backends.artifact_manifest import ArtifactManifest
+from planetary.compiler.check.verification_report import read_report
+from planetary.fabric.gateway.run_files import CHECKPOINTS, EVENTS
+from planetary.fabric.preparation.artifact_list import manifests
+from planetary.monitor.run_folder import load_history
+from planetary.site.api.job_operations import job_of
+from planetary.site.api.views import (
+    ArtifactHistory,
+    ArtifactList,
+    ArtifactUse,
+    ArtifactView,
+    CheckpointFile,
+    CheckpointList,
+    CheckpointView,
+)
+from planetary.site.site import Site
+from planetary.web.access import Scope
+from planetary.web.errors import ApiError
+from planetary.web.operations import BYTES, Operation
+
+SHORTEST_DIGEST = 6
+
+
+class CheckpointOperations:
+    """Checkpoints of a job's run: list and download."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def operations(self) -> Sequence[Operation]:
+        """See `web.operations.Operations`."""
+        read = partial(Operation, method="GET", group="checkpoints", scope=Scope.READ, refuses=(404,))
+        return (
+            read(
+                path="/v1/jobs/{job}/checkpoints",
+                name="list_checkpoints",
+                text="List the checkpoints of a job's run.",
+                handler=self._list,
+                answer=CheckpointList,
+            ),
+            read(
+                path="/v1/jobs/{job}/checkpoints/{round}/{file}",
+                name="download_checkpoint_file",
+                text="Download a file of a checkpoint; ranges of bytes, too.",
+                handler=self._download,
+                answer=BYTES,
+            ),
+        )
+
+    async def _list(self, request: Request) -> CheckpointList:
+        folder = Path(job_of(self._site, request).folder) / CHECKPOINTS
+        found = await asyncio.to_thread(lambda: [_checkpoint(entry) for entry in list_checkpoints(folder)])
+        return CheckpointList(checkpoints=tuple(found))
+
+    async def _download(self, request: Request) -> Response:
+        job, round_, name = job_of(self._site, request), request.path_params["round"], request.path_params["file"]
+        entries = await asyncio.to_thread(list_checkpoints, Path(job.folder) / CHECKPOINTS)
+        entry = next((one for one in entries if str(one.round) == round_), None)
+        if entry is None:
+            kept = ", ".join(str(one.round) for one in entries) or "none"
+            raise ApiError(
+                404, f"the job {job.job} has no checkpoint of round {round_}; there are: {kept}", code="no_checkpoint"
+            )
+        files = {path.name: path for path in entry.path.iterdir() if path.is_file()}
+        if name not in files:
+            raise ApiError(404, f"there is no file {name!r} in it; there are: {', '.join(files)}", code="no_file")
+        return FileResponse(files[name], media_type=BYTES, filename=f"{job.job}-round-{round_}-{name}")
+
+
+class ArtifactOperations:
+    """Compiled steps and programs of this gateway, and which ones a run published."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._store = BlobStore(site.options.cache / "blobs")
+
+    def operations(self) -> Sequence[Operation]:
+        """See `web.operations.Operations`."""
+        read = partial(Operation, method="GET", group="artifacts", scope=Scope.READ, refuses=(404,))
+        return (
+            read(
+                path="/v1/artifacts",
+                name="list_artifacts",
+                text="List compiled steps and programs.",
+                handler=self._list,
+                answer=ArtifactList,
+            ),
+            read(
+                path="/v1/artifacts/{artifact}",
+                name="get_artifact",
+                text="Return one; the beginning of its digest is enough.",
+                handler=self._show,
+                answer=ArtifactView,
+            ),
+            read(
+                path="/v1/jobs/{job}/artifacts",
+                name="list_job_artifacts",
+                text="List the artifacts that a job's run published.",
+                handler=self._history,
+                answer=ArtifactHistory,
+            ),
+        )
+
+    async def _list(self, request: Request) -> ArtifactList:
+        return ArtifactList(artifacts=tuple(await asyncio.to_thread(self._read)))
+
+    async def _show(self, request: Request) -> ArtifactView:
+        wanted = request.path_params["artifact"].lower()
+        found = [one for one in await asyncio.to_thread(self._read) if one.artifact.startswith(wanted)]
+        if len(wanted) < SHORTEST_DIGEST or len(found) != 1:
+            raise ApiError(
+                404,
+                f"{wanted!r} names {len(found)} artifacts: expected {SHORTEST_DIGEST} or more hex digits of one",
+                code="artifact_not_found",
+            )
+        return found[0]
+
+    async def _history(self, request: Request) -> ArtifactHistory:
+        job = job_of(self._site, request)
+        if not (Path(job.folder) / EVENTS).exists():
+            return ArtifactHistory(history=())
+        history = await asyncio.to_thread(load_history, Path(job.folder))
+        return ArtifactHistory(
+            history=tuple(
+                ArtifactUse(
+                    job_id=job.job,
+                    at=event["t"],
+                    artifact=event["digest"],
+                    backend=event["backend"],
+                    target=event["target"],
+                    verified=event.get("verified", ""),
+                )
+                for event in history.events
+                if event["event"] == "artifact_published"
+            )
+        )
+
+    def _read(self) -> list[ArtifactView]:
+        return [self._view(manifest) for manifest in manifests(self._store)]
+
+    def _view(self, manifest: ArtifactManifest) -> ArtifactView:
+        report = read_report(self._store, manifest.artifact)
+        return ArtifactView(
+            artifact=manifest.artifact,
+            model=manifest.signature.model,
+            backend=manifest.backend,
+            target=manifest.target,
+            features=manifest.features,
+            nbytes=manifest.nbytes,
+            compiler=manifest.compiler,
+            stablehlo=manifest.signature.stablehlo_digest,
+            verified=report.summary if report is not None else "",
+        )
+
+
+def _checkpoint(entry: CheckpointEntry) -> CheckpointView:
+    files = sorted(path for path in entry.path.iterdir() if path.is_file())
+    return CheckpointView(
+        round=entry.round,
+        written_at=entry.path.stat().st_mtime,
+        files=tuple(CheckpointFile(name=path.name, nbytes=path.stat().st_size) for path in files),
+    )

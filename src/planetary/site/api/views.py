@@ -1,0 +1,214 @@
+"""What the control API takes and answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from planetary.fabric.protocol.status import RunStatus, WorkerStatus
+from planetary.site.jobs import Job, JobState
+
+
+class SiteView(msgspec.Struct, frozen=True, kw_only=True):
+    """The site."""
+
+    gateway_id: str
+    lab_id: str
+    version: str  # of planetary
+    started_at: float  # Unix time in seconds
+    controllers: dict[str, bool]  # whether each takes jobs
+    jobs: dict[str, int]  # how many by state
+    workers: int  # that are here
+    idle_workers: int
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
+    """A probe's answer."""
+
+    status: str  # "ok", or what is the matter
+    why: str = ""
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """A job."""
+
+    job_id: str
+    controller: str  # "training", "rl" or "inference"
+    kind: str  # of run
+    state: JobState
+    priority: int
+    folder: str  # of the run
+    submitted_at: float  # Unix time in seconds
+    started_at: float | None
+    ended_at: float | None
+    by: str  # name of the token that it was submitted with
+    reason: str  # why it ended, or is to end
+    workers: tuple[str, ...]  # that work for it
+    endpoint: str = ""  # of a served model
+
+
+class JobList(msgspec.Struct, frozen=True, kw_only=True):
+    """Jobs, in the order in which they were submitted."""
+
+    jobs: tuple[JobView, ...]
+
+
+class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A job that is asked for: one of `config`, `toml`, `resume`, or none for the controller's own configuration."""
+
+    config: dict[str, dict[str, Any] | list[Any]] | None = None  # tables, as in a configuration file
+    toml: str | None = None  # the text of one
+    overrides: tuple[str, ...] = ()  # "section.key=value"
+    name: str = ""  # of the job and its folder; "": the run's, with a number where that is taken
+    priority: int | None = None  # of its claim to workers
+    resume: str = ""  # name of a run's folder that goes on
+    service_id: str | None = None  # PCP's name of a controller's service; the job's name here
+
+
+class CancelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Why a job is cancelled."""
+
+    reason: str = ""
+
+
+class SiteWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker."""
+
+    name: str
+    node: str
+    job: str  # that it works for; "": none
+    moving_to: str  # job that it works for when its task has ended; "": it stays
+    why: str  # it is there, or goes there
+    drained: bool
+    controller: str  # the only one that it works for; "": any
+    roles: tuple[str, ...]  # that its operator allows; empty: all
+    connected: bool
+    address: str
+    status: WorkerStatus | None  # as its run sees it
+
+
+class WorkerList(msgspec.Struct, frozen=True, kw_only=True):
+    """Workers, by name."""
+
+    workers: tuple[SiteWorker, ...]
+
+
+class RoleRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The only controller that a worker is to work for; "": any."""
+
+    controller: str
+
+
+class InviteView(msgspec.Struct, frozen=True, kw_only=True):
+    """An invite, without its token."""
+
+    id: str
+    made_at: float  # Unix time in seconds
+    expires_at: int  # Unix time in seconds; 0: never
+    node: str  # the only one that may use it; "": any
+    revoked_at: float | None
+
+
+class InviteList(msgspec.Struct, frozen=True, kw_only=True):
+    """Invites, oldest first."""
+
+    invites: tuple[InviteView, ...]
+
+
+class InviteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An invite that is asked for."""
+
+    expires_in_s: float = 7 * 86400.0  # 0: never
+    node: str = ""
+
+
+class NewInvite(msgspec.Struct, frozen=True, kw_only=True):
+    """An invite that was made. The token is seen once."""
+
+    id: str
+    token: str
+    expires_at: int
+
+
+class ArtifactView(msgspec.Struct, frozen=True, kw_only=True):
+    """A compiled step or program."""
+
+    artifact: str  # sha256
+    model: str
+    backend: str
+    target: str
+    features: str
+    nbytes: int
+    compiler: str  # version of IREE; "": XLA compiles it on the worker
+    stablehlo: str  # sha256 of what it was compiled from
+    verified: str  # what its check found; "": none is known
+
+
+class ArtifactList(msgspec.Struct, frozen=True, kw_only=True):
+    """Artifacts, by model and target."""
+
+    artifacts: tuple[ArtifactView, ...]
+
+
+class ArtifactUse(msgspec.Struct, frozen=True, kw_only=True):
+    """When a run published an artifact."""
+
+    job_id: str
+    at: float  # Unix time in seconds
+    artifact: str
+    backend: str
+    target: str
+    verified: str
+
+
+class ArtifactHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """Artifacts that a job's run published, oldest first."""
+
+    history: tuple[ArtifactUse, ...]
+
+
+class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a checkpoint."""
+
+    name: str
+    nbytes: int
+
+
+class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint."""
+
+    round: int
+    written_at: float  # Unix time in seconds
+    files: tuple[CheckpointFile, ...]
+
+
+class CheckpointList(msgspec.Struct, frozen=True, kw_only=True):
+    """Checkpoints of a job's run, oldest first."""
+
+    checkpoints: tuple[CheckpointView, ...]
+
+
+class MetricsView(msgspec.Struct, frozen=True, kw_only=True):
+    """The jobs that run, as they are now."""
+
+    runs: dict[str, RunStatus]
+
+
+def job_view(job: Job, workers: tuple[str, ...], endpoint: str) -> JobView:
+    """Return a job as the API shows it."""
+    return JobView(
+        job_id=job.job,
+        controller=job.controller,
+        kind=job.kind,
+        state=job.state,
+        priority=job.priority,
+        folder=job.folder,
+        submitted_at=job.submitted_at,
+        started_at=job.started_at,
+        ended_at=job.ended_at,
+        by=job.by,
+        reason=job.reason,
+        workers=workers,
+        endpoint=endpoint,
+    )

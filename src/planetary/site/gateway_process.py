@@ -1,0 +1,167 @@
+"""The gateway's process: certificate authority, control API, and its run or runs until their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from planetary.core.clock import SystemClock
+from planetary.core.config import Config
+from planetary.core.errors import UserError
+from planetary.fabric.gateway.gateway import GatewayOptions, Security
+from planetary.fabric.shell.child import end_with_parent, on_stop_signals
+from planetary.monitor.dashboard import page_url
+from planetary.net.addresses import is_loopback
+from planetary.net.authority import Authority
+from planetary.net.invite import mint
+from planetary.run.kinds import kind_of
+from planetary.run.processes.announcement import Announcement
+from planetary.site.api.control_api import control_api
+from planetary.site.site import Site, SiteOptions
+from planetary.site.site_config import Controllers, SiteConfig
+from planetary.web.access import Access, Scope, TokenFile, new_token
+from planetary.web.server import WebServer
+
+INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
+OPERATOR_TOKEN = "api-token.txt"
+"""File in the state folder with the token of whoever may read it: the user that the gateway runs as."""
+
+
+class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a gateway's process is started.
+
+    Attributes:
+        state: folder of the certificate authority and of the API's tokens.
+        plain: no TLS and no invites; loopback addresses only.
+        api_host, api_port: that the control API listens on; port 0: any.
+        ends_with_parent: whether it ends when the process does that started it.
+    """
+
+    state: Path
+    plain: bool
+    api_host: str
+    api_port: int
+    ends_with_parent: bool = False
+
+
+Listening = Callable[[Announcement], None]
+
+
+async def host_run(config: Config, gateway: GatewayOptions, options: HostOptions, listening: Listening) -> None:
+    """Coordinate a run to its end, and write its report and picture. Call `listening` once workers can connect.
+
+    Must be called on the main thread: SIGTERM and SIGINT stop the run.
+
+    Raises:
+        PlanetaryError: the run did not finish; the class says why (see `RunKind.failure`).
+    """
+    site_options = SiteOptions(
+        name=config.run.name,
+        folder=None,
+        cache=gateway.cache,
+        host=gateway.host,
+        port=gateway.port,
+        controllers=Controllers(),
+        latency_budget_s=config.fabric.latency_budget_s,
+    )
+    process = _Process(site_options, options)
+    async with process:
+        run = process.site.host_only(config, gateway)
+        await run.open()
+        process.announce(listening, str(gateway.folder), run.gateway.endpoint)
+        end = await process.site.run_only()
+    if not end.ok:
+        raise kind_of(config).failure(end, gateway.folder)
+
+
+async def host_site(config: SiteConfig, site: SiteOptions, options: HostOptions, listening: Listening) -> None:
+    """Run jobs until SIGTERM or SIGINT. Call `listening` once workers can connect and jobs can be submitted.
+
+    Raises:
+        UserError: the journal is damaged, or the variable of `api_token_env` has no token.
+        ResourceError: a port or the folder is another process's.
+    """
+    token_env = config.token_env
+    if token_env and not os.environ.get(token_env):
+        raise UserError(
+            f"the configuration names the environment variable {token_env} for the API's token, and it is not set"
+        )
+    process = _Process(site, options, lab=config.lab_id, admin=os.environ.get(token_env, "") if token_env else "")
+    async with process:
+        process.announce(listening, str(site.folder), "")
+        await process.site.serve()
+
+
+class _Process:
+    """What a gateway's process has around its runs."""
+
+    def __init__(self, site: SiteOptions, options: HostOptions, *, lab: str = "", admin: str = "") -> None:
+        """`lab`: PCP's `lab_id`; `admin`: a token that may do everything, "": none."""
+        self._options, self._lab = options, lab
+        security, self._invite = Security(), ""
+        now = SystemClock().wall()
+        if not options.plain:
+            authority = Authority.open(options.state, now)
+            security = Security.by(authority)
+            self._invite = mint(authority.invite_secret, authority.fingerprint, expires=now + INVITE_S)
+        self.site = Site(site, security, wall=SystemClock().wall)
+        self._page_token = "" if options.api_host == "localhost" or is_loopback(options.api_host) else new_token()
+        known = {"the page's address": (Scope.READ, self._page_token)} if self._page_token else {}
+        known |= {"the configuration's": (Scope.ADMIN, admin)} if admin else {}
+        known["the operator's"] = (Scope.ADMIN, _operator_token(options.state))
+        self._access = Access(
+            TokenFile(options.state),
+            anonymous=None if self._page_token else Scope.READ,
+            known=known,
+        )
+        self._server: WebServer | None = None
+
+    async def __aenter__(self) -> _Process:
+        options, loop = self._options, asyncio.get_running_loop()
+        await self.site.open()
+        app = control_api(self.site, self._access, host=options.api_host, lab=self._lab)
+        try:
+            self._server = await WebServer.start(app, options.api_host, options.api_port, what="the control API")
+        except BaseException:
+            await self.site.close("the control API could not be started")
+            raise
+        on_stop_signals(self.site.stop)
+        if options.ends_with_parent:
+
+            def orphaned() -> None:
+                loop.call_soon_threadsafe(self.site.stop, "stopped: its parent process ended")
+
+            end_with_parent(orphaned)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.site.close("the gateway ends")
+        if self._server is not None:
+            with contextlib.suppress(Exception):
+                await self._server.close()
+
+    def announce(self, listening: Listening, folder: str, endpoint: str) -> None:
+        """Say where workers and people connect."""
+        assert self._server is not None
+        page = page_url(self._server.url, self._page_token)
+        listening(Announcement(self.site.options.host, self.site.port, page, self._invite, folder, endpoint))
+
+
+def _operator_token(state: Path) -> str:
+    """Return the token in the state folder, made at the first start; whoever can read the file is its user."""
+    path = state / OPERATOR_TOKEN
+    try:
+        return path.read_text().strip()
+    except FileNotFoundError:
+        pass
+    state.mkdir(parents=True, exist_ok=True)
+    token = new_token()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{token}\n")
+    return token

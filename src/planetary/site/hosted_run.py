@@ -1,0 +1,107 @@
+"""One run in a site's process: its gateway, its sinks, and what is written when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from planetary.core.config import Config, config_hash
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
+from planetary.fabric.protocol.events import Finish
+from planetary.fabric.protocol.status import RoundMetrics, RunStatus
+from planetary.machine.journal import Record
+from planetary.monitor.run_folder import collect_facts, write_facts
+from planetary.monitor.sinks.kinds import follow
+from planetary.run.kinds import RunKind, kind_of
+
+
+class HostedRun:
+    """Make it, `open` it, `run` it.
+
+    Attributes:
+        gateway: decides and carries out.
+        kind: of run.
+        folder: of the run.
+    """
+
+    def __init__(self, config: Config, options: GatewayOptions, security: Security) -> None:
+        """Nothing is opened before `open`."""
+        self.kind: RunKind = kind_of(config)
+        self.folder = options.folder
+        self.gateway: Gateway[Any, Any, Any] = self.kind.gateway(config, options, security)
+        self._sinks_of = config
+        self._grown = asyncio.Event()
+
+    async def open(self) -> None:
+        """Take the run folder. Raises as `Gateway.open`."""
+        await self.gateway.open()
+
+    async def run(self) -> Finish:
+        """Run to the end, and return how it ended, its report written.
+
+        Raises:
+            PlanetaryError: it failed before it could begin, or with what its results cannot be written.
+        """
+        loop, gateway = asyncio.get_running_loop(), self.gateway
+
+        def report(text: str) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(gateway.warn, text)
+
+        config = self._sinks_of
+        sinks = follow(config.sinks, config.run.name, self.folder, lambda: gateway.config, report)
+        gateway.followers += [sinks, self]
+        ok = False
+        try:
+            end = await self.kind.results_after(gateway.run(self._write_facts), self.folder)
+            ok = end.ok
+            return end
+        finally:
+            await asyncio.to_thread(sinks.close, ok)  # last: a process that has to end soon is killed meanwhile
+            self._tell()
+
+    def status(self) -> RunStatus:
+        """Return the run as it is now."""
+        return self.gateway.status()
+
+    # --- a follower of its own gateway --------------------------------------------------------------------------
+
+    def write_round(self, line: RoundMetrics) -> None:
+        """See `Follower`."""
+
+    def write_event(self, record: Record) -> None:
+        """See `Follower`: the journal has grown."""
+        self._tell()
+
+    def _tell(self) -> None:
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def wait_for_events(self, timeout_s: float) -> None:
+        """Return when the journal has grown, or after `timeout_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._grown.wait()
+
+    def _write_facts(self, prepared: PreparedRun) -> None:
+        from planetary.data.bigram import bigram_baseline
+        from planetary.data.tokenizer import CharTokenizer
+
+        gateway, data = self.gateway, prepared.data
+        if data is None:
+            return
+        config = gateway.config
+        if isinstance(data.tokenizer, CharTokenizer):
+            data.tokenizer.save(self.folder)
+        bigram = bigram_baseline(data, data.eval_chunks(config))
+        gateway.bigram_loss = bigram.loss
+        facts = collect_facts(
+            run=config.run.name,
+            params=prepared.param_count,
+            inner_steps=config.train.inner_steps,
+            config_hash=config_hash(config),
+            seed=config.run.seed,
+            bigram_loss=bigram.loss,
+        )
+        write_facts(self.folder, facts)

@@ -1,0 +1,241 @@
+"""The jobs of a site as its journal tells them: what was submitted, what became of it, which workers moved.
+
+The state is the fold of the records, as of a run's journal; a site that is killed goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from planetary.core.errors import LocalProtocolError
+from planetary.machine.journal import Record
+from planetary.machine.state_table import Table, advance
+
+JOURNAL = "site.jsonl"
+
+
+class JobState(StrEnum):
+    """Whether a job runs."""
+
+    QUEUED = "queued"  # its controller has as many as it runs at once
+    RUNNING = "running"
+    CANCELLING = "cancelling"  # it is to end; what must not be torn is finished first
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+JOB: Table = {
+    (JobState.QUEUED, "start"): JobState.RUNNING,
+    (JobState.QUEUED, "cancel"): JobState.CANCELLED,
+    (JobState.QUEUED, "fail"): JobState.FAILED,
+    (JobState.RUNNING, "start"): JobState.RUNNING,  # by a site that was started again
+    (JobState.RUNNING, "cancel"): JobState.CANCELLING,
+    (JobState.RUNNING, "finish"): JobState.FINISHED,
+    (JobState.RUNNING, "fail"): JobState.FAILED,
+    (JobState.CANCELLING, "finish"): JobState.CANCELLED,  # whatever it came to meanwhile
+    (JobState.CANCELLING, "fail"): JobState.CANCELLED,
+}
+
+OVER = frozenset({JobState.FINISHED, JobState.FAILED, JobState.CANCELLED})
+
+
+class JobSubmitted(Record, frozen=True, kw_only=True, tag="job_submitted"):
+    """A job was accepted."""
+
+    job: str  # unique in the site; the name of its run's folder
+    controller: str  # "training", "rl" or "inference"
+    kind: str  # of run
+    folder: str  # of the run
+    config: str  # the resolved configuration, TOML
+    priority: int
+    by: str = ""  # name of the token
+    resume: bool = False  # of a run that was there before
+
+
+class JobStarted(Record, frozen=True, kw_only=True, tag="job_started"):
+    """A job's run begins, or goes on."""
+
+    job: str
+
+
+class CancelRequested(Record, frozen=True, kw_only=True, tag="job_cancelled"):
+    """Somebody wants a job to end."""
+
+    job: str
+    by: str = ""
+    reason: str = ""
+
+
+class JobEnded(Record, frozen=True, kw_only=True, tag="job_ended"):
+    """A job's run is over."""
+
+    job: str
+    ok: bool
+    reason: str
+
+
+class WorkerMoved(Record, frozen=True, kw_only=True, tag="worker_moved"):
+    """A worker works for another run from now on."""
+
+    worker: str
+    source: str  # job; "": it was idle
+    target: str  # job; "": it is idle
+    why: str
+
+
+class WorkerDrained(Record, frozen=True, kw_only=True, tag="worker_drained"):
+    """A worker is kept from every run, until it is released."""
+
+    worker: str
+    by: str = ""
+
+
+class WorkerReleased(Record, frozen=True, kw_only=True, tag="worker_released"):
+    """A worker takes part again."""
+
+    worker: str
+    by: str = ""
+
+
+class WorkerAssigned(Record, frozen=True, kw_only=True, tag="worker_assigned"):
+    """A worker works for one controller only; "": for any."""
+
+    worker: str
+    controller: str
+    by: str = ""
+
+
+SiteRecord: TypeAlias = (
+    JobSubmitted
+    | JobStarted
+    | CancelRequested
+    | JobEnded
+    | WorkerMoved
+    | WorkerDrained
+    | WorkerReleased
+    | WorkerAssigned
+)
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """One job."""
+
+    job: str
+    controller: str
+    kind: str
+    folder: str
+    config: str
+    priority: int
+    state: JobState = JobState.QUEUED
+    submitted_at: float = 0.0  # Unix time in seconds, as all of these
+    started_at: float | None = None
+    ended_at: float | None = None
+    by: str = ""
+    reason: str = ""  # why it ended, or is to end
+    resume: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+        return self.state in OVER
+
+    def advance(self, event: str) -> None:
+        """Take a step of `JOB`."""
+        self.state = JobState(advance(JOB, self.state, event))
+
+
+class JobBook:
+    """The fold of a site's journal; see `machine.journal.Fold`.
+
+    Attributes:
+        jobs: by name, in the order in which they were submitted.
+        drained: workers that are kept from every run.
+        assigned: worker -> the only controller that it works for.
+    """
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.drained: set[str] = set()
+        self.assigned: dict[str, str] = {}
+
+    def apply(self, record: SiteRecord) -> None:
+        """See `machine.journal.Fold`."""
+        match record:
+            case JobSubmitted():
+                self._submit(record)
+            case JobStarted():
+                job = self._job(record.job)
+                job.advance("start")
+                job.started_at = job.started_at or record.t
+            case CancelRequested():
+                job = self._job(record.job)
+                job.advance("cancel")
+                job.reason = record.reason
+                job.ended_at = record.t if job.over else None
+            case JobEnded():
+                job = self._job(record.job)
+                cancelled = job.state is JobState.CANCELLING
+                job.advance("finish" if record.ok else "fail")
+                job.ended_at, job.reason = record.t, job.reason if cancelled else record.reason
+            case WorkerDrained():
+                self.drained.add(record.worker)
+            case WorkerReleased():
+                self.drained.discard(record.worker)
+            case WorkerAssigned():
+                self.assigned.pop(record.worker, None)
+                if record.controller:
+                    self.assigned[record.worker] = record.controller
+            case WorkerMoved():
+                pass  # for people
+
+    def _submit(self, record: JobSubmitted) -> None:
+        if record.job in self.jobs:
+            raise LocalProtocolError(f"the job {record.job} was submitted before")
+        if (holder := self.holder_of(record.folder)) is not None:
+            raise LocalProtocolError(f"the job {holder.job} has the run folder {record.folder}")
+        self.jobs[record.job] = Job(
+            job=record.job,
+            controller=record.controller,
+            kind=record.kind,
+            folder=record.folder,
+            config=record.config,
+            priority=record.priority,
+            submitted_at=record.t,
+            by=record.by,
+            resume=record.resume,
+        )
+
+    def _job(self, name: str) -> Job:
+        if name not in self.jobs:
+            raise LocalProtocolError(f"no job {name} was submitted")
+        return self.jobs[name]
+
+    def holder_of(self, folder: str) -> Job | None:
+        """Return the job that runs, or is going to run, in a folder."""
+        return next((job for job in self.jobs.values() if job.folder == folder and not job.over), None)
+
+    def of_state(self, *states: JobState) -> list[Job]:
+        """Return the jobs that are in one of these states."""
+        return [job for job in self.jobs.values() if job.state in states]
+
+    def startable(self, parallel: dict[str, int]) -> list[Job]:
+        """Return the queued jobs that can start now, by priority, then in order; `parallel` a controller at once."""
+        running = dict.fromkeys(parallel, 0)
+        for job in self.of_state(JobState.RUNNING, JobState.CANCELLING):
+            running[job.controller] = running.get(job.controller, 0) + 1
+        found = []
+        for job in sorted(self.of_state(JobState.QUEUED), key=lambda job: -job.priority):
+            if running.get(job.controller, 0) < parallel.get(job.controller, 1):
+                running[job.controller] = running.get(job.controller, 0) + 1
+                found.append(job)
+        return found
+
+
+def names_in_use(jobs: Iterable[Job]) -> set[str]:
+    """Return the names that a new job cannot have."""
+    return {job.job for job in jobs}

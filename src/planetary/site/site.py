@@ -1,0 +1,558 @@
+"""A site: jobs from its journal, their runs in this process, and the workers that they share.
+
+What decides is `worker_scheduler` (who works for which run), the fold of the journal (`jobs`) and each run's own
+controller; here is what carries it out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
+from planetary.core.config import Config, load_config, to_toml
+from planetary.core.configuration.schema import Timings
+from planetary.core.errors import ClosedError, PlanetaryError, UserError
+from planetary.fabric.gateway.gateway import GatewayOptions, Security
+from planetary.fabric.gateway.reception import Reception
+from planetary.fabric.gateway.run_files import RunLock, has_run
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.events import Finish
+from planetary.machine.events import Event, Tick
+from planetary.machine.journal import replay
+from planetary.net.connection import Connection
+from planetary.net.handshake import answer_hello
+from planetary.run.kinds import kind_of, worker_protocol
+from planetary.site.hosted_run import HostedRun
+from planetary.site.jobs import (
+    JOURNAL,
+    CancelRequested,
+    Job,
+    JobBook,
+    JobEnded,
+    JobStarted,
+    JobState,
+    JobSubmitted,
+    SiteRecord,
+    WorkerAssigned,
+    WorkerDrained,
+    WorkerMoved,
+    WorkerReleased,
+)
+from planetary.site.site_config import CONTROLLERS, PRIORITIES, Controllers
+from planetary.site.worker_scheduler import (
+    IDLE,
+    Assign,
+    Drain,
+    Place,
+    Recall,
+    RunOver,
+    RunWants,
+    WorkerCame,
+    WorkerScheduler,
+    WorkerWent,
+)
+from planetary.wire.inbox import refuse_tensors
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.25
+"""How often demands are looked at."""
+
+
+class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a site is started.
+
+    Attributes:
+        name: of the site.
+        folder: of its journal, and of its runs' folders; None: it is for one run alone, and ends with that.
+        cache: of prepared data and compiled modules.
+        host, port: that workers connect to.
+        controllers: which take jobs, and with what priority.
+        latency_budget_s: of peers that no run attends.
+    """
+
+    name: str
+    folder: Path | None
+    cache: Path
+    host: str
+    port: int
+    controllers: Controllers
+    latency_budget_s: float = 2.0
+
+
+class Peer(msgspec.Struct):
+    """A connection of a worker or supervisor.
+
+    Attributes:
+        run: that attends it; `IDLE`: the site itself does.
+    """
+
+    connection: Connection
+    hello: m.Hello
+    run: str = IDLE
+
+
+class Site:
+    """See the module.
+
+    Attributes:
+        options: that it was made with.
+        security: how peers are let in.
+        book: the jobs.
+        runs: those that run in this process, by job.
+        peers: connections of workers and supervisors.
+        scheduler: places workers.
+        started_at: Unix time in seconds.
+    """
+
+    def __init__(self, options: SiteOptions, security: Security, *, wall: Callable[[], float]) -> None:
+        """Nothing is opened before `open`. `wall` returns Unix time in seconds."""
+        self.options, self.security = options, security
+        self.book = JobBook()
+        self.runs: dict[str, HostedRun] = {}
+        self.peers: list[Peer] = []
+        self.scheduler = WorkerScheduler()
+        self.started_at = 0.0
+        self._wall = wall
+        self._timings = Timings(options.latency_budget_s)
+        self._journal: JsonLinesWriter | None = None
+        self._lock: RunLock | None = None
+        self._grown = asyncio.Event()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stop: str | None = None
+        self._stopping = asyncio.Event()
+        self._only: str | None = None
+        self._reception = Reception(
+            self._take,
+            worker_protocol(),
+            self._timings,
+            tokens=security.tokens,
+            invites=security.invites,
+        )
+
+    # --- its life ---------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Read the journal, take its folder, and let workers connect. Raises what is wrong with either."""
+        self.started_at = self._wall()
+        folder = self.options.folder
+        if folder is not None:
+            self._lock = RunLock(folder)
+            path = folder / JOURNAL
+            if path.exists():
+                replay(read_json_lines(path, SiteRecord), self.book, path)
+            self._journal = JsonLinesWriter(path)
+            for worker in self.book.drained:
+                self.scheduler.handle(Drain(worker, True), self._now())
+            for worker, controller in self.book.assigned.items():
+                self.scheduler.handle(Assign(worker, controller), self._now())
+        await self._reception.listen(self.options.host, self.options.port, self.security.tls)
+
+    @property
+    def port(self) -> int:
+        """The port that workers connect to."""
+        return self._reception.port
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it is about to end."""
+        return self._stop is not None
+
+    def stop(self, reason: str) -> None:
+        """End every run in order; they go on when the site is started again. Called on the event loop."""
+        self._stop = self._stop or reason
+        self._stopping.set()
+        for run in self.runs.values():
+            run.gateway.stop(reason)
+
+    async def serve(self) -> None:
+        """Run jobs until `stop`."""
+        for job in self.book.of_state(JobState.CANCELLING):  # it was killed before that was done
+            self.append(JobEnded(job=job.job, ok=False, reason="the site ended meanwhile"))
+        for job in self.book.of_state(JobState.RUNNING):
+            self._begin(job)
+        while self._stop is None:
+            self._start_queued()
+            self.look()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), LOOK_S)
+        while self._tasks:
+            await asyncio.wait(set(self._tasks.values()))
+
+    def host_only(self, config: Config, options: GatewayOptions) -> HostedRun:
+        """Return the one run of a site without a folder, not opened yet; its workers end with it."""
+        name, kind = options.folder.name, kind_of(config)
+        self._only = name
+        submitted = JobSubmitted(
+            job=name,
+            controller=kind.controller,
+            kind=kind.name,
+            folder=str(options.folder),
+            config=to_toml(config),
+            priority=0,
+            resume=options.resume,
+        )
+        self.append(submitted)
+        self.append(JobStarted(job=name))
+        run = self.runs[name] = HostedRun(config, options, self.security)
+        return run
+
+    async def run_only(self) -> Finish:
+        """Run the run of `host_only` to its end. Raises as `HostedRun.run`."""
+        assert self._only is not None
+        name, run = self._only, self.runs[self._only]
+        looking = asyncio.get_running_loop().create_task(self._keep_looking())
+        ok, reason = False, "an error"
+        if self._stop is not None:
+            run.gateway.stop(self._stop)
+        try:
+            end = await run.run()
+            ok, reason = end.ok, end.reason
+            return end
+        except PlanetaryError as error:
+            reason = str(error)
+            raise
+        finally:
+            looking.cancel()
+            self.append(JobEnded(job=name, ok=ok, reason=reason))
+            for peer in [one for one in self.peers if one.run == IDLE]:
+                with contextlib.suppress(PlanetaryError, TimeoutError):
+                    async with asyncio.timeout(self._timings.shutdown_s):
+                        await peer.connection.send(m.Shutdown(reason=reason))
+
+    async def _keep_looking(self) -> None:
+        while True:
+            self.look()
+            await asyncio.sleep(LOOK_S)
+
+    async def close(self, reason: str) -> None:
+        """Say goodbye to every peer, and close the journal; once more is fine."""
+        await self._reception.close(reason)
+        if self._journal is not None:
+            self._journal.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    # --- jobs -------------------------------------------------------------------------------------------------
+
+    def append(self, record: SiteRecord) -> None:
+        """Apply a record and keep it. Raises `UserError` for one that cannot follow."""
+        record = msgspec.structs.replace(record, t=self._wall())
+        self.book.apply(record)
+        if self._journal is not None:
+            self._journal.append(record, durable=True)
+        self._grown.set()
+        self._grown = asyncio.Event()
+
+    async def wait_for_events(self, timeout_s: float) -> None:
+        """Return when the journal has grown, or after `timeout_s` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._grown.wait()
+
+    def submit(
+        self,
+        config: Config,
+        *,
+        by: str = "",
+        name: str = "",
+        priority: int | None = None,
+        resume: bool = False,
+        controller: str = "",
+    ) -> Job:
+        """Accept a job; it is started when its controller has room.
+
+        Args:
+            config: of its run.
+            by: name of the token.
+            name: of the job and its folder; "": the run's, with a number behind it when that is taken.
+            priority: of its claim to workers; None: its controller's.
+            resume: whether it goes on with the run that is in its folder.
+            controller: that it was submitted to; "": the one of its kind.
+
+        Raises:
+            UserError: its controller is not enabled, or it is another one's.
+            ClosedError: the site takes no jobs, or the folder is another job's.
+        """
+        folder = self._takes_jobs()
+        kind = kind_of(config)
+        if controller not in ("", kind.controller):
+            raise UserError(f"a configuration of the kind {kind.name!r} is for {kind.controller}, not for {controller}")
+        chosen = self.options.controllers.of(kind.controller)
+        if not chosen.enabled:
+            enabled = [one for one in CONTROLLERS if self.options.controllers.of(one).enabled]
+            raise UserError(
+                f"the controller {kind.controller} is not enabled in this gateway, and the configuration asks for a "
+                f"run of the kind {kind.name!r}; enabled: {', '.join(enabled) or 'none'} "
+                f"(controllers.{kind.controller}.enabled = true)"
+            )
+        name, place = self._place_for(folder, name or config.run.name, given=bool(name), resume=resume)
+        config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name=place.name))
+        default = PRIORITIES[kind.controller] if chosen.priority is None else chosen.priority
+        self.append(
+            JobSubmitted(
+                job=name,
+                controller=kind.controller,
+                kind=kind.name,
+                folder=str(place),
+                config=to_toml(config),
+                priority=default if priority is None else priority,
+                by=by,
+                resume=resume,
+            )
+        )
+        self._start_queued()
+        return self.book.jobs[name]
+
+    def _takes_jobs(self) -> Path:
+        if self.options.folder is None:
+            raise ClosedError(
+                "this gateway was started for one run and takes no jobs; start one with a file of controllers: "
+                "planetary gateway --gateway-config gateway.toml"
+            )
+        if self._stop is not None:
+            raise ClosedError(f"this gateway ends and takes no jobs: {self._stop}")
+        return self.options.folder
+
+    def _place_for(self, folder: Path, wanted: str, *, given: bool, resume: bool) -> tuple[str, Path]:
+        """Return a job's name and folder. Raises `ClosedError` for one that was given and is taken."""
+        if "/" in wanted or wanted in ("", ".", ".."):
+            raise UserError(f"name: expected the name of one folder, found {wanted!r}")
+        place = folder / wanted
+        if (holder := self.book.holder_of(str(place))) is not None and (given or resume):
+            raise ClosedError(f"the job {holder.job} has the run folder {place}; cancel it first, or take another name")
+        if resume:
+            if not has_run(place):
+                raise UserError(f"resume: there is no run in {place}")
+            return self._free(wanted), place
+        if wanted in self.book.jobs or place.exists():
+            if given:
+                raise ClosedError(f"the run folder {place} is taken: take another name, or none, or resume the run")
+            number = 2
+            while f"{wanted}-{number}" in self.book.jobs or (folder / f"{wanted}-{number}").exists():
+                number += 1
+            wanted = f"{wanted}-{number}"
+        return wanted, folder / wanted
+
+    def _free(self, wanted: str) -> str:
+        """Return a name of a job that is not in use, for a run whose folder has the name `wanted`."""
+        numbers = (f"{wanted}.{number}" for number in itertools.count(2))
+        return wanted if wanted not in self.book.jobs else next(one for one in numbers if one not in self.book.jobs)
+
+    def cancel(self, name: str, *, by: str = "", reason: str = "") -> Job:
+        """End a job: at once, except that a checkpoint that is being written is finished.
+
+        Raises:
+            UserError: there is none of this name.
+            ClosedError: it is over, or is being cancelled.
+        """
+        job = self.job(name)
+        if job.over or job.state is JobState.CANCELLING:
+            raise ClosedError(f"the job {name} cannot be cancelled: it is {job.state.value}")
+        why = reason or (f"cancelled by {by}" if by else "cancelled")
+        self.append(CancelRequested(job=name, by=by, reason=why))
+        if name in self.runs:
+            self.runs[name].gateway.stop(why)
+        return job
+
+    def job(self, name: str) -> Job:
+        """Return a job. Raises `UserError` when there is none of this name."""
+        if name not in self.book.jobs:
+            raise UserError(f"there is no job {name!r}; there are: {', '.join(self.book.jobs) or 'none'}")
+        return self.book.jobs[name]
+
+    def _start_queued(self) -> None:
+        if self._stop is not None or self.options.folder is None:
+            return
+        for job in self.book.startable({one: self.options.controllers.of(one).parallel for one in CONTROLLERS}):
+            self._begin(job)
+
+    def _begin(self, job: Job) -> None:
+        self.append(JobStarted(job=job.job))
+        self._tasks[job.job] = asyncio.get_running_loop().create_task(self._run(job), name=f"job {job.job}")
+
+    async def _run(self, job: Job) -> None:
+        """Run a job to its end; whatever is wrong with it ends it and nothing else."""
+        ok, reason = False, ""
+        try:
+            end = await self._run_in(job)
+            ok, reason = end.ok, end.reason
+        except PlanetaryError as error:
+            reason = str(error)
+        except Exception as error:
+            log.exception("the job %s failed", job.job)
+            reason = f"internal error: {type(error).__name__}: {error}"
+        finally:
+            self.runs.pop(job.job, None)
+            self._tasks.pop(job.job, None)
+            self._tell(RunOver(job.job))
+        if self._stop is not None and not ok and job.state is JobState.RUNNING:
+            return  # it goes on when the site is started again
+        self.append(JobEnded(job=job.job, ok=ok, reason=reason))
+        log.info("job %s %s: %s", job.job, job.state.value, reason)
+
+    async def _run_in(self, job: Job) -> Finish:
+        folder = Path(job.folder)
+        resume = await asyncio.to_thread(has_run, folder)
+        config = await asyncio.to_thread(self._config_of, job)
+        options = GatewayOptions(
+            folder=folder,
+            cache=self.options.cache,
+            host=self.options.host,
+            port=self.port,
+            resume=resume,
+            on_loan=True,
+        )
+        run = HostedRun(config, options, self.security)
+        await run.open()
+        self.runs[job.job] = run
+        if job.state is JobState.CANCELLING or self._stop is not None:
+            run.gateway.stop(job.reason or self._stop or "stopped")
+        return await run.run()
+
+    def _config_of(self, job: Job) -> Config:
+        path = Path(job.folder) / "job.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(job.config)
+        config = load_config(path)
+        # A run whose workers were lent to others waits for them.
+        fabric = msgspec.structs.replace(config.fabric, abandon_after_s=0.0)
+        return msgspec.structs.replace(config, fabric=fabric)
+
+    # --- workers ----------------------------------------------------------------------------------------------
+
+    def workers_of(self, run: str) -> Sequence[str]:
+        """Return the workers that work for a run."""
+        return [one.worker for one in self.scheduler.workers.values() if one.at == run]
+
+    def drain(self, worker: str, *, by: str = "") -> None:
+        """Keep a worker from every run from the end of its task on. Raises `UserError` for an unknown one."""
+        self.require_worker(worker)
+        self.append(WorkerDrained(worker=worker, by=by))
+        self._tell(Drain(worker, True))
+
+    def release(self, worker: str, *, by: str = "") -> None:
+        """Let a drained worker take part again."""
+        self.require_worker(worker)
+        self.append(WorkerReleased(worker=worker, by=by))
+        self._tell(Drain(worker, False))
+
+    def assign(self, worker: str, controller: str, *, by: str = "") -> None:
+        """Let a worker work for one controller only; "": for any."""
+        self.require_worker(worker)
+        if controller not in ("", *CONTROLLERS):
+            raise UserError(f"controller: expected one of {', '.join(CONTROLLERS)} or none, found {controller!r}")
+        self.append(WorkerAssigned(worker=worker, controller=controller, by=by))
+        self._tell(Assign(worker, controller))
+
+    def restart(self, worker: str, *, by: str = "") -> None:
+        """Replace a worker's process now. Raises `ClosedError` unless a run has it."""
+        self.require_worker(worker)
+        run = self.runs.get(self.scheduler.run_of(worker))
+        if run is None:
+            raise ClosedError(f"worker {worker} works for no run now, so that nothing of it can hang")
+        run.gateway.restart_worker(worker, f"restarted by {by}" if by else "restarted by the operator")
+
+    def require_worker(self, worker: str) -> None:
+        """Raise `UserError` unless a worker is known."""
+        names = list(self.scheduler.workers)
+        if worker not in names and worker not in self.book.drained:
+            raise UserError(f"there is no worker {worker!r}; there are: {', '.join(names) or 'none'}")
+
+    def look(self) -> None:
+        """Tell the scheduler what the runs want now."""
+        for name, run in self.runs.items():
+            controller = run.gateway.controller
+            if controller is None and self._only is None:
+                continue  # it is being prepared, and has nothing for a worker
+            job, demand = self.book.jobs[name], run.gateway.demand
+            banned = frozenset(controller.membership.banned) if controller is not None else frozenset()
+            if run.gateway.ended_at is None:
+                self._tell(
+                    RunWants(
+                        run=name,
+                        controller=job.controller,
+                        priority=job.priority,
+                        least=demand.least,
+                        most=demand.most,
+                        roles=run.kind.roles,
+                        without=frozenset() if self._only else banned,
+                    )
+                )
+        self._tell(Tick())
+
+    def _tell(self, event: Event) -> None:
+        """Have the scheduler handle an event, and carry out what follows."""
+        for instruction in self.scheduler.handle(event, self._now()):
+            match instruction:
+                case Place():
+                    self._place(instruction)
+                case Recall():
+                    log.info("worker %s leaves %s: %s", instruction.worker, instruction.run, instruction.why)
+                    run = self.runs.get(instruction.run)
+                    if run is not None:
+                        run.gateway.let_go(instruction.worker, f"moved: {instruction.why}")
+
+    def _place(self, place: Place) -> None:
+        if place.run != place.source and self._only is None:
+            self.append(WorkerMoved(worker=place.worker, source=place.source, target=place.run, why=place.why))
+            log.info("worker %s works for %s: %s", place.worker, place.run or "nobody", place.why or "it is idle")
+        for peer in self.peers:
+            if peer.hello.worker == place.worker and peer.run != place.run:
+                self._dial_again(peer, f"for {place.run}" if place.run else "it is idle")
+
+    def _dial_again(self, peer: Peer, why: str) -> None:
+        """End a connection whose peer is placed elsewhere when it comes again."""
+        task = asyncio.get_running_loop().create_task(peer.connection.close(f"dial again: {why}"))
+        self._tasks[f"closing {id(peer)}"] = task
+        task.add_done_callback(lambda _: self._tasks.pop(f"closing {id(peer)}", None))
+
+    async def _take(self, connection: Connection, hello: m.Hello) -> None:
+        """Attend a peer until its connection ends."""
+        if hello.role == "worker":
+            before = [one for one in self.peers if one.hello.role == "worker" and one.hello.worker == hello.worker]
+            if not any(one.hello.identity != hello.identity for one in before):
+                self._tell(WorkerCame(worker=hello.worker, roles=hello.roles, trial=hello.trial))
+        peer = Peer(connection, hello, self.scheduler.run_of(hello.worker))
+        if peer.run not in self.runs:
+            peer.run = IDLE
+        self.peers.append(peer)
+        try:
+            if peer.run != IDLE:
+                self._follow(hello.worker)
+                await self.runs[peer.run].gateway.attend(connection, hello)
+            else:
+                await self._wait(connection)
+        finally:
+            self.peers.remove(peer)
+            others = any(one.hello.role == "worker" and one.hello.worker == hello.worker for one in self.peers)
+            if hello.role == "worker" and not others:
+                self._tell(WorkerWent(hello.worker))
+
+    def _follow(self, worker: str) -> None:
+        """Have a worker's supervisor go where it is."""
+        run = self.scheduler.run_of(worker)
+        for peer in self.peers:
+            if peer.hello.worker == worker and peer.run != run:
+                self._dial_again(peer, f"for {run}" if run else "its worker is idle")
+
+    async def _wait(self, connection: Connection) -> None:
+        """Keep a peer that no run uses; it goes when it is placed."""
+        timings = self._timings
+        welcome = m.Welcome(
+            run=self.options.name, heartbeat_s=timings.heartbeat_s, silent_after_s=timings.silent_after_s
+        )
+        if await answer_hello(connection, welcome, timings.connect_s, refuse_tensors):
+            while True:
+                await connection.receive()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()

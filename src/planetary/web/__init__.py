@@ -1,0 +1,1 @@
+"""What every HTTP interface of a gateway is made of: errors, bodies, tokens, described operations, and the server."""

@@ -1,0 +1,147 @@
+"""From operations to an ASGI application: routes, tokens, errors, and the document that describes them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from planetary.core.errors import ClosedError, PeerError, PlanetaryError, ResourceError, TrustError, UserError
+from planetary.web.access import Access
+from planetary.web.bodies import parsed, read_body
+from planetary.web.errors import ApiError
+from planetary.web.host_guard import HostGuard
+from planetary.web.openapi import openapi_document
+from planetary.web.operations import JSON, Handler, Operation, Operations
+
+log = logging.getLogger(__name__)
+
+MOST_BODY = 1 << 20  # bytes
+_STATUS_OF: Mapping[type[PlanetaryError], int] = {
+    UserError: 400,
+    TrustError: 403,
+    ClosedError: 409,
+    ResourceError: 503,
+    PeerError: 503,
+}
+
+
+def application(
+    groups: Sequence[Operations],
+    access: Access,
+    *,
+    host: str,
+    title: str,
+    text: str,
+    mounts: Mapping[str, Any] | None = None,
+    most_body: int = MOST_BODY,
+) -> Any:
+    """Return the ASGI application.
+
+    Args:
+        groups: of operations; the first that matches a path answers.
+        access: who may do what.
+        host: that is listened on; see `HostGuard`.
+        title, text: of the document, at `/v1/openapi.json`.
+        mounts: other ASGI applications, by the path that they are below; they ask for tokens themselves.
+        most_body: bytes of a request.
+    """
+    operations = [operation for group in groups for operation in group.operations()]
+
+    async def document(request: Request) -> Response:
+        return json_response(described)
+
+    own = Operation(
+        method="GET",
+        path="/v1/openapi.json",
+        name="get_document",
+        text="Return this document.",
+        group="probes",
+        scope=None,
+        handler=document,
+    )
+    described = openapi_document([*operations, own], title, text)
+    by_path: dict[str, dict[str, Handler]] = {}
+    for one in [*operations, own]:
+        by_path.setdefault(one.path, {}).setdefault(one.method, _answered(one, access, most_body))
+    routes: list[Any] = [Route(path, _by_method(found), methods=list(found)) for path, found in by_path.items()]
+    routes += [Mount(path, app) for path, app in (mounts or {}).items()]
+    return HostGuard(Starlette(routes=routes, exception_handlers={HTTPException: _http_error}), host)
+
+
+def json_response(answer: Any, status: int = 200) -> Response:
+    """Return a response of whatever `msgspec` can encode; it is not to be kept by anybody on the way."""
+    return Response(msgspec.json.encode(answer), status, {"cache-control": "no-store"}, JSON)
+
+
+def _by_method(handlers: Mapping[str, Handler]) -> Handler:
+    """Return what answers a path: Starlette would take the first route of it and refuse the methods of the others."""
+
+    async def answer(request: Request) -> Response:
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+    return answer
+
+
+def _answered(operation: Operation, access: Access, most_body: int) -> Handler:
+    async def answer(request: Request) -> Response:
+        number = request.headers.get("x-request-id", "")[:128] or f"req-{secrets.token_hex(12)}"
+        try:
+            _allow(operation, access, request)
+            if operation.body is not None:
+                data = await read_body(request, most_body)
+                request.state.body = None if operation.optional and not data.strip() else parsed(data, operation.body)
+            found = await operation.handler(request)
+            response = found if isinstance(found, Response) else json_response(found, operation.status)
+        except ApiError as error:
+            response = error.response()
+        except PlanetaryError as error:
+            status = next((code for kind, code in _STATUS_OF.items() if isinstance(error, kind)), 500)
+            response = ApiError(status, str(error), code=type(error).__name__).response()
+        except ClientDisconnect:
+            response = Response(status_code=499)
+        except Exception:
+            log.exception("%s %s failed", request.method, request.url.path)
+            response = ApiError(500, "an internal error; the gateway's log has it", code="internal_error").response()
+        response.headers["x-request-id"] = number
+        response.headers.setdefault("x-content-type-options", "nosniff")
+        return response
+
+    return answer
+
+
+def _allow(operation: Operation, access: Access, request: Request) -> None:
+    """Raise `ApiError` unless a request's token allows an operation; leave whose it is in the request's state."""
+    request.state.user = ""
+    if operation.scope is None:
+        return
+    grant = access.grant(request)
+    if grant is None or (grant.scope < operation.scope and not grant.name):
+        raise ApiError(
+            401,
+            f"a token with the scope {operation.scope.word} is needed: Authorization: Bearer TOKEN "
+            "(`planetary token` makes one)",
+            code="token_needed",
+            headers={"www-authenticate": "Bearer"},
+        )
+    if grant.scope < operation.scope:
+        raise ApiError(
+            403,
+            f"the token {grant.name!r} has the scope {grant.scope.word}; {operation.method} {operation.path} needs "
+            f"{operation.scope.word}",
+            code="scope",
+        )
+    request.state.user = grant.name
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}").response()

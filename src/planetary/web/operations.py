@@ -1,0 +1,88 @@
+"""What an HTTP interface answers, as values: from them come its routes and its OpenAPI document."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from planetary.web.access import Scope
+
+Handler = Callable[[Request], Awaitable[Any]]
+"""Returns a struct or a `Response`; raises `ApiError`, or a `PlanetaryError` that says what cannot be done."""
+
+JSON, TEXT, EVENTS, HTML, BYTES = (
+    "application/json",
+    "text/plain; charset=utf-8",
+    "text/event-stream",
+    "text/html; charset=utf-8",
+    "application/octet-stream",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """A parameter in the query."""
+
+    name: str
+    text: str
+    kind: type = str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One method of one path.
+
+    Attributes:
+        method, path: of HTTP; `{name}` in a path matches one segment, `{name:path}` several.
+        name: unique, a verb and a noun.
+        text: what it does, in one sentence.
+        group: by which the document sorts it.
+        scope: what a token has to allow; None: nobody is asked for one.
+        handler: answers it.
+        body: type of the request's JSON; None: it has none.
+        optional: whether a request may leave the body out.
+        answer: type of the response's JSON, or the media type of another response.
+        status: of the response.
+        parameters: in the query.
+        refuses: statuses of errors beside those of every operation.
+    """
+
+    method: str
+    path: str
+    name: str
+    text: str
+    group: str
+    scope: Scope | None
+    handler: Handler
+    body: type[msgspec.Struct] | None = None
+    optional: bool = False
+    answer: Any = JSON
+    status: int = 200
+    parameters: Sequence[Parameter] = ()
+    refuses: Sequence[int] = ()
+
+
+class Operations(Protocol):
+    """A group of operations that belong together."""
+
+    def operations(self) -> Sequence[Operation]:
+        """Return them."""
+        ...
+
+
+def event_line(data: Any, *, number: int | None = None, name: str = "") -> bytes:
+    """Return a server-sent event; `number` is what a client that comes back sends as Last-Event-ID."""
+    head = (f"id: {number}\n" if number is not None else "") + (f"event: {name}\n" if name else "")
+    return head.encode() + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def event_stream(lines: AsyncIterator[bytes]) -> Response:
+    """Return a response of server-sent events."""
+    from starlette.responses import StreamingResponse
+
+    return StreamingResponse(lines, media_type=EVENTS, headers={"cache-control": "no-store"})

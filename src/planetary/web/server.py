@@ -1,0 +1,139 @@
+"""One HTTP server on the event loop that runs, or on one in a thread of its own: uvicorn, within limits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from planetary.core.errors import ResourceError
+from planetary.net.addresses import address_text, port_holder, resolve_listen_address
+
+MOST_CONNECTIONS = 1024
+FIRST_REQUEST_S = 10.0
+"""How long a connection may take until its first request has a head."""
+STOP_S = 1
+"""How long answers under way are waited for at the end."""
+
+
+class WebServer:
+    """A running server. Made by `start`.
+
+    Attributes:
+        host, port: the numeric address that it listens on.
+    """
+
+    def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
+        self.host, self.port = listener.getsockname()[:2]
+        self._server = server
+        self._task = asyncio.get_running_loop().create_task(server.serve([listener]))
+
+    @staticmethod
+    async def start(app: Any, host: str, port: int, *, what: str) -> WebServer:
+        """Serve an ASGI application on `host` and `port` (0: any free one); `what` it is, for people.
+
+        Raises:
+            ResourceError: the port cannot be had; its holder is named where the system tells.
+            UserError: the address is not this machine's.
+        """
+        return WebServer(_Server(_config(app)), listen(host, port, what))
+
+    @property
+    def url(self) -> str:
+        """Of the root, without a slash at its end."""
+        return f"http://{address_text(self.host, self.port)}"
+
+    async def close(self) -> None:
+        """Stop listening; answers under way get a moment."""
+        self._server.should_exit = True
+        with contextlib.suppress(asyncio.CancelledError, TimeoutError):
+            await asyncio.wait_for(self._task, 3 * STOP_S)
+
+
+class ThreadServer:
+    """A server with an event loop in a daemon thread of its own, between construction and `close`.
+
+    Attributes:
+        host, port: as of `WebServer`.
+    """
+
+    def __init__(self, app: Any, host: str, port: int, *, what: str) -> None:
+        """Start; see `WebServer.start`."""
+        listener = listen(host, port, what)
+        self.host, self.port = listener.getsockname()[:2]
+        self._server = _Server(_config(app))
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._server.serve([listener])), name=what, daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """See `WebServer`."""
+        return f"http://{address_text(self.host, self.port)}"
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def listen(host: str, port: int, what: str) -> socket.socket:
+    """Return a socket that listens; see `WebServer.start`."""
+    family, address = resolve_listen_address(host, port)
+    listener = socket.socket(family)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(MOST_CONNECTIONS)  # at once: until then another may bind the port, too
+    except OSError as error:
+        listener.close()
+        holder = port_holder(port) if error.errno == errno.EADDRINUSE else None
+        by = f" by {holder}" if holder else ""
+        raise ResourceError(
+            f"cannot serve {what} on {address_text(host, port)}: {error.strerror or error}{by}; choose another port "
+            "for it, or port 0 for any free one"
+        ) from error
+    return listener
+
+
+def _config(app: Any) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=ImpatientProtocol,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=STOP_S,
+        server_header=False,
+    )
+
+
+class ImpatientProtocol(H11Protocol):
+    """uvicorn's, which ends connections that have not said in time what they want; uvicorn itself waits for ever."""
+
+    first_request_s = FIRST_REQUEST_S
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(self.first_request_s, self._end_if_silent)
+
+    def _end_if_silent(self) -> None:
+        if self.cycle is None:  # no request is complete up to its body
+            self.transport.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which leaves signals to the process that it is a part of."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,170 @@
+"""A site on loopback whose jobs are of the toy kind: they run until their workers have said their names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from toy_kind import PROTOCOL, Present, RollCall, Toy
+
+from planetary.core.clock import SystemClock
+from planetary.core.errors import PlanetaryError
+from planetary.fabric.gateway.gateway import Security
+from planetary.fabric.protocol import messages as m
+from planetary.net.client import Trust, connect
+from planetary.net.handshake import say_hello
+from planetary.run import kinds
+from planetary.site.api.control_api import control_api
+from planetary.site.site import Site, SiteOptions
+from planetary.site.site_config import Controller, Controllers
+from planetary.version import __version__
+from planetary.web.access import Access, Scope, TokenFile
+from planetary.web.server import WebServer
+
+ADMIN = "admin-of-the-test"
+Test = Callable[["Running"], Awaitable[None]]
+
+
+class ToyInference(Toy):
+    """The same, as if it were a served model: of another controller."""
+
+    name = "toy inference"
+    controller = "inference"
+
+    def claims(self, config: Any) -> bool:
+        return config.run.name.startswith("toy-serve")
+
+
+@pytest.fixture
+def toy_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kinds, "KINDS", (ToyInference(), Toy(), *kinds.KINDS))
+    monkeypatch.setattr("planetary.site.site.worker_protocol", lambda: PROTOCOL)
+
+
+class Running:
+    """A site, and a client that may do everything."""
+
+    def __init__(self, site: Site, url: str, folder: Path, client: httpx.AsyncClient) -> None:
+        self.site, self.url, self.folder, self.client = site, url, folder, client
+        self.workers: dict[str, asyncio.Task[None]] = {}
+        self.joined: list[tuple[str, str]] = []  # worker and run, in the order of their greetings
+
+    async def get(self, path: str, **more: Any) -> httpx.Response:
+        return await self.client.get(path, **more)
+
+    async def post(self, path: str, body: Any = None, **more: Any) -> httpx.Response:
+        return await self.client.post(path, json=body, **more) if body is not None else await self.client.post(path)
+
+    async def submit(self, name: str = "toy", **more: Any) -> dict[str, Any]:
+        """Submit a job that ends when so many workers have answered: `workers`, by default more than there are."""
+        workers = more.pop("workers", 99)
+        answer = await self.post(
+            "/v1/jobs", {"config": {"run": {"name": name}, "fabric": {"workers": workers}}, **more}
+        )
+        assert answer.status_code == 202, answer.text
+        return answer.json()
+
+    async def job(self, name: str) -> dict[str, Any]:
+        return (await self.get(f"/v1/jobs/{name}")).json()
+
+    async def until(self, holds: Callable[[], Awaitable[bool]]) -> None:
+        async with asyncio.timeout(20):
+            while not await holds():
+                await asyncio.sleep(0.01)
+
+    async def until_state(self, name: str, state: str) -> dict[str, Any]:
+        async def holds() -> bool:
+            return (await self.job(name))["state"] == state
+
+        await self.until(holds)
+        return await self.job(name)
+
+    def join(self, name: str, *, answers: bool = False, roles: tuple[str, ...] = ()) -> None:
+        """Start a worker that dials again whenever its connection ends."""
+        self.workers[name] = asyncio.ensure_future(self._work(name, answers=answers, roles=roles))
+
+    async def kill(self, name: str) -> None:
+        self.workers[name].cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.workers.pop(name)
+
+    async def _work(self, name: str, *, answers: bool, roles: tuple[str, ...]) -> None:
+        while True:
+            with contextlib.suppress(PlanetaryError, TimeoutError):
+                await self._session(name, answers=answers, roles=roles)
+            await asyncio.sleep(0.02)
+
+    async def _session(self, name: str, *, answers: bool, roles: tuple[str, ...]) -> None:
+        connection = await connect("127.0.0.1", self.site.port, Trust.plain_loopback(), PROTOCOL)
+        greeting = m.Hello(
+            role="worker",
+            protocol=PROTOCOL.version,
+            software=__version__,
+            token="",
+            worker=name,
+            node=name,
+            pid=1,
+            backend="cpu",
+            target="host",
+            target_features="",
+            iree_version="",
+            roles=roles,
+        )
+        try:
+            welcome = await say_hello(connection, greeting, 10.0)
+            if isinstance(welcome, m.Welcome):
+                self.joined.append((name, welcome.run))
+            while True:
+                message = (await connection.receive(10.0)).message
+                if isinstance(message, RollCall) and answers:
+                    await connection.send(Present(name=name))
+        finally:
+            connection.abort()
+
+
+CONTROLLERS = Controllers(
+    training=Controller(enabled=True, parallel=1), inference=Controller(enabled=True), rl=Controller(enabled=False)
+)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    folder: Path, controllers: Controllers = CONTROLLERS, *, access: Access | None = None
+) -> AsyncIterator[Running]:
+    options = SiteOptions(
+        name="lab", folder=folder / "runs", cache=folder / "cache", host="127.0.0.1", port=0, controllers=controllers
+    )
+    (folder / "runs").mkdir(parents=True, exist_ok=True)
+    site = Site(options, Security(), wall=SystemClock().wall)
+    await site.open()
+    access = access or Access(
+        TokenFile(folder / "state"), anonymous=Scope.READ, known={"the test": (Scope.ADMIN, ADMIN)}
+    )
+    server = await WebServer.start(control_api(site, access, host="127.0.0.1"), "127.0.0.1", 0, what="the test's API")
+    serving = asyncio.ensure_future(site.serve())
+    headers = {"authorization": f"Bearer {ADMIN}"}
+    client = httpx.AsyncClient(base_url=server.url, timeout=20, headers=headers)
+    found = Running(site, server.url, folder, client)
+    try:
+        yield found
+    finally:
+        for name in list(found.workers):
+            await found.kill(name)
+        site.stop("the test ends")
+        await serving
+        await client.aclose()
+        await site.close("the test ends")
+        await server.close()
+
+
+def run(folder: Path, test: Test, **options: Any) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60), running(folder, **options) as found:
+            await test(found)
+
+    asyncio.run(whole())

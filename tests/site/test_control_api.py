@@ -1,0 +1,302 @@
+"""The control API as a client sees it: jobs, tokens, what is wrong, and its description."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openapi_spec_validator import validate
+from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
+
+from planetary.web.access import Scope, TokenFile
+
+pytestmark = pytest.mark.usefixtures("toy_kinds")
+
+
+def message_of(answer: httpx.Response) -> str:
+    return answer.json()["error"]["message"]
+
+
+def test_the_document_is_valid_and_names_every_operation_once(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        document = (await site.get("/v1/openapi.json")).json()
+        validate(document)
+        operations = [one for path in document["paths"].values() for one in path.values()]
+        names = [one["operationId"] for one in operations]
+        assert len(names) == len(set(names)) > 35
+        open_to_all = {one["operationId"] for one in operations if not one["security"]}
+        assert open_to_all == {"check_health", "check_ready", "check_healthz", "check_readyz", "get_document"}
+        for path in ("/v1/jobs/{job}/cancel", "/v1/training/jobs", "/v1/rl/jobs", "/v1/workers/{worker}/drain"):
+            assert path in document["paths"]
+
+    run(tmp_path, test)
+
+
+def test_every_read_operation_answers_with_what_the_document_says(tmp_path: Path) -> None:
+    from jsonschema import Draft202012Validator
+
+    async def test(site: Running) -> None:
+        await site.submit()
+        await site.until_state("toy", "running")
+        document = (await site.get("/v1/openapi.json")).json()
+        checked = 0
+        for path, methods in document["paths"].items():
+            content = methods.get("get", {}).get("responses", {}).get("200", {}).get("content", {})
+            schema = content.get("application/json", {}).get("schema")
+            if not schema or "{artifact}" in path or "{worker}" in path or path == "/v1/invites":
+                continue
+            answer = await site.get(path.replace("{job}", "toy"))
+            assert answer.status_code in (200, 503), (path, answer.text)
+            if answer.status_code == 200:
+                validator = Draft202012Validator({**schema, "components": document["components"]})
+                errors = list(validator.iter_errors(answer.json()))
+                assert not errors, (path, errors[:1])
+                checked += 1
+        assert checked > 10
+
+    run(tmp_path, test)
+
+
+def test_a_job_runs_beside_no_other_of_its_controller_and_is_cancelled_at_once(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        first, second = await site.submit(), await site.submit()
+        assert (first["job_id"], second["job_id"]) == ("toy", "toy-2")
+        assert second["state"] == "queued"
+        await site.until_state("toy", "running")
+        cancelled = await site.post("/v1/jobs/toy/cancel", {"reason": "another idea"})
+        assert cancelled.status_code == 202
+        assert cancelled.json()["state"] in ("cancelling", "cancelled")
+        ended = await site.until_state("toy", "cancelled")
+        assert ended["reason"] == "another idea"
+        await site.until_state("toy-2", "running")
+        again = await site.post("/v1/jobs/toy/cancel")
+        assert again.status_code == 409
+        assert "it is cancelled" in message_of(again)
+        assert (await site.post("/v1/jobs/toy-2/cancel")).status_code == 202
+        assert (await site.post("/v1/jobs/toy-2/cancel")).status_code == 409
+        states = [one["state"] for one in (await site.get("/v1/jobs")).json()["jobs"]]
+        assert states[0] == "cancelled"
+        assert next(one["job_id"] for one in (await site.get("/v1/jobs?state=cancelled")).json()["jobs"]) == "toy"
+
+    run(tmp_path, test)
+
+
+def test_a_queued_job_is_cancelled_before_it_begins(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        await site.submit()
+        await site.submit()
+        assert (await site.post("/v1/jobs/toy-2/cancel")).json()["state"] == "cancelled"
+        assert not (site.folder / "runs" / "toy-2").exists()
+
+    run(tmp_path, test)
+
+
+def test_scopes_are_kept_apart(tmp_path: Path) -> None:
+    tokens = TokenFile(tmp_path / "state")
+    shown = {scope: tokens.make(scope.word, scope, 1.0) for scope in Scope}
+    assert all(token not in (tmp_path / "state" / "api-tokens.jsonl").read_text() for token in shown.values())
+
+    async def test(site: Running) -> None:
+        job = {"config": {"run": {"name": "toy"}}}
+
+        async def statuses(token: str) -> list[int]:
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            async with httpx.AsyncClient(base_url=site.url, headers=headers) as client:
+                return [
+                    (await client.get("/v1/jobs")).status_code,
+                    (await client.post("/v1/jobs", json=job)).status_code,
+                    (await client.post("/v1/workers/nobody/drain")).status_code,
+                    (await client.get("/healthz")).status_code,
+                ]
+
+        assert await statuses("") == [200, 401, 401, 200]
+        assert await statuses("wrong") == [401, 401, 401, 200]
+        assert await statuses(shown[Scope.READ]) == [200, 403, 403, 200]
+        assert await statuses(shown[Scope.SUBMIT]) == [200, 202, 403, 200]
+        assert await statuses(shown[Scope.ADMIN]) == [200, 202, 404, 200]
+        submitted = (await site.get("/v1/jobs")).json()["jobs"]
+        assert [one["by"] for one in submitted] == ["submit", "admin"]
+        tokens.revoke("submit", 2.0)
+        assert await statuses(shown[Scope.SUBMIT]) == [401, 401, 401, 200]
+
+    run(tmp_path, test)
+
+
+WRONG = (
+    (b"{", 400, "no JSON"),
+    (b'{"toml": "\xff"}', 400, "no JSON in UTF-8"),
+    (b"[1]", 400, "Expected `object`"),
+    (b'{"confg": {}}', 400, "unknown parameter 'confg'; did you mean config?"),
+    (b"{}", 400, "no configuration"),
+    (b'{"config": {"train": {"roundz": 3}}}', 400, "unknown key train.roundz; did you mean train.rounds?"),
+    (b'{"config": {"fabric": {"workers": 1, "quorum": 2}}}', 400, "could never be closed by its quorum"),
+    (b'{"toml": "a ="}', 400, "this is no TOML"),
+    (b'{"toml": "", "overrides": ["x"]}', 400, "expected section.key=value"),
+    (b'{"toml": "[run]\\nname = \\"toy\\"", "config": {"run": {"name": "toy"}}}', 400, "config and toml are given"),
+    (b'{"config": {"run": {"name": "toy"}}, "name": "../x"}', 400, "expected the name of one folder"),
+    (b'{"resume": "nothing"}', 400, "there is no run named 'nothing'"),
+    (b'{"config": {"run": {"name": "toy"}}, "priority": "high"}', 400, "Expected `int | null`"),
+    (b" " * (1 << 20) + b"{}", 413, "more than 1048576 bytes"),
+)
+
+
+def test_a_submission_that_cannot_be_is_refused_and_the_site_goes_on(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        for body, status, text in WRONG:
+            answer = await site.client.post("/v1/jobs", content=body)
+            assert answer.status_code == status, answer.text
+            assert text in message_of(answer)
+        assert (await site.get("/v1/jobs")).json() == {"jobs": []}
+        assert (await site.submit())["job_id"] == "toy"
+
+    run(tmp_path, test)
+
+
+def test_a_controller_that_is_not_enabled_and_a_kind_that_is_anothers_are_refused(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        job = {"config": {"run": {"name": "toy"}}}
+        disabled = await site.post("/v1/rl/jobs", job)
+        assert (disabled.status_code, disabled.json()["error"]["code"]) == (409, "controller_not_enabled")
+        other = await site.post("/v1/inference/jobs", job)
+        assert other.status_code == 400
+        assert "is for training, not for inference" in message_of(other)
+        assert (await site.post("/v1/training/jobs", job)).status_code == 202
+        without = await site.post("/v1/training/jobs")
+        assert (without.status_code, without.json()["error"]["code"]) == (400, "no_config")
+
+    run(tmp_path, test)
+
+
+def test_two_jobs_cannot_have_one_run_folder(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        await site.submit(name="toy")
+        await site.until_state("toy", "running")
+        taken = await site.post("/v1/jobs", {"config": {"run": {"name": "toy"}}, "name": "toy"})
+        assert taken.status_code == 409
+        assert "the job toy has the run folder" in message_of(taken)
+
+    run(tmp_path, test)
+
+
+def test_what_is_not_there_is_404_and_a_wrong_method_405(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        for path in (
+            "/v1/jobs/x",
+            "/v1/jobs/x/status",
+            "/v1/jobs/x/events",
+            "/v1/workers/x",
+            "/v1/nothing",
+            "/status.json?job=x",
+        ):
+            assert (await site.get(path)).status_code == 404, path
+        assert (await site.client.delete("/v1/jobs")).status_code == 405
+        assert (await site.client.get("/v1/jobs", headers={"host": "evil.example"})).status_code == 421
+        assert (await site.client.get("/v1/jobs", headers={"origin": "http://evil.example"})).status_code == 403
+
+    run(tmp_path, test)
+
+
+def events_of(text: str) -> list[tuple[str, str, dict[str, Any]]]:
+    found = []
+    for block in text.split("\n\n"):
+        lines = dict(line.partition(": ")[::2] for line in block.splitlines() if not line.startswith(":"))
+        if lines:
+            found.append((lines["id"], lines["event"], json.loads(lines["data"])))
+    return found
+
+
+def test_events_are_streamed_until_the_run_is_over_and_go_on_where_a_client_was(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        await site.submit()
+        await site.until_state("toy", "running")
+        stream = asyncio.ensure_future(site.get("/v1/jobs/toy/events"))
+        await site.post("/v1/jobs/toy/cancel")
+        answer = await stream
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        events = events_of(answer.text)
+        assert [one[1] for one in events] == ["run_started", "run_finished"]
+        assert [one[0] for one in events] == ["1", "2"]
+        later = await site.get("/v1/jobs/toy/events", headers={"last-event-id": "1"})
+        assert [one[1] for one in events_of(later.text)] == ["run_finished"]
+        assert (await site.get("/v1/jobs/toy/events?after=x")).status_code == 400
+
+        async def first_of_site() -> list[str]:
+            names: list[str] = []
+            async with site.client.stream("GET", "/v1/events") as lines:
+                async for line in lines.aiter_lines():
+                    if line.startswith("event: "):
+                        names.append(line.removeprefix("event: "))
+                        if len(names) == 4:
+                            return names
+            return names
+
+        expected = ["job_submitted", "job_started", "job_cancelled", "job_ended"]
+        assert await asyncio.wait_for(first_of_site(), 10) == expected
+
+    run(tmp_path, test)
+
+
+def test_metrics_are_json_and_for_prometheus(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client", reason="pip install -e '.[prometheus]'")
+
+    async def test(site: Running) -> None:
+        await site.submit(name="toy")
+        await site.submit(name="toy-serve")
+        await site.until_state("toy", "running")
+        await site.until_state("toy-serve", "running")
+        assert set((await site.get("/v1/metrics")).json()["runs"]) == {"toy", "toy-serve"}
+        text = (await site.get("/v1/metrics?format=prometheus")).text
+        assert text.count("# TYPE planetary_rounds_finished_total") == 1
+        assert 'planetary_rounds_finished_total{run="toy"}' in text
+        assert 'planetary_rounds_finished_total{run="toy-serve"}' in text
+        assert (await site.get("/v1/metrics?format=xml")).status_code == 400
+        page = await site.get("/?job=toy")
+        assert page.headers["content-type"].startswith("text/html")
+        assert (await site.get("/status.json?job=toy-serve")).json()["run"] == "toy-serve"
+
+    run(tmp_path, test)
+
+
+def test_no_model_is_said_when_none_is_served(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        answer = await site.post("/v1/inference/chat/completions", {"messages": []})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_model")
+
+    run(tmp_path, test)
+
+
+def test_invites_are_refused_where_there_are_none(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        answer = await site.post("/v1/invites")
+        assert answer.status_code == 409
+        assert "--plain-loopback" in message_of(answer)
+
+    run(tmp_path, test)
+
+
+def test_jobs_outlive_the_site(tmp_path: Path) -> None:
+    """What runs goes on, what was cancelled stays cancelled, what was queued waits on."""
+
+    async def whole() -> None:
+        async with asyncio.timeout(60):
+            async with running(tmp_path) as site:
+                for _ in range(3):
+                    await site.submit()
+                await site.until_state("toy", "running")
+                await site.post("/v1/jobs/toy/cancel")
+                await site.until_state("toy-2", "running")
+            async with running(tmp_path) as site:
+                await site.until_state("toy-2", "running")
+                states = [one["state"] for one in (await site.get("/v1/jobs")).json()["jobs"]]
+                assert states == ["cancelled", "running", "queued"]
+                assert (await site.post("/v1/jobs/toy/cancel")).status_code == 409
+                assert (await site.submit())["job_id"] == "toy-4"
+
+    asyncio.run(whole())
+    journal = [json.loads(line) for line in (tmp_path / "runs" / "site.jsonl").read_text().splitlines()]
+    assert [one["job"] for one in journal if one["event"] == "job_started"] == ["toy", "toy-2", "toy-2"]
+    assert ADMIN not in (tmp_path / "runs" / "site.jsonl").read_text()

@@ -28,12 +28,14 @@ def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None
     named = apply_overrides(Config(), ["run.name=toy"])
     assert kinds.kind_of(named).name == "toy"
     assert kinds.kind_of(Config()).name == "rounds"
+    assert kinds.kind_of(apply_overrides(Config(), ['federation.sites=[{ name = "a" }]'])).name == "hub"
+    assert kinds.kind_of(apply_overrides(Config(), ["federation.hub=127.0.0.1:8090"])).name == "site"
     assert kinds.kind_of(apply_overrides(Config(), ["serve.model=runs/x"])).name == "serving"
     assert kinds.kind_of(apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])).name == "mixture"
 
 
 def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_path: Path) -> None:
-    toy, (serving, mixture, rounds) = Toy(), kinds.KINDS
+    toy, (serving, mixture, hub, site, rounds) = Toy(), kinds.KINDS
     config = apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])
     assert toy.check(config) == rounds.check(config) == []
     rounds.check_baseline(config)
@@ -41,6 +43,9 @@ def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_p
     mixture.check_surrogates(tmp_path)
     for check in (toy.check_baseline, toy.check_simulated):
         with pytest.raises(UserError, match='kind "toy"'):
+            check(config)
+    for check, name in ((hub.check_baseline, "hub"), (hub.check_simulated, "hub"), (site.check_simulated, "site")):
+        with pytest.raises(UserError, match=f'kind "{name}"'):
             check(config)
     with pytest.raises(UserError, match=r"train.batch_size=32"):
         mixture.check_baseline(config)

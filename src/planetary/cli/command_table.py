@@ -36,6 +36,7 @@ COMMANDS: dict[str, Command] = {
     "gateway": Command(
         "planetary.cli.commands.roles.gateway", "coordinate a run that workers on other machines join", "roles"
     ),
+    "federation-hub": Command(_IN + "roles.federation_hub", "merge what the gateways of several sites train", "roles"),
     "node-manager": Command(
         "planetary.cli.commands.roles.node_manager", "keep a number of workers running on this machine", "roles"
     ),

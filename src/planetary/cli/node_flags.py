@@ -142,14 +142,6 @@ def token_for_children(args: argparse.Namespace) -> Iterator[Path | None]:
         Path(name).unlink(missing_ok=True)
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """Parse `HOST:PORT`, with an IPv6 host in brackets. Raises `UserError`."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"expected HOST:PORT, e.g. gateway.example:8080, found {text!r}")
-    return host.strip("[]"), int(port)
-
-
 def target_of(args: argparse.Namespace) -> str:
     """The compilation target: the flag, or the backend's default. Raises `UserError` for one that cannot be."""
     if args.backend == "auto":

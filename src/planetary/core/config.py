@@ -164,6 +164,7 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
     complete("model", "weights", lambda value: True)
     for key in ("model", "keys", "chat_template"):
         complete("serve", key, lambda value: True)
+    complete("federation", "token_file", lambda value: True)
     complete("data", "source", lambda value: value != "stdlib")
     complete("data", "tokenizer", lambda value: value not in BUILT_IN_TOKENIZERS)
 
@@ -299,6 +300,8 @@ def config_hash(config: Config) -> str:
         kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
         if config.sync.overlap != "none":
             kept["sync"]["overlap"] = config.sync.overlap
+    if config.federation.sites:
+        kept["federation"] = {"every_rounds": config.federation.every_rounds, "parts": config.federation.parts}
     if config.moe.composers:
         kept["moe"] = {key: value for key, value in values["moe"].items() if key not in {"store", "expert_workers"}}
         kept["moe"]["offload"] = config.moe.expert_workers > 0

@@ -26,6 +26,14 @@ def address_text(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def parse_address(text: str) -> tuple[str, int]:
+    """Parse `HOST:PORT`, with an IPv6 host in brackets. Raises `UserError`."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise UserError(f"expected HOST:PORT, e.g. gateway.example:8080, found {text!r}")
+    return host.strip("[]"), int(port)
+
+
 def resolve_listen_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, int]]:
     """Return family and numeric address to listen on; of several, an IPv4 one. Raises `UserError`.
 

@@ -17,6 +17,7 @@ from planetary.core.errors import PlanetaryError, UserError
 if TYPE_CHECKING:
     from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
     from planetary.fabric.protocol.events import Finish
+    from planetary.fabric.shell.shell import Address
     from planetary.fabric.worker.role import Roles
     from planetary.wire.protocol import Protocol
 
@@ -215,7 +216,91 @@ class Rounds(RunKind):
         """See `RunKind`."""
 
 
-KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Rounds())
+class Hub(Rounds):
+    """Rounds whose workers are the gateways of sites (`docs/federation.md`)."""
+
+    name = "hub"
+    roles = ("site",)
+
+    def claims(self, config: Config) -> bool:
+        """See `RunKind`."""
+        return bool(config.federation.sites)
+
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        """See `RunKind`."""
+        from planetary.fabric.federation.hub_gateway import HubGateway
+
+        if options.local_threads is not None:
+            raise UserError(
+                "train: a hub has no workers of its own, its sites have; start it with planetary federation-hub, and "
+                "each site with planetary gateway --hub HOST:PORT"
+            )
+        return HubGateway(config, options, security)
+
+    def protocol(self) -> Protocol:
+        """See `RunKind`."""
+        from planetary.fabric.federation.federation_messages import FEDERATION
+
+        return FEDERATION
+
+    def worker_roles(self) -> Roles:
+        """See `RunKind`: the gateway of a site plays its role itself."""
+        return {}
+
+    def check_baseline(self, config: Config) -> None:
+        """See `RunKind`."""
+        RunKind.check_baseline(self, config)
+
+    def check_simulated(self, config: Config) -> None:
+        """See `RunKind`."""
+        RunKind.check_simulated(self, config)
+
+
+class Site(Rounds):
+    """Rounds of a gateway that belongs to a hub (`docs/federation.md`)."""
+
+    name = "site"
+    roles = ()
+
+    def claims(self, config: Config) -> bool:
+        """See `RunKind`."""
+        return bool(config.federation.hub)
+
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        """See `RunKind`."""
+        from planetary.fabric.federation.site_gateway import SiteGateway
+        from planetary.fabric.federation.uplink import UplinkOptions
+
+        federation = config.federation
+        name = federation.site or config.run.name
+        address = _hub_address(config, options.cache / "sites" / name / "identity.key")
+        site = UplinkOptions(address=address, name=name, cache=options.cache / "blobs")
+        return SiteGateway(config, options, security, site=site)
+
+    def check_simulated(self, config: Config) -> None:
+        """See `RunKind`."""
+        RunKind.check_simulated(self, config)
+
+
+def _hub_address(config: Config, key: Path) -> Address:
+    """Return where a site's hub is, with the invite and, in the file `key`, who the site is. Raises `UserError`."""
+    from planetary.fabric.shell.shell import Address
+    from planetary.net.addresses import parse_address
+    from planetary.net.identity import Identity
+
+    federation = config.federation
+    host, port = parse_address(federation.hub)
+    try:
+        token = Path(federation.token_file).read_text().strip() if federation.token_file else ""
+    except OSError as error:
+        raise UserError(
+            f"cannot read the hub's invite {federation.token_file}: {error.strerror or error}; federation.token_file "
+            "(--hub-token-file) names the file that planetary federation-hub or planetary invite made"
+        ) from error
+    return Address(host, port, token, config.timings.connect_s, Identity.open(key) if token else None)
+
+
+KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Hub(), Site(), Rounds())
 """In the order in which they are asked."""
 
 

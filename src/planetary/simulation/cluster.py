@@ -7,7 +7,7 @@ at the end can be computed again from the journal alone and must be equal bit fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from planetary.fabric.controller.controller import Controller
@@ -29,7 +29,7 @@ from planetary.simulation.lies import DoubtfulExecutor, Gossip
 from planetary.simulation.network import HOST
 from planetary.simulation.process import Process
 from planetary.simulation.ring import SimulatedCommunicator, SimulatedMaster, make_master
-from planetary.simulation.simulated_cluster import COMPILE_S, SimulatedCluster
+from planetary.simulation.simulated_cluster import COMPILE_S, SimPlace, SimulatedCluster
 from planetary.simulation.training import Training
 
 MOST_VERSIONS = 4  # of the parameters, that the gateway keeps
@@ -47,11 +47,22 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
     records = AnyRecord
     protocol = m.FABRIC
 
-    def __init__(self, seed: int, training: Training, nodes: int, plan: Sequence[Fault] = ()) -> None:
-        """Start everything at time 0; `plan` names nodes by number."""
+    def __init__(
+        self,
+        seed: int,
+        training: Training,
+        nodes: int,
+        plan: Sequence[Fault] = (),
+        *,
+        place: SimPlace | None = None,
+        make: Callable[..., RoundsGateway] = RoundsGateway,
+    ) -> None:
+        """Start everything at time 0; `plan` names nodes by number, `make` makes the gateway as its class does."""
         self.training, self.gossip, self.most_kept = training, Gossip(), (0, 0)
         self._master: SimulatedMaster | None = None
-        super().__init__(seed, training.prepared.config, nodes, plan, cache=training.cache)
+        self._make = make
+        self.contributors = nodes  # to a round
+        super().__init__(seed, training.prepared.config, nodes, plan, cache=training.cache, place=place)
 
     @property
     def policy(self) -> ControllerPolicy:
@@ -81,7 +92,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
 
             return RingGateway(self.config, HOST, None, make_master=master)
 
-        gateway = RoundsGateway(
+        gateway = self._make(
             self.config,
             options,
             Security(),
@@ -115,8 +126,8 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         versions, results = gateway.parameters.kept()
         self.most_kept = max(self.most_kept[0], versions), max(self.most_kept[1], results)
         assert versions <= MOST_VERSIONS, f"the gateway keeps the parameters of {versions} rounds"
-        most = 2 * (len(self.nodes) + 1)
-        assert results <= most, f"the gateway keeps {results} results of {len(self.nodes)} workers"
+        most = 2 * (self.contributors + 1)
+        assert results <= most, f"the gateway keeps {results} results of {self.contributors} workers"
 
     def _lie(self, fault: Fault) -> bool:
         self.gossip.lies[fault.worker] = fault.lie

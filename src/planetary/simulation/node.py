@@ -92,6 +92,7 @@ class SimulatedNode:
         address: Address,
         *,
         name: str = "",
+        site: str = "",
         folder: Path,
         shutdown_s: float,
         restart_s: tuple[float, float],
@@ -101,8 +102,9 @@ class SimulatedNode:
         struck: Callable[[str], None],
         ended: Callable[[Process], None],
     ) -> None:
-        """Join at once; `ended` is called with each process that has ended."""
-        self.world, self.node, self.name = world, f"node-{number}", name or f"node-{number}/0"
+        """Join at once; `ended` is called with each process that has ended. `site`: what its name begins with."""
+        self.world, self.node = world, f"{site}node-{number}"
+        self.name = name or f"{self.node}/0"
         self.blobs = folder / self.node
         self.worker: Process | None = None
         self.shell: SimulatedWorker | None = None

@@ -12,6 +12,7 @@ import tempfile
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -46,6 +47,20 @@ RESTART_S = (0.1, 5.0)  # pauses of the supervisors
 GatewayT = TypeVar("GatewayT", bound=Gateway[Any, Any, Any])
 
 
+@dataclass(frozen=True)
+class SimPlace:
+    """Where a cluster is in its world: what the names of its machines begin with, and the port of its gateway."""
+
+    world: World
+    site: str = ""
+    port: int = PORT
+
+    @property
+    def node(self) -> str:
+        """The gateway's machine."""
+        return f"{self.site}gateway"
+
+
 class SimulatedCluster(ABC, Generic[GatewayT]):
     """A gateway and some nodes, with faults.
 
@@ -77,6 +92,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         *,
         cache: Path | None = None,
         step_s: float = STEP_S,
+        place: SimPlace | None = None,
     ) -> None:
         """Start everything at time 0.
 
@@ -87,9 +103,11 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             plan: what goes wrong; it names nodes by number.
             cache: with the blobs of what was prepared; None: there are none.
             step_s: of a healthy worker.
+            place: in a world that has other clusters, of another `seed`; None: a world of its own.
         """
         self.config, self.step_s = config, step_s
-        self.world = World(seed)
+        self.place = place or SimPlace(World(seed))
+        self.world = self.place.world
         self.folder = Path(tempfile.mkdtemp(prefix="planetary-simulated-"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         self._cache = cache or self.folder / "cache"
@@ -175,7 +193,6 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         Raises what a process failed with.
         """
         reached = self.world.run(lambda: until() or bool(self.failures), limit_s)
-        self.waits_for = "" if reached else self._why_not_ended()
         if self.failures:
             raise self.failures[0]
         assert not self.world.loop.errors, self.world.loop.errors
@@ -183,8 +200,13 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
 
     def close(self) -> None:
         """End the world: all processes are killed."""
-        self._closing = True
+        self.leave()
         self.world.close()
+
+    def leave(self) -> None:
+        """Take note that the world is about to end: what ends from now on is ended by that."""
+        self.waits_for = "" if self.finished is not None else self._why_not_ended()
+        self._closing = True
 
     def _why_not_ended(self) -> str:
         """Return what the run waits for."""
@@ -211,8 +233,9 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         return SimulatedNode(
             self.world,
             number,
-            Address(HOST, PORT, "", timings.connect_s),
+            Address(HOST, self.place.port, "", timings.connect_s),
             name=name,
+            site=self.place.site,
             folder=self.folder / "nodes",
             shutdown_s=timings.shutdown_s,
             restart_s=RESTART_S,
@@ -227,7 +250,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
 
     def _start_gateway(self) -> Process:
         self._gateways += 1
-        process = self.world.start(f"gateway #{self._gateways}", "gateway", self._serve)
+        process = self.world.start(f"{self.place.site}gateway #{self._gateways}", self.place.node, self._serve)
         process.thread_s = THREAD_S
         process.on_exit.append(self._gateway_ended)
         return process
@@ -238,7 +261,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             folder=self.run_folder,
             cache=self._cache,
             host=HOST,
-            port=PORT,
+            port=self.place.port,
             resume=events.exists() and b"\n" in events.read_bytes(),
         )
         system = System(
@@ -296,6 +319,14 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             raise
 
     # --- faults -------------------------------------------------------------------------------------------------
+
+    def kill_gateway(self) -> bool:
+        """SIGKILL the gateway, which is started again; false when there is none, or the run has ended."""
+        hit = self.gateway is not None and self.finished is None
+        if hit:
+            self.process.kill()
+            self.struck.append("kill_gateway")
+        return hit
 
     def strike(self, fault: Fault) -> None:
         """Let something go wrong now."""

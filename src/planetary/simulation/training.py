@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
 from typing import Protocol
 
 from planetary.artifacts.store import BlobStore
+from planetary.core.config import Config
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.runtime.executor import Executor
 from planetary.simulation.executors import Device, View
@@ -39,6 +42,12 @@ class StepTraining:
     def __init__(self, prepared: Prepared, cache: Path, executor: Executor) -> None:
         self.prepared, self.cache = prepared, cache
         self._device = Device(executor)
+
+    def under(self, config: Config) -> StepTraining:
+        """Return the training of another run of the same step, on the same executor."""
+        other = copy.copy(self)
+        other.prepared = dataclasses.replace(self.prepared, config=config)
+        return other
 
     def artifact(self, store: BlobStore) -> str:
         """See `Training`."""

@@ -23,6 +23,7 @@ from planetary.core.configuration.ranges import (
     ProperFraction,
     Seed,
     ServedBatch,
+    Share,
     Text,
     TrimmedFraction,
 )
@@ -246,6 +247,37 @@ class ServeConfig(msgspec.Struct, frozen=True):
     chat_template: str = ""  # file with a Jinja template in place of the tokenizer's own; empty: that
 
 
+class SiteEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of a hub's sites: `{ name = "paris", data = "own", most_share = 0.5 }`."""
+
+    name: Text  # that the site gives itself, `federation.site`
+    role: Literal["trainer", "standby"] = "trainer"  # "standby": gets every version, and contributes nothing
+    # "part": the site trains its own part of the hub's data, which no other site trains; "own": data that the hub does
+    # not have
+    data: Literal["part", "own"] = "part"
+    every_rounds: Index = 0  # rounds of this site between two contributions; 0: as `federation.every_rounds`
+    most_share: Share = 1.0  # of the weights of a merge, where other sites contribute to it, too
+    trust: Literal["full", "judged"] = "full"  # "judged": its contribution counts only if the others' are like it
+    # of its line to the hub: a round waits for it as much longer as the parameters take both ways; 0: not known
+    mbit_per_s: NotNegative = 0.0
+
+
+class FederationConfig(msgspec.Struct, frozen=True):
+    """`[federation]`: a hub and its sites, each of which is a gateway with workers of its own."""
+
+    # of a hub: the sites that may join: [{ name = "paris" }, { name = "tokyo" }]; empty: this is no hub
+    sites: tuple[SiteEntry, ...] = ()
+    every_rounds: Count = 1  # of a hub: rounds of a site between two contributions
+    # of a hub: parts that its data is divided into, one for each site that trains a part; 0: as many as `sites` has.
+    # More leave room for sites that are added later
+    parts: Index = 0
+    hub: str = ""  # of a site: "HOST:PORT" of the hub that it belongs to; empty: it trains alone
+    site: str = ""  # of a site: its name at the hub; empty: the name of the run
+    token_file: str = ""  # of a site: path of the hub's invite; empty: no TLS, which is for loopback only
+    # of a site: how long it waits between two rounds for a hub that does not answer, before it goes on alone
+    patience_s: NotNegative = 60.0
+
+
 class Config(msgspec.Struct, frozen=True):
     """A whole configuration."""
 
@@ -261,6 +293,7 @@ class Config(msgspec.Struct, frozen=True):
     checkpoint: CheckpointConfig = CheckpointConfig()
     eval: EvalConfig = EvalConfig()
     serve: ServeConfig = ServeConfig()
+    federation: FederationConfig = FederationConfig()
     sinks: tuple[AnySink, ...] = ()  # `[[sinks]]`, as many as there are places
 
     @property

@@ -216,6 +216,7 @@ def _check_together(config: Config, origin: str) -> None:
         if isinstance(sink, WebhookSink) and sink.url and not sink.url.startswith(("http://", "https://")):
             raise UserError(f'{origin}: sinks of kind "webhook": url: expected http:// or https://')
     _check_sources(config, origin)
+    _check_federation(config, origin)
     if config.train.batch_size % config.train.micro_batches:
         raise UserError(
             f"{origin}: train.micro_batches: expected a divisor of train.batch_size ({config.train.batch_size}), found "
@@ -252,6 +253,35 @@ def _check_sources(config: Config, origin: str) -> None:
         raise UserError(f"{origin}: data.sources names {twice[0]} twice: give it once, with the sum of its weights")
     if not all(math.isfinite(one.weight) for one in data.sources):
         raise UserError(f"{origin}: data.sources: expected weights that are finite numbers > 0")
+
+
+def _check_federation(config: Config, origin: str) -> None:
+    federation = config.federation
+    if not federation.sites and not federation.hub:
+        return
+    where = f"{origin}: federation"
+    if federation.sites and federation.hub:
+        raise UserError(
+            f"{where}: sites makes this a hub and hub = {federation.hub!r} a site of another one: leave one of the two "
+            "out"
+        )
+    names = [site.name for site in federation.sites]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"{where}.sites names {twice[0]} twice")
+    parts = sum(site.data == "part" for site in federation.sites)
+    if 0 < federation.parts < parts:
+        raise UserError(
+            f"{where}.parts: expected at least {parts}, one for each site that trains a part of the data, found "
+            f"{federation.parts}"
+        )
+    for wrong, why in (
+        (config.sync.topology != "star", 'sync.topology = "star": a ring has its parameters on its workers'),
+        (config.checkpoint.every != 1, "checkpoint.every = 1: what is handed over has to outlive its gateway"),
+        (config.data.max_epochs > 0, "data.max_epochs = 0: the hub's train.rounds end a federation"),
+        (config.moe.composers > 0, "moe.composers = 0: a mixture has a federation of its own, its composers"),
+    ):
+        if wrong:
+            raise UserError(f"{origin}: a federation expects {why}")
 
 
 def with_fitting_warmup(config: Config, total: int) -> Config:

@@ -51,7 +51,7 @@ class Controller(RunController[RoundsDesk]):
         super().__init__(RoundsDesk(policy, state), policy.round.grace_s, now)
         self.policy = policy
         self.state = state
-        self.topology: Topology = Star(self.desk) if policy.ring is None else Ring(self.desk, policy.ring)
+        self.topology: Topology = self._topology_of(policy)
         self.guard = Guard(self.desk)
         self.training = RoundTraining(self.desk, self.topology, self.guard, now)
         self.evaluation = Evaluation(self.desk, self.topology, self.guard, now)
@@ -59,6 +59,15 @@ class Controller(RunController[RoundsDesk]):
         self.lines = MetricsLines(self.desk, self.evaluation, unreported)
         if state.round not in state.evals:
             self.evaluation.begin(state.round)
+
+    def _topology_of(self, policy: ControllerPolicy) -> Topology:
+        """Make the topology, at the start."""
+        return Star(self.desk) if policy.ring is None else Ring(self.desk, policy.ring)
+
+    def _may_open(self, now: float) -> bool:
+        """Whether the next round begins now."""
+        startup = self._startup_deadline()
+        return self.training.may_open and bool(self.topology.able_workers()) and (startup is None or now >= startup)
 
     def _deadlines(self) -> Iterable[float | None]:
         return (
@@ -201,8 +210,7 @@ class Controller(RunController[RoundsDesk]):
     def _advance(self, now: float) -> bool:
         """Go on with the rounds; true when one came to an end, so that more may have become possible."""
         self._supply(now)
-        startup = self._startup_deadline()
-        if self.training.may_open and self.topology.able_workers() and (startup is None or now >= startup):
+        if self._may_open(now):
             self.training.open(now)
         reduced = self.training.advance(now)
         if isinstance(reduced, Mark):
@@ -424,8 +432,7 @@ class RoundTraining:
         Returns the round's metrics when no checkpoint is due; otherwise `checkpoint_done` will.
         """
         self._topology.made(round_, needed)
-        for worker in self._desk.ready_workers():  # they travel while the checkpoint is being written
-            self._topology.send_parameters(worker, round_)
+        self._topology.announce(round_)
         if self._desk.checkpoint_due(round_):
             self.checkpoint.begin()
             return None
@@ -454,6 +461,7 @@ class RoundTraining:
             merged=merged_metrics(ended, self._desk.policy.outer, self._topology),
         )
         self._desk.append(finished)
+        self._topology.finished(ended.round)
         return metrics_of(finished, self._desk.policy.inner_steps)
 
     # --- losses -----------------------------------------------------------------------------------------------

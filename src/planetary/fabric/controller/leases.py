@@ -109,7 +109,7 @@ class Leases:
                 version=version,
                 lease=lease,
                 slice=piece,
-                steps=desk.policy.inner_steps,
+                steps=desk.policy.steps_of(worker.worker),
                 first_step=desk.first_step,
             ),
             TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
@@ -145,7 +145,7 @@ class Leases:
             self._drop(event.attachment)  # cancelled, or answered before
             return None
         worker.train = None
-        defect = event.defect or self._defect_of(result)
+        defect = event.defect or self._defect_of(worker.worker, result)
         if defect:
             self._drop(event.attachment)
             self._desk.append(
@@ -181,6 +181,7 @@ class Leases:
                 transfer_s=times.transfer_s,
                 waited_s=times.waited_s,
                 version_lag=times.version_lag,
+                through=result.through,
             )
         )
         return ""
@@ -347,12 +348,9 @@ class Leases:
         if attachment:
             self._desk.out.append(DropAttachment(attachment))
 
-    def _defect_of(self, result: m.TrainResult) -> str:
-        policy = self._desk.policy
-        if result.steps != policy.inner_steps:
-            return f"it trained {result.steps} inner steps instead of {policy.inner_steps}"
-        if result.tokens != policy.tokens_per_lease:
-            return f"it counts {result.tokens} tokens instead of {policy.tokens_per_lease}"
+    def _defect_of(self, worker: str, result: m.TrainResult) -> str:
+        if defect := self._desk.policy.defect_of(worker, result):
+            return defect
         if result.payload != self._topology.result:
             return "it gave its result to the other side of the topology: its planetary has another version"
         if not math.isfinite(result.loss):

@@ -322,6 +322,6 @@ class RunController(ABC, Generic[DeskT]):
         ok = kind == "done"
         self.desk.append(RunFinished(round=self.desk.state.round, ok=ok, reason=reason, kind=kind))
         for session in [*self.desk.workers, *self.desk.supervisors]:
-            self.desk.send(session, m.Shutdown(reason=reason))
+            self.desk.send(session, m.Shutdown(reason=reason, kind=kind))
         self._report_the_rest()
         self.desk.out.append(e.Finish(ok, reason, kind))

@@ -87,9 +87,13 @@ class Star(Topology):
         assert ended.judged is not None
         self._measuring, self._stepping = 0, ended.round
         self._desk.append(RoundClosed(round=ended.round, contributions=len(ended.contributions), why=self._why))
-        parts = sorted((c.task, c.tokens) for c in ended.contributions)
-        contributions = tuple((task, tokens, self._attachments.pop(task)) for task, tokens in parts)
+        parts = sorted(self._weights(ended).items())
+        contributions = tuple((task, weight, self._attachments.pop(task)) for task, weight in parts)
         self._desk.out.append(TakeOuterStep(ended.round, ended.judged.rule, contributions))
+
+    def _weights(self, ended: OpenRound) -> dict[int, int]:
+        """Return what each contribution weighs in the mean, by task: its tokens."""
+        return {c.task: c.tokens for c in ended.contributions}
 
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
         """See `Topology`."""

@@ -57,6 +57,14 @@ class Topology(ABC):
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
         """Make `version` the parameters of the worker's next task, unless they already are."""
 
+    def announce(self, round_: int) -> None:
+        """Send the parameters of a round that have just come to exist: they travel while its checkpoint is written."""
+        for worker in self._desk.ready_workers():
+            self.send_parameters(worker, round_)
+
+    def finished(self, round_: int) -> None:
+        """Take note that a round is finished: where a checkpoint was due, it is written."""
+
     @abstractmethod
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """Whether a worker that is ready has `version`, or can be sent it now."""

@@ -265,6 +265,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Fit a new run to this machine; return what it is made of then, None to stop."""
         return prepared
 
+    def _begun(self) -> None:
+        """Take note that the controller decides from now on. Called on the event loop."""
+
     def _release(self) -> None:
         """End what the kind has begun beside the event loop. In a thread, at the end."""
 
@@ -401,6 +404,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         if self._stop_reason is not None:
             self._shell.post(e.StopRequested(self._stop_reason))
         self._set_stage("waiting for workers")
+        self._begun()
         return await self._shell.run()
 
     async def _interruptible(self, work: Coroutine[Any, Any, Work]) -> Work | None:

@@ -57,6 +57,14 @@ class Parameters:
         self.state = state_of(self._specs, self._contributions.pop(attachment))
         self._version = version
 
+    def replace(self, version: int, params: Mapping[str, np.ndarray]) -> None:
+        """Let `params`, float32 masters, be those of `version`, which is the newest; the velocity stays.
+
+        Workers that were sent this version have to be sent it again.
+        """
+        self.state = OuterState(dict(params), self.state.velocity)
+        self._published = {**self._published, version: published_params(self._specs, params)}
+
     def outer_state(self, version: int) -> Tensors:
         """Ring: return the outer state of `version`, which is the newest known here, as it travels."""
         if version != self._version:

@@ -10,7 +10,6 @@ from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.fabric.protocol.run_fold import RunFold
 from planetary.net import invite
 from planetary.net.identity import shown
-from planetary.runtime.backends import is_pjrt
 
 MOST_BANNED = 3  # machines that one invite brought, after which it brings no new ones; one, if it is a node's own
 
@@ -72,15 +71,7 @@ def refuse(
             f"{', '.join(policy.roles)}: start it with one of these, or without --role",
             kind="data",
         )
-    # What a PJRT worker loads is versioned StableHLO, which every later release reads.
-    if hello.role == "worker" and not is_pjrt(hello.backend) and hello.iree_version != policy.iree_version:
-        return Refused(
-            code="iree",
-            reason=f"compiled modules do not load across IREE versions: the gateway compiles with "
-            f"{policy.iree_version} and worker {hello.worker} runs {hello.iree_version or 'none'}; upgrade "
-            f"{_older(hello.iree_version, policy.iree_version)}",
-        )
-    return None
+    return policy.refuse(hello) if hello.role == "worker" else None
 
 
 def _banned(hello: Hello, state: RunFold) -> Refused | None:
@@ -99,14 +90,3 @@ def _banned(hello: Hello, state: RunFold) -> Refused | None:
         return None
     reason = f"machines that came with the invite token {shown_invite.id} were banned; it lets no new ones in"
     return Refused(code="banned", reason=f"{reason}. Ask for another", kind="peer")
-
-
-def _older(worker: str, gateway: str) -> str:
-    """Which side has the older version, as the object of the sentence "upgrade ..."."""
-
-    def key(version: str) -> list[int]:
-        return [int(part) if part.isdigit() else 0 for part in version.split(".")]
-
-    if key(worker) < key(gateway):
-        return f"iree-base-runtime on the worker to {gateway}"
-    return f"iree-base-compiler on the gateway to {worker}"

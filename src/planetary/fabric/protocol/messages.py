@@ -110,7 +110,7 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
     reason: str
     ok: bool = True  # whether to exit with status 0
-    kind: str = ""  # where `ok` is false: what failed, as in the journal's last record, e.g. "compile"
+    kind: str = ""  # how the run ended, as in its journal's last record; where `ok` is false: what failed
 
 
 # --- worker and gateway ----------------------------------------------------------------------------------------
@@ -189,6 +189,7 @@ class Parameters(Message, frozen=True, kw_only=True):
     """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version."""
 
     version: int
+    counted: int = 0  # from a hub: the site's tokens, since its run began, that are in this version
 
 
 class OuterState(Message, frozen=True, kw_only=True):
@@ -291,6 +292,7 @@ class TrainResult(Message, frozen=True, kw_only=True):
     grad_norm: float  # of the last inner step, before clipping
     seconds: float  # from the start of the first inner step to the end of the last
     payload: Literal["end_parameters", "held"] = "end_parameters"  # held: the worker keeps them until `Reduce`
+    through: int = 0  # of a site: its tokens, since its run began, up to the last of those that count here
 
 
 class EvalResult(Message, frozen=True, kw_only=True):

@@ -47,6 +47,13 @@ def news_of(record: Record) -> str:
             return f"checkpoint of round {record.round} failed: {record.reason}"
         case r.RunPaused():
             return f"the run pauses: {record.reason}"
+        case r.VersionAdopted():
+            carried = f", with {record.carried} tokens of this site on top" if record.carried else ""
+            return f"version {record.version} of the hub adopted{carried}" + (f": {record.why}" if record.why else "")
+        case r.ContributionOffered():
+            return f"{record.tokens} tokens offered to the hub, trained from its version {record.version}"
+        case r.WentAlone():
+            return f"this site goes on alone: {record.why}"
         case r.Stalled():
             return record.why
         case r.RunResumed():

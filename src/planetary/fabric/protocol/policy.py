@@ -13,7 +13,8 @@ from planetary.core.token_slice import Slice
 from planetary.data.run_length import RunLength
 from planetary.diloco.judgement import Judge, judge
 from planetary.diloco.rounds import RoundPolicy
-from planetary.fabric.protocol.messages import Job, RingJob
+from planetary.fabric.protocol.messages import Hello, Job, Refused, RingJob, TrainResult
+from planetary.runtime.backends import is_pjrt
 from planetary.wire.message import Message
 
 
@@ -63,6 +64,18 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def job(self, artifact: str, reference: str) -> Message:
         """Return what a worker is told to run once its artifact exists, and what its results are compared with."""
         raise NotImplementedError
+
+    def refuse(self, hello: Hello) -> Refused | None:
+        """Refuse a worker that is not fit for this kind of run; None where it is. Its name and key are in order."""
+        # What a PJRT worker loads is versioned StableHLO, which every later release reads.
+        if is_pjrt(hello.backend) or hello.iree_version == self.iree_version:
+            return None
+        return Refused(
+            code="iree",
+            reason=f"compiled modules do not load across IREE versions: the gateway compiles with "
+            f"{self.iree_version} and worker {hello.worker} runs {hello.iree_version or 'none'}; upgrade "
+            f"{_older(hello.iree_version, self.iree_version)}",
+        )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
         """Whether a worker with this job is sent a blob; other blobs are nobody's business."""
@@ -115,6 +128,18 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         """Whether a round is trained while the one before it is reduced."""
         return self.ring is not None and self.ring.job.overlap
 
+    def steps_of(self, worker: str) -> int:
+        """Return the inner steps that a lease of this worker has."""
+        return self.inner_steps
+
+    def defect_of(self, worker: str, result: TrainResult) -> str:
+        """Return what is wrong with the numbers that come with a worker's result, "" for nothing."""
+        if result.steps != self.inner_steps:
+            return f"it trained {result.steps} inner steps instead of {self.inner_steps}"
+        if result.tokens != self.tokens_per_lease:
+            return f"it counts {result.tokens} tokens instead of {self.tokens_per_lease}"
+        return ""
+
     def job(self, artifact: str, reference: str) -> Message:
         """See `FabricPolicy`."""
         return Job(
@@ -136,3 +161,14 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         """Return the sum of the learning rates of a round's inner steps: what the length of a delta goes with."""
         first = (round_ - 1) * self.inner_steps
         return sum(self.schedule.rate(step) for step in range(first, first + self.inner_steps))
+
+
+def _older(worker: str, gateway: str) -> str:
+    """Which side has the older version, as the object of the sentence "upgrade ..."."""
+
+    def key(version: str) -> list[int]:
+        return [int(part) if part.isdigit() else 0 for part in version.split(".")]
+
+    if key(worker) < key(gateway):
+        return f"iree-base-runtime on the worker to {gateway}"
+    return f"iree-base-compiler on the gateway to {worker}"

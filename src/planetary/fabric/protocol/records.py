@@ -43,6 +43,7 @@ class Mark(msgspec.Struct, frozen=True):
     tokens_total: int
     next_task: int
     ledger: LeaseLedger
+    counted: dict[str, int] = {}  # of a hub: as `ControllerState.counted`
 
 
 class RunResumed(Record, frozen=True, kw_only=True, tag="run_resumed"):
@@ -196,6 +197,7 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     transfer_s: float = 0.0  # until what it needed had left the gateway, and while its result arrived
     waited_s: float = 0.0  # for which the round waited for it alone
     version_lag: int = 0  # how many versions older than the newest its parameters were
+    through: int = 0  # of a site: as of `TrainResult`
 
 
 class DeltaRejected(Record, frozen=True, kw_only=True, tag="delta_rejected"):
@@ -347,6 +349,30 @@ def error_class(kind: str) -> type[PlanetaryError]:
     return _ERRORS.get(kind, PeerError)
 
 
+class VersionAdopted(Record, frozen=True, kw_only=True, tag="version_adopted"):
+    """A site goes on from a version of its hub; `carried` of its tokens, not in that version, were put on top."""
+
+    round: int  # of the site, whose parameters these are from now on
+    version: int  # of the hub
+    carried: int
+    why: str = ""  # where what the site trained was given up for it; "": it was not
+
+
+class ContributionOffered(Record, frozen=True, kw_only=True, tag="contribution_offered"):
+    """A site sent its parameters after this round to its hub, with the tokens that are not in any version yet."""
+
+    round: int
+    version: int  # of the hub, that they were trained from
+    tokens: int
+
+
+class WentAlone(Record, frozen=True, kw_only=True, tag="went_alone"):
+    """A site goes on without its hub until the hub answers again."""
+
+    round: int
+    why: str
+
+
 class RunFinished(Record, frozen=True, kw_only=True, tag="run_finished"):
     """The run ended. `ok` is false when it was stopped or failed; it can then be resumed."""
 
@@ -386,5 +412,8 @@ AnyRecord = (
     | RunPaused
     | EvalFinished
     | Stalled
+    | VersionAdopted
+    | ContributionOffered
+    | WentAlone
     | RunFinished
 )

@@ -25,6 +25,7 @@ from planetary.fabric.protocol.records import (
     RoundFinished,
     RoundStarted,
     RunResumed,
+    VersionAdopted,
     WorkerLost,
     WorkerRecovered,
     WorkerSlow,
@@ -54,6 +55,7 @@ class AcceptedLease(msgspec.Struct):
     transfer_s: float = 0.0
     waited_s: float = 0.0
     version_lag: int = 0
+    through: int = 0
 
 
 class OpenRound(msgspec.Struct):
@@ -71,6 +73,11 @@ class OpenRound(msgspec.Struct):
     def tokens(self) -> int:
         """Target tokens that count in this round."""
         return sum(c.tokens for c in self.contributions)
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """Of a hub: up to which of its tokens each site contributed to this round."""
+        return {c.worker: c.through for c in self.contributions if c.through}
 
     @property
     def mean_loss(self) -> float:
@@ -93,6 +100,7 @@ class ControllerState(RunFold):
         refusals: rounds of which a worker's contribution or its held-out loss was refused, by worker.
         retreats: versions that the run went back from because they were of no use.
         slow: why each slow worker is.
+        counted: of a hub: how many of each site's tokens, since its run began, are in the newest version.
     """
 
     version: int = 0
@@ -105,6 +113,7 @@ class ControllerState(RunFold):
     refusals: dict[str, list[int]] = msgspec.field(default_factory=dict)
     retreats: list[int] = msgspec.field(default_factory=list)
     slow: dict[str, str] = msgspec.field(default_factory=dict)
+    counted: dict[str, int] = msgspec.field(default_factory=dict)
 
     def mark(self) -> Mark:
         """Return what a checkpoint of the round that has just been closed must remember.
@@ -119,8 +128,9 @@ class ControllerState(RunFold):
             for lease in list(ledger.held):
                 ledger.give_back(lease)
         if ended is None:
-            return Mark(self.round, self.tokens_total, self.next_task, ledger)
-        return Mark(ended.round, self.tokens_total + ended.tokens, self.next_task, ledger)
+            return Mark(self.round, self.tokens_total, self.next_task, ledger, self.counted)
+        counted = {**self.counted, **ended.counted}
+        return Mark(ended.round, self.tokens_total + ended.tokens, self.next_task, ledger, counted)
 
     @property
     def ends(self) -> bool:
@@ -153,6 +163,8 @@ class ControllerState(RunFold):
                 _withdraw(self, record)
             case RoundStarted():
                 _start(self, record)
+            case VersionAdopted():  # deltas from other parameters may have any other length
+                self.lengths = []
             case WorkerSlow():
                 self.slow[record.worker] = record.reason
             case WorkerRecovered() | WorkerLost():
@@ -180,6 +192,7 @@ class ControllerState(RunFold):
                         record.transfer_s,
                         record.waited_s,
                         record.version_lag,
+                        record.through,
                     )
                 )
             case RoundClosed():
@@ -300,6 +313,7 @@ def _finish(state: ControllerState, record: RoundFinished) -> None:
             f"{ended.tokens}, the rounds before it {state.tokens_total}"
         )
     state.version = record.round
+    state.counted = {**state.counted, **ended.counted}
     if state.closing is not None:
         state.closing = None
     else:
@@ -322,6 +336,7 @@ def _go_back(state: ControllerState, mark: Mark) -> None:
     # Task numbers go on: a late answer to a task from before the restart must not look like one of after.
     state.next_task = max(state.next_task, mark.next_task)
     state.ledger = mark.ledger.copy()
+    state.counted = dict(mark.counted)
     state.open = state.closing = None
     for table in (state.evals, state.train_losses):
         for later in [key for key in table if key > mark.round]:

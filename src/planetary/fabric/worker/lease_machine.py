@@ -201,6 +201,7 @@ class LeaseMachine:
                 loss=event.loss,
                 grad_norm=event.grad_norm,
                 seconds=event.seconds,
+                through=event.through,
             ),
         )
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from planetary.collectives import Communicator
 from planetary.core.errors import PlanetaryError, RemoteProtocolError
+from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.step_trial import decode_reference
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
@@ -27,6 +29,35 @@ from planetary.runtime.executor import Executor
 
 PROGRESS_EVERY_S = 0.2
 
+
+class LeaseWork(Protocol):
+    """What does the tasks of a role that trains leases, as `Compute` does."""
+
+    def use_parameters(self, params: Tensors) -> None:
+        """See `Compute`."""
+        ...
+
+    def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
+        """See `Compute`."""
+        ...
+
+    def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None:
+        """See `Compute`."""
+        ...
+
+    def stop(self, task: int) -> None:
+        """See `Compute`."""
+        ...
+
+    def end_parameters(self, task: int) -> Tensors:
+        """See `Compute`."""
+        ...
+
+    def close(self) -> None:
+        """See `Compute`."""
+        ...
+
+
 OpenExecutor = Callable[..., Executor]
 """As `planetary.runtime.backends.open_executor`."""
 
@@ -34,7 +65,7 @@ OpenExecutor = Callable[..., Executor]
 class TrainingRole:
     """In the star. See `Role`."""
 
-    def __init__(self, job: m.Job, place: Workplace, compute: Compute, ready: m.Ready) -> None:
+    def __init__(self, job: m.Job, place: Workplace, compute: LeaseWork, ready: m.Ready) -> None:
         self._spec, self._place, self._compute = job.spec, place, compute
         self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
         self._params: dict[int, Tensors] = {}  # received and not used yet

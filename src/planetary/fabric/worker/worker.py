@@ -101,8 +101,16 @@ class WorkerShell:
 
     async def run(self) -> e.Exit:
         """Work until the gateway says that the run is over, a stop signal comes, or nothing can be done."""
+        on_stop_signals(self.stop)
+        return await self.work()
+
+    def stop(self, reason: str) -> None:
+        """End in order. Called on the event loop."""
+        self._shell.post(e.StopRequested(reason))
+
+    async def work(self) -> e.Exit:
+        """Work as `run` does, in a process whose signals are another part's."""
         self._loop = asyncio.get_running_loop()
-        on_stop_signals(lambda reason: self._shell.post(e.StopRequested(reason)))
         end = await self._shell.run()
         self._ending = True
         log.info("worker %s ends: %s", self._options.name, end.reason)

@@ -186,6 +186,7 @@ class TrainingDone(Event, frozen=True):
     loss: float
     grad_norm: float
     seconds: float
+    through: int = 0  # of a site: as of `TrainResult`
 
 
 class EvaluationDone(Event, frozen=True):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.errors import EXIT_OK
@@ -34,8 +35,18 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary gateway --gateway-config examples/stdlib.toml --host 0.0.0.0",
             "planetary gateway --resume runs/stdlib",
             "planetary gateway --gateway-config gateway.toml   # controllers.training, .inference, .rl",
+            "planetary gateway --gateway-config examples/stdlib.toml --hub hub.example:8090 --hub-token-file hub.txt",
         ],
     )
+    add_gateway_flags(parser, DEFAULT_PORT, DEFAULT_API_PORT)
+    parser.add_argument("--hub", metavar="HOST:PORT", help="be a site of the federation hub at this address")
+    parser.add_argument("--hub-token-file", type=Path, metavar="FILE", help="file with the hub's invite")
+    parser.add_argument("--site", metavar="NAME", help="with --hub: the site's name there (default: the run's)")
+    return parser
+
+
+def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, default_api_port: int) -> None:
+    """Add the flags that every gateway has; the two ports are those that it has by default."""
     parser.add_argument(
         "--gateway-config",
         type=Path,
@@ -57,12 +68,15 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--host", help="address that workers connect to (default: fabric.host, 127.0.0.1)")
-    parser.add_argument("--port", type=port, help="port that workers connect to (default: fabric.port, else 8080)")
+    parser.add_argument(
+        "--port", type=port, help=f"port that workers connect to (default: fabric.port, else {default_port})"
+    )
     parser.add_argument("--gateway-host", help="address of dashboard and control API (default: 127.0.0.1)")
     parser.add_argument(
         "--gateway-port",
         type=port,
-        help="port of dashboard and control API, as PCP calls it; workers connect to --port (default: 18010; 0: any)",
+        help="port of dashboard and control API, as PCP calls it; workers connect to --port (default: "
+        f"{default_api_port}; 0: any)",
     )
     parser.add_argument(
         "--state", type=Path, metavar="DIR", help="certificate authority and invites (default: ~/.planetary/gateway)"
@@ -73,16 +87,42 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     # threads of each of the workers, which are all on this machine
     parser.add_argument("--local-threads", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--end-with-parent", action="store_true", help=argparse.SUPPRESS)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
+    args.set = [*args.set, *_settings(args)]
+    return run_gateway(args, HostedAs("gateway", DEFAULT_PORT, DEFAULT_API_PORT, _join_as_worker))
+
+
+class HostedAs(NamedTuple):
+    """What differs between the commands that run a gateway."""
+
+    role: str  # for the log
+    port: int  # that others connect to, by default
+    api_port: int  # by default
+    join: Callable[[str, int, str], str]  # host, port and flag of the invite -> the command with which others join
+
+
+def _settings(args: argparse.Namespace) -> list[str]:
+    """Return the settings that flags are short for."""
+    from planetary.core.configuration.toml import toml_value
+    from planetary.core.errors import UserError
+
+    if args.hub is None and (args.hub_token_file is not None or args.site is not None):
+        raise UserError("gateway: --hub-token-file and --site need --hub HOST:PORT, the address of the hub")
+    token = None if args.hub_token_file is None else str(args.hub_token_file.absolute())
+    given = {"hub": args.hub, "token_file": token, "site": args.site}
+    return [f"federation.{key}={toml_value(value)}" for key, value in given.items() if value is not None]
+
+
+def run_gateway(args: argparse.Namespace, hosted: HostedAs) -> int:
+    """Run a gateway as the flags of `add_gateway_flags` say."""
     from planetary.cli.logs import log_to_stderr
 
-    log_to_stderr("gateway", verbose=getattr(args, "debug", False))
+    log_to_stderr(hosted.role, verbose=getattr(args, "debug", False))
     try:
-        _run(args)
+        _run(args, hosted)
     except Exception as error:
         if args.announce is not None:
             _report_to_parent(args.announce, error)
@@ -90,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _run(args: argparse.Namespace) -> None:
+def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
     import asyncio
     from functools import partial
 
@@ -100,7 +140,7 @@ def _run(args: argparse.Namespace) -> None:
     from planetary.site.gateway_process import host_run
 
     if _is_site(args):
-        _run_site(args)
+        _run_site(args, hosted)
         return
     config, folder = _what_to_run(args)
     kind_of(config).check(config)
@@ -108,14 +148,14 @@ def _run(args: argparse.Namespace) -> None:
         folder=folder,
         cache=cache_folder(args.cache),
         host=args.host or config.fabric.host,
-        port=args.port if args.port is not None else config.fabric.port or DEFAULT_PORT,
+        port=args.port if args.port is not None else config.fabric.port or hosted.port,
         resume=args.resume is not None,
         resume_from=args.checkpoint,
         forgive=tuple(args.forgive),
         local_threads=args.local_threads,
     )
-    host = _host_options(args, DEFAULT_API_HOST, DEFAULT_API_PORT)
-    asyncio.run(host_run(config, options, host, partial(_listening, args)))
+    host = _host_options(args, DEFAULT_API_HOST, hosted.api_port)
+    asyncio.run(host_run(config, options, host, partial(_listening, args, hosted)))
 
 
 def _host_options(args: argparse.Namespace, host: str, port: int) -> HostOptions:
@@ -136,7 +176,7 @@ def _is_site(args: argparse.Namespace) -> bool:
     return args.gateway_config is not None and args.gateway_config.is_file() and is_site_file(args.gateway_config)
 
 
-def _run_site(args: argparse.Namespace) -> None:
+def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
     """Run a gateway with several controllers."""
     import asyncio
     from functools import partial
@@ -160,11 +200,11 @@ def _run_site(args: argparse.Namespace) -> None:
         folder=Path(config.runs_dir),
         cache=cache_folder(args.cache),
         host=args.host or fabric.host or "127.0.0.1",
-        port=args.port if args.port is not None else fabric.port or DEFAULT_PORT,
+        port=args.port if args.port is not None else fabric.port or hosted.port,
         controllers=config.controllers,
     )
-    host = _host_options(args, api.host or DEFAULT_API_HOST, DEFAULT_API_PORT if api.port is None else api.port)
-    asyncio.run(host_site(config, site, host, partial(_listening, args)))
+    host = _host_options(args, api.host or DEFAULT_API_HOST, hosted.api_port if api.port is None else api.port)
+    asyncio.run(host_site(config, site, host, partial(_listening, args, hosted)))
 
 
 def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
@@ -182,7 +222,7 @@ def _what_to_run(args: argparse.Namespace) -> tuple[Config, Path]:
     return new_run(args.gateway_config, args.set, args.run_dir)
 
 
-def _listening(args: argparse.Namespace, announced: Announcement) -> None:
+def _listening(args: argparse.Namespace, hosted: HostedAs, announced: Announcement) -> None:
     """Tell the parent process, or the operator, where workers connect."""
     from planetary.artifacts.store import write_atomically
     from planetary.run.processes.announcement import write_announcement
@@ -194,7 +234,7 @@ def _listening(args: argparse.Namespace, announced: Announcement) -> None:
     if announced.token:
         token_file = _state(args) / "newest-invite.txt"
         write_atomically(token_file, f"{announced.token}\n".encode())
-    _print_how_to_join(announced, token_file)
+    _print_how_to_join(announced, token_file, hosted)
 
 
 def _state(args: argparse.Namespace) -> Path:
@@ -210,10 +250,14 @@ def _report_to_parent(announcement: Path, error: BaseException) -> None:
     write_failure(announcement, Failure(error_class_of(exit_code_of(error)).__name__, explain(error)))
 
 
-def _print_how_to_join(announced: Announcement, token_file: Path | None) -> None:
+def _join_as_worker(host: str, port: int, trust: str) -> str:
+    return f"planetary node-manager --host {host} --port {port} --scale 1 {trust or '--plain-loopback'}"
+
+
+def _print_how_to_join(announced: Announcement, token_file: Path | None, hosted: HostedAs) -> None:
     reach = "this machine's address" if announced.host in ("0.0.0.0", "::") else announced.host
-    trust = f"--token-file {token_file}" if token_file is not None else "--plain-loopback"
+    trust = f"--token-file {token_file}" if token_file is not None else ""
     print(f"run folder   {announced.folder}")
     print(f"dashboard    {announced.dashboard}")
     print(f"invite       {token_file if token_file is not None else 'none needed on this machine'}")
-    print(f"join with    planetary node-manager --host {reach} --port {announced.port} --scale 1 {trust}", flush=True)
+    print(f"join with    {hosted.join(reach, announced.port, trust)}", flush=True)

@@ -41,13 +41,14 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.configuration.schema import Timings
     from planetary.fabric.shell.child import end_with_parent, planetary_command
     from planetary.fabric.supervisor.supervisor import SupervisorOptions, SupervisorShell
+    from planetary.net.addresses import parse_address
 
     if args.end_with_parent:
         end_with_parent(lambda: os._exit(EXIT_OK))
     node = node_flags.node_name(args)
     name = args.worker_name or f"{node}/{args.device_id}"
     log_to_stderr(f"supervisor {name}", verbose=getattr(args, "debug", False))
-    host, port = node_flags.parse_address(args.connect)
+    host, port = parse_address(args.connect)
     timings = Timings(args.latency_budget)
     logs: Path | None = args.logs
 

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.fabric.worker.backend_candidate import candidate_roles
     from planetary.fabric.worker.role import WorkerOptions
     from planetary.fabric.worker.worker import WorkerShell
+    from planetary.net.addresses import parse_address
     from planetary.run.kinds import worker_protocol, worker_roles
     from planetary.run.places import cache_folder
     from planetary.runtime.backends import check_device, require_backend
@@ -57,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.worker_name or f"{node}/{args.device_id}"
     log_to_stderr(f"worker {name}", verbose=getattr(args, "debug", False))
     node_flags.log_target(args)
-    host, port = node_flags.parse_address(args.connect)
+    host, port = parse_address(args.connect)
     options = WorkerOptions(
         address=node_flags.address_of(args, host, port),
         name=name,

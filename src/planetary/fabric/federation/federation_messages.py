@@ -1,0 +1,44 @@
+"""What a hub says to its sites beside what every gateway says to its workers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.configuration.schema import SiteEntry
+from planetary.fabric.protocol import messages as m
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a hub and its sites must have in common, beside the parameters' names, types and shapes."""
+
+    model: str  # digest of what computes the loss: `[model]` without its initial values
+    vocabulary: int
+    tokenizer: str  # digest
+    data: str  # `PreparedData.key`: the tokens and their order
+    lease: int  # tokens of one lease of a site
+    order: str  # digest of what decides which lease has which tokens
+
+
+class SiteTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What one site is in its federation."""
+
+    entry: SiteEntry
+    part: int  # of the hub's data, from 0; where `entry.data` is "own", 0
+    parts: int  # that the data is divided into; where `entry.data` is "own", 1
+
+
+class SiteJob(m.Job, frozen=True, kw_only=True):
+    """The worker is a site: it trains rounds with workers of its own, and contributes the parameters at the end."""
+
+    hub: str  # which run of which hub this is
+    facts: Facts
+    sites: dict[str, SiteTerms]  # by name
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """See `WorkerJob`; a hub that goes on with other sites is joined anew."""
+        return self.artifact, self.hub, msgspec.json.encode(self.sites, order="deterministic").decode()
+
+
+FEDERATION = m.FABRIC.extended(SiteJob)
+"""What a hub and its sites say."""

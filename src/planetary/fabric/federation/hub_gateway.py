@@ -1,0 +1,68 @@
+"""The gateway of a hub: that of a run in rounds, whose workers are the gateways of sites."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from planetary.artifacts.store import write_atomically
+from planetary.core.errors import TrustError
+from planetary.fabric.controller.controller import Controller
+from planetary.fabric.controller.topology import Topology
+from planetary.fabric.federation.federation_messages import FEDERATION
+from planetary.fabric.federation.hub_policy import HubPolicy, hub_policy
+from planetary.fabric.federation.sites import Sites
+from planetary.fabric.gateway.rounds_gateway import RoundsGateway
+from planetary.fabric.gateway.rounds_start import RoundsStart
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
+from planetary.fabric.preparation.preparation import Prepared
+from planetary.fabric.protocol.policy import ControllerPolicy
+from planetary.fabric.shell.system import System
+
+HUB = "hub"  # in the run folder
+
+
+class HubController(Controller):
+    """A controller whose workers are sites."""
+
+    def _topology_of(self, policy: ControllerPolicy) -> Topology:
+        assert isinstance(policy, HubPolicy)
+        return Sites(self.desk, policy)
+
+
+class HubGateway(RoundsGateway):
+    """See the module."""
+
+    protocol = FEDERATION
+    compiles = "the terms of the federation"
+
+    def _begin(self, prepared: Prepared) -> RoundsStart:
+        start = super()._begin(prepared)
+        hub = f"{self.config.run.name}-{_identity(self.options.folder, self._system)}"
+        start.policy = hub_policy(start.policy, self.config, prepared, hub)
+        return start
+
+    def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
+        return HubController(start.policy, start.state, self._clock.monotonic(), start.unreported)
+
+    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
+        """Sites compile for their own workers: nothing is to be made, and the digest of the model names the job."""
+        assert self.prepared is not None
+        step = self.prepared.step
+        return PublishedArtifact(
+            step.spec.stablehlo_digest, len(step.portable), "sites compare models and compile for themselves"
+        )
+
+
+def _identity(folder: Path, system: System) -> str:
+    """Return what tells this run of a hub from every other; made once."""
+    path = folder / HUB
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=str)
+    except FileNotFoundError:
+        identity = system.entropy(6).hex()
+        write_atomically(path, msgspec.json.encode(identity), system.files)
+        return identity
+    except msgspec.MsgspecError as error:
+        raise TrustError(f"{path} is damaged: {error}; its sites would take this hub for another one") from error

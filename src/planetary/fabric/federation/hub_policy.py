@@ -1,0 +1,131 @@
+"""A hub's constants: those of a run in rounds whose workers are sites."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from planetary.core.config import Config
+from planetary.diloco.deltas import Table
+from planetary.diloco.judgement import Claim, Judge, Judgement
+from planetary.fabric.federation.facts import facts_of
+from planetary.fabric.federation.federation_messages import Facts, SiteJob, SiteTerms
+from planetary.fabric.preparation.preparation import Prepared
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.policy import ControllerPolicy
+
+SITE = "site"
+"""The role of a gateway that joins, and what it names as its backend and its target."""
+
+
+class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
+    """See the module. An inner step of a site is a round of it."""
+
+    hub: str
+    facts: Facts
+    sites: dict[str, SiteTerms]
+
+    @property
+    def loaded(self) -> str:
+        """See `FabricPolicy`."""
+        return "the terms of the federation"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """See `FabricPolicy`."""
+        return (SITE,)
+
+    def refuse(self, hello: m.Hello) -> m.Refused | None:
+        """See `FabricPolicy`: gateways whose names are in the configuration may join."""
+        if hello.backend != SITE:
+            return m.Refused(
+                code="hub",
+                reason=f"this is a federation's hub, and {hello.worker} is a worker: workers join a gateway, and the "
+                "gateway joins the hub",
+                kind="data",
+            )
+        if hello.worker not in self.sites:
+            return m.Refused(
+                code="site",
+                reason=f"the hub {self.run} knows no site named {hello.worker}; its federation.sites has "
+                f"{', '.join(self.sites)}: choose one of these as federation.site, or add the site there and resume "
+                "the hub",
+                kind="data",
+            )
+        return None
+
+    def steps_of(self, worker: str) -> int:
+        """See `ControllerPolicy`: rounds between two contributions."""
+        return self.sites[worker].entry.every_rounds or self.inner_steps
+
+    def defect_of(self, worker: str, result: m.TrainResult) -> str:
+        """See `ControllerPolicy`; a site that was cut off brings more rounds than it was asked for."""
+        if result.steps < 1 or result.tokens < 1:
+            return f"it counts {result.tokens} tokens in {result.steps} rounds"
+        if result.through < result.tokens:
+            return f"it counts {result.tokens} tokens, and has trained {result.through} in all"
+        return ""
+
+    def job(self, artifact: str, reference: str) -> m.Message:
+        """See `FabricPolicy`."""
+        job = super().job(artifact, reference)
+        assert isinstance(job, m.Job)
+        fields = {name: getattr(job, name) for name in job.__struct_fields__}
+        return SiteJob(**fields, hub=self.hub, facts=self.facts, sites=self.sites)
+
+    def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
+        """See `FabricPolicy`: a site has everything."""
+        return False
+
+
+def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub: str) -> HubPolicy:
+    """Return the constants of a hub of this configuration, from those of a run in rounds; `hub`: which one it is."""
+    federation = config.federation
+    length = msgspec.structs.replace(
+        policy.length, leases=0, inner_steps=federation.every_rounds, workers=len(federation.sites)
+    )
+    fields = {name: getattr(policy, name) for name in policy.__struct_fields__}
+    trusted = frozenset(site.name for site in federation.sites if site.trust == "full")
+    round_ = msgspec.structs.replace(policy.round, grace_s=policy.round.grace_s + _slowest_s(policy, config))
+    fields |= {
+        "length": length,
+        "round": round_,
+        "held_out": (),
+        "gateway_delivers": False,
+        "judge": trusting(policy.judge, trusted),
+    }
+    return HubPolicy(**fields, hub=hub, facts=facts_of(config, prepared), sites=terms_of(config))
+
+
+def _slowest_s(policy: ControllerPolicy, config: Config) -> float:
+    """Return the seconds that the parameters take to the site with the slowest line, and back."""
+    bits = 8 * sum(spec.nbytes for spec in policy.spec.params)
+    return max((2 * bits / (1e6 * site.mbit_per_s) for site in config.federation.sites if site.mbit_per_s), default=0.0)
+
+
+def trusting(judge: Judge, trusted: frozenset[str]) -> Judge:
+    """Return a judge that refuses nothing of the sites that are trusted."""
+
+    def judge_others(claims: Sequence[Claim], table: Table, history: Sequence[float], scale: float = 1.0) -> Judgement:
+        found = judge(claims, table, history, scale)
+        measures = tuple(
+            msgspec.structs.replace(measure, refused="") if measure.worker in trusted else measure
+            for measure in found.measures
+        )
+        return Judgement(measures, found.length)
+
+    return judge_others
+
+
+def terms_of(config: Config) -> dict[str, SiteTerms]:
+    """Return what each site is; those that train a part of the hub's data have the parts in their order."""
+    sites = config.federation.sites
+    divided = [site.name for site in sites if site.data == "part"]
+    parts = config.federation.parts or len(divided)
+    return {
+        site.name: SiteTerms(entry=site, part=divided.index(site.name), parts=parts)
+        if site.data == "part"
+        else SiteTerms(entry=site, part=0, parts=1)
+        for site in sites
+    }

@@ -1,0 +1,265 @@
+"""A site's connection to its hub: the shell of a worker, whose role is the site itself.
+
+The hub's tasks, versions and cancellations become events of the site's controller, and what that offers becomes the
+result of a task. So dialling, redialling, invites, refusals and the order of messages are those of every worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from planetary.core.errors import CompileError, PlanetaryError, UserError
+from planetary.core.schedules import Schedule
+from planetary.core.tensors import Tensors
+from planetary.fabric.federation import site_events as s
+from planetary.fabric.federation.facts import differences
+from planetary.fabric.federation.federation_messages import FEDERATION, Facts, SiteJob
+from planetary.fabric.federation.hub_policy import SITE
+from planetary.fabric.federation.site_points import SitePoints
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.records import EndKind
+from planetary.fabric.shell.shell import Address
+from planetary.fabric.shell.system import System
+from planetary.fabric.worker import worker_events as w
+from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
+from planetary.fabric.worker.training_role import TrainingRole
+from planetary.fabric.worker.worker import WorkerShell
+from planetary.machine.events import Event, Exit, Instruction
+from planetary.wire.inbox import Received
+
+log = logging.getLogger(__name__)
+
+REJOIN_S = 2.0
+"""Pause before a hub is joined again that was stopped and may be resumed."""
+
+
+class UplinkOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a site joins its hub."""
+
+    address: Address
+    name: str
+    cache: Path  # of blobs
+
+
+class Uplink:
+    """One per site. Its methods are called on the event loop.
+
+    Attributes:
+        terms: what the site is in the federation; None before it was told.
+        hub: which run of which hub it belongs to; "" before it was told.
+    """
+
+    def __init__(
+        self, options: UplinkOptions, facts: Facts, points: SitePoints, post: Callable[[Event], None], system: System
+    ) -> None:
+        """`post` takes the events of the site's controller."""
+        self._options, self._facts, self._points, self._post = options, facts, points, post
+        self._system = system
+        self._shell: SiteShell | None = None
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+        anchor = points.anchor
+        self.terms = None if anchor is None else anchor.terms
+        self.hub = "" if anchor is None else anchor.hub
+        self.work = SiteWork(post)
+
+    def start(self) -> None:
+        """Begin to dial."""
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stop(self) -> None:
+        """Leave the hub."""
+        self._stopping = True
+        if self._shell is not None:
+            self._shell.stop("the site's gateway ends")
+        if self._task is not None:
+            await asyncio.wait((self._task,), timeout=REJOIN_S)
+            self._task.cancel()
+
+    async def _keep(self) -> None:
+        while not self._stopping:
+            self._shell = SiteShell(self._worker_options(), FEDERATION, {SiteJob: self}, system=self._system)
+            end = await self._shell.work()
+            self.work.abandon()
+            if self._stopping:
+                return
+            if not end.ok:
+                self._post(s.FederationEnded(_kind_of(end), f"the hub does not take this site: {end.reason}"))
+                return
+            if self._shell.end_kind == "done":
+                self._post(s.FederationEnded("done", f"the federation's run is over: {end.reason}"))
+                return
+            log.info("the hub left: %s; joining it again", end.reason)
+            await asyncio.sleep(REJOIN_S)
+
+    def _worker_options(self) -> WorkerOptions:
+        options = self._options
+        return WorkerOptions(
+            address=options.address,
+            name=options.name,
+            node=options.name,
+            backend=SITE,
+            target=SITE,
+            device_id=0,
+            island=1,
+            threads=0,
+            cache=options.cache,
+            state=options.cache,
+            roles=(SITE,),
+            give_up_s=0.0,
+        )
+
+    # --- as a `RoleLoader` ------------------------------------------------------------------------------------
+
+    def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
+        """See `RoleLoader`: a site has its own training step."""
+        return ()
+
+    def load(self, job: m.WorkerJob, place: Workplace) -> Role:
+        """See `RoleLoader`."""
+        assert isinstance(job, SiteJob)
+        name = self._options.name
+        if self.hub not in ("", job.hub):
+            raise UserError(
+                f"the run folder of this site belongs to the hub run {self.hub}, and this hub runs {job.hub}: a site "
+                "has one hub. Set federation.hub to the other one, or join this one with a new run folder"
+            )
+        terms = job.sites[name]
+        if self.terms is not None and (terms.part, terms.parts) != (self.terms.part, self.terms.parts):
+            raise UserError(
+                f"this site trains part {self.terms.part + 1} of {self.terms.parts} of the hub's data, and the hub now "
+                f"says part {terms.part + 1} of {terms.parts}: tokens would count twice. Let the hub's "
+                "federation.sites keep their order, and set federation.parts before sites are added"
+            )
+        own = self._points.specs
+        if why := differences(job.facts, self._facts, job.spec.params, own, same_data=terms.entry.data == "part"):
+            raise CompileError(f"site {name} cannot train what the hub trains: {why}")
+        self.hub, self.terms = job.hub, terms
+        self.work.report = place.post
+        saved = self._points.anchor.round if self._points.anchor is not None else 0
+        verified = f"part {terms.part + 1} of {terms.parts}" if terms.entry.data == "part" else "data of its own"
+        ready = m.Ready(artifact=job.artifact, opt_state_round=saved, device="gateway", verified=verified)
+        return SiteRole(job, place, self.work, ready, self._points.is_anchor)
+
+
+class SiteShell(WorkerShell):
+    """A worker's shell that keeps how its gateway's run ended.
+
+    Attributes:
+        end_kind: as of `Shutdown`; "" before.
+    """
+
+    end_kind = ""
+
+    def _received(self, session: int, received: Received) -> None:
+        if isinstance(received.message, m.Shutdown):
+            self.end_kind = received.message.kind
+        super()._received(session, received)
+
+
+class SiteWork:
+    """What does the hub's tasks: the site. See `LeaseWork`.
+
+    Attributes:
+        report: takes the events of the role.
+        arrived: the newest version that came, and its tensors.
+    """
+
+    def __init__(self, post: Callable[[Event], None]) -> None:
+        """`post` takes the events of the site's controller."""
+        self._post = post
+        self._ends: dict[int, Tensors] = {}
+        self._task = 0  # that the hub gave last; 0: none
+        self.report: Callable[[Event], None] = lambda event: None
+        self.arrived: tuple[int, Tensors] = (-1, {})
+
+    def use_version(self, event: s.VersionArrived, params: Tensors) -> None:
+        """Let a version of the hub be the next one that the site goes on from."""
+        self.arrived = (event.version, params)
+        self._post(event)
+
+    def offer(self, done: w.TrainingDone, ends: Tensors) -> None:
+        """Answer a task."""
+        self._ends = {done.task: ends}
+        self.report(done)
+
+    def show(self, progress: s.ShowProgress) -> None:
+        """Tell how far a task is."""
+        self.report(w.StepDone(progress.task, progress.rounds, progress.loss))
+
+    def abandon(self) -> None:
+        """The connection is over, and with it what the hub asked for."""
+        if self._task:
+            self._post(s.HubAsksNoMore(self._task))
+            self._task = 0
+
+    def use_parameters(self, params: Tensors) -> None:
+        """See `LeaseWork`; a site needs to know of which version they are."""
+        raise NotImplementedError
+
+    def train(self, task: m.TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
+        """See `LeaseWork`."""
+        self._task = task.task
+        self.report(w.StepDone(task.task, 0, None))
+        self._post(s.HubAsks(task))
+
+    def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None:
+        """See `LeaseWork`; a hub asks for no evaluation."""
+        self.report(w.TaskBroke(task.task, "internal", "a site evaluates nothing for its hub"))
+
+    def stop(self, task: int) -> None:
+        """See `LeaseWork`."""
+        self._post(s.HubAsksNoMore(task))
+        self.report(w.TaskStopped(task))
+
+    def end_parameters(self, task: int) -> Tensors:
+        """See `LeaseWork`."""
+        return self._ends.pop(task)
+
+    def close(self) -> None:
+        """See `LeaseWork`."""
+
+
+class SiteRole(TrainingRole):
+    """See `Role`."""
+
+    def __init__(
+        self,
+        job: m.Job,
+        place: Workplace,
+        work: SiteWork,
+        ready: m.Ready,
+        is_anchor: Callable[[int, Tensors], bool],
+    ) -> None:
+        super().__init__(job, place, work, ready)
+        self._work, self._is_anchor = work, is_anchor
+        self._counted: dict[int, int] = {}  # version -> tokens of this site in it
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """See `Role`."""
+        if not isinstance(instruction, w.UseParameters):
+            super().carry_out(instruction)
+            return
+        version = instruction.version
+        params = self._start_from(version)
+        event = s.VersionArrived(version, self._counted.pop(version), self._is_anchor(version, params))
+        self._work.use_version(event, params)
+
+    def _keep(self, message: m.Message, tensors: Tensors) -> str:
+        if isinstance(message, m.Parameters):
+            self._counted[message.version] = message.counted
+        return super()._keep(message, tensors)
+
+
+def _kind_of(end: Exit) -> EndKind:
+    """Return how a site's run ends that its hub does not take."""
+    error = end.error or PlanetaryError
+    if issubclass(error, UserError):
+        return "data"
+    return "compile" if issubclass(error, CompileError) else "peer"

@@ -1,0 +1,69 @@
+"""Whole federations under random faults: every token once, and all parameters from the journals bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+from federation_schedules import check, federation_of, run_schedule
+
+from planetary.fabric.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted, WentAlone
+
+SEEDS, SLOW_SEEDS = range(2), range(100, 124)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_tokens_count_once_and_parameters_replay(seed: int) -> None:
+    run_schedule(seed, sites=2, hub_rounds=4)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_more_schedules_of_three_sites() -> None:
+    records = [
+        type(record)
+        for seed in SLOW_SEEDS
+        for site in run_schedule(seed, sites=3).sites.values()
+        for record in site.journal
+    ]
+    assert records.count(WentAlone) > 0
+    assert records.count(ContributionOffered) > len(SLOW_SEEDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_twenty_sites_under_faults() -> None:
+    run_schedule(1000, sites=20, hub_rounds=4, most_faults=30)
+
+
+def test_what_a_site_trained_alone_counts_when_it_returns() -> None:
+    """Its tokens go on top of the version that it comes back to, and are in its next contribution."""
+    federation = federation_of(7, sites=2, hub_rounds=14, every_rounds=2)
+    federation.world.at(8.0, lambda: federation.cut_off("s0", 14.0))
+    assert federation.run(3000.0), [c.waits_for for c in (federation.hub, *federation.sites.values())]
+    check(federation)
+    journal = federation.sites["s0"].journal
+    assert [r for r in journal if isinstance(r, WentAlone)]
+    [carried] = [r for r in journal if isinstance(r, VersionAdopted) and r.carried]
+    after = next(r for r in journal if isinstance(r, ContributionOffered) and r.round > carried.round)
+    lease = federation.sites["s0"].config.targets_per_slice
+    assert after.tokens == carried.carried + (after.round - carried.round) * lease
+    accepted = [r for r in federation.hub.journal if isinstance(r, DeltaAccepted) and r.worker == "s0"]
+    assert after.tokens in [r.tokens for r in accepted]
+
+
+def test_a_hub_that_is_killed_goes_on_with_its_sites() -> None:
+    federation = federation_of(8, sites=2, hub_rounds=5, every_rounds=1)
+    for at in (9.0, 15.0):
+        federation.world.at(at, federation.hub.kill_gateway)
+    assert federation.run(3000.0), [c.waits_for for c in (federation.hub, *federation.sites.values())]
+    check(federation)
+    assert federation.hub.struck == ["kill_gateway", "kill_gateway"]
+
+
+@pytest.mark.slow
+def test_a_late_site_joins_with_the_newest_version() -> None:
+    federation = federation_of(9, sites=2, hub_rounds=12, every_rounds=1)
+    federation.cut_off("s1", 35.0)  # from the start
+    assert federation.run(3000.0), [c.waits_for for c in (federation.hub, *federation.sites.values())]
+    check(federation)
+    first = next(r for r in federation.sites["s1"].journal if isinstance(r, VersionAdopted))
+    assert first.version > 0

@@ -31,11 +31,12 @@ def test_a_configuration_belongs_to_the_first_kind_that_claims_it(with_toy: None
     assert kinds.kind_of(apply_overrides(Config(), ['federation.sites=[{ name = "a" }]'])).name == "hub"
     assert kinds.kind_of(apply_overrides(Config(), ["federation.hub=127.0.0.1:8090"])).name == "site"
     assert kinds.kind_of(apply_overrides(Config(), ["serve.model=runs/x"])).name == "serving"
+    assert kinds.kind_of(apply_overrides(Config(), ["rl.task=sort"])).name == "reinforcement"
     assert kinds.kind_of(apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])).name == "mixture"
 
 
 def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_path: Path) -> None:
-    toy, (serving, mixture, hub, site, rounds) = Toy(), kinds.KINDS
+    toy, (serving, mixture, learned, hub, site, rounds) = Toy(), kinds.KINDS
     config = apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])
     assert toy.check(config) == rounds.check(config) == []
     rounds.check_baseline(config)
@@ -51,7 +52,7 @@ def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_p
         mixture.check_baseline(config)
     with pytest.raises(UserError, match=r"leave moe\.composers out"):
         mixture.check_simulated(config)
-    for kind in (toy, serving, rounds):
+    for kind in (toy, serving, learned, rounds):
         with pytest.raises(UserError, match=r"no composers and no surrogates"):
             kind.check_surrogates(tmp_path)
 

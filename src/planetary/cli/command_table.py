@@ -27,6 +27,7 @@ COMMANDS: dict[str, Command] = {
     "train": Command(
         "planetary.cli.commands.train", "train a model on this machine: gateway, node manager and workers", "run"
     ),
+    "rl": Command(_IN + "rl", "train a policy by the rewards of its own texts, on this machine", "run"),
     "watch": Command(
         "planetary.cli.commands.watch", "follow a run in the terminal: its folder, or its dashboard's URL", "run"
     ),

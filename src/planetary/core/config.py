@@ -29,6 +29,7 @@ from planetary.core.configuration.schema import (
     MoeConfig,
     OptimizerConfig,
     OuterConfig,
+    RlConfig,
     RunConfig,
     SyncConfig,
     Timings,
@@ -58,6 +59,7 @@ __all__ = [
     "MoeConfig",
     "OptimizerConfig",
     "OuterConfig",
+    "RlConfig",
     "RunConfig",
     "SyncConfig",
     "Timings",
@@ -165,6 +167,9 @@ def _make_paths_absolute(tables: Mapping[str, Any], folder: Path) -> None:
     for key in ("model", "keys", "chat_template"):
         complete("serve", key, lambda value: True)
     complete("federation", "token_file", lambda value: True)
+    for key in ("prompts", "start", "teacher"):
+        complete("rl", key, lambda value: True)
+    complete("rl", "task", lambda value: ".py:" in value)
     complete("data", "source", lambda value: value != "stdlib")
     complete("data", "tokenizer", lambda value: value not in BUILT_IN_TOKENIZERS)
 
@@ -257,6 +262,10 @@ def to_toml(config: Config) -> str:
     return toml_document(tables)
 
 
+_RL_LEFT_OUT = {"goal", "judges", "judge_seconds", "judge_mb", "verified", "tolerance", "cache_mb", "held_out"}
+"""Keys of `[rl]` that do not change what a run computes."""
+
+
 def config_hash(config: Config) -> str:
     """Return the sha256 (hex) of everything that decides the mathematics of a run.
 
@@ -307,5 +316,9 @@ def config_hash(config: Config) -> str:
         kept["moe"]["offload"] = config.moe.expert_workers > 0
         if config.moe.replicas == 1:
             del kept["moe"]["replicas"]
+    if config.rl.task:
+        kept["rl"] = {key: value for key, value in values["rl"].items() if key not in _RL_LEFT_OUT}
+        for key in ("task", "prompts", "start", "teacher"):
+            kept["rl"][key] = re.split(r"[/\\]", kept["rl"][key])[-1]
     text = json.dumps(kept, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()

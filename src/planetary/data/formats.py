@@ -98,12 +98,18 @@ def _separated(separator: str) -> Callable[[IO[bytes], SourceFile, str], Iterato
     return read
 
 
-def _parquet(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+@contextmanager
+def parquet_table(stream: IO[bytes], file: SourceFile) -> Iterator[Any]:
+    """Open a Parquet file as pyarrow's `ParquetFile`. Raises `UserError` without pyarrow, and for a damaged file."""
     pyarrow = _pyarrow(file)
     from pyarrow import parquet  # pyright: ignore[reportMissingImports]
 
     with _seekable(stream) as seekable, _damage(pyarrow, file):
-        table = parquet.ParquetFile(seekable)
+        yield parquet.ParquetFile(seekable)
+
+
+def _parquet(stream: IO[bytes], file: SourceFile, field: str) -> Iterator[Document]:
+    with parquet_table(stream, file) as table:
         column = _column_of(field, table.schema_arrow.names, file)
         for batch in table.iter_batches(batch_size=_ROWS, columns=[column]):
             yield from _rows(batch.column(0).to_pylist(), column, field, file)

@@ -64,7 +64,7 @@ def draw(history: RunHistory) -> Any:
             label="a worker was lost" + (f" ({len(lost)} times)" if len(lost) > 1 else ""),
         )
     _mark_last(axes, metrics)
-    _style(axes)
+    style(axes)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: human.count(value)))
@@ -129,7 +129,8 @@ def _mark_last(axes: Any, metrics: Sequence[RoundMetrics]) -> None:
         )
 
 
-def _style(axes: Any) -> None:
+def style(axes: Any) -> None:
+    """Give axes the look of all pictures."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):

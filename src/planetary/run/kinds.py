@@ -186,6 +186,44 @@ class Serving(RunKind):
         return {ServingJob: ServingLoader()}
 
 
+class Reinforcement(RunKind):
+    """A policy that learns from the rewards of its own texts."""
+
+    name = "reinforcement"
+    roles = ("actor", "learner")
+
+    def claims(self, config: Config) -> bool:
+        """See `RunKind`."""
+        return bool(config.rl.task)
+
+    def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
+        """See `RunKind`."""
+        from planetary.rl.gateway.rl_gateway import PolicyGateway
+        from planetary.run.model.served import load_folder, new_model
+
+        return PolicyGateway(config, options, security, new_model, load_folder)
+
+    def protocol(self) -> Protocol:
+        """See `RunKind`."""
+        from planetary.rl.protocol.rl_messages import REINFORCEMENT
+
+        return REINFORCEMENT
+
+    def worker_roles(self) -> Roles:
+        """See `RunKind`."""
+        from planetary.rl.protocol.rl_messages import PolicyJob
+        from planetary.rl.worker.rl_loader import PolicyLoader
+
+        return {PolicyJob: PolicyLoader()}
+
+    def check(self, config: Config) -> list[str]:
+        """See `RunKind`."""
+        from planetary.rl.checked_keys import check_keys
+
+        check_keys(config)
+        return []
+
+
 class Rounds(RunKind):
     """Rounds of leases with one outer step each (DiLoCo)."""
 
@@ -300,7 +338,7 @@ def _hub_address(config: Config, key: Path) -> Address:
     return Address(host, port, token, config.timings.connect_s, Identity.open(key) if token else None)
 
 
-KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Hub(), Site(), Rounds())
+KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Reinforcement(), Hub(), Site(), Rounds())
 """In the order in which they are asked."""
 
 

@@ -17,15 +17,19 @@ if TYPE_CHECKING:
 
 
 def write_results(folder: Path) -> None:
-    """Write report.json and loss.png of the run so far; a run without an event has neither."""
+    """Write report.json and loss.png of the run so far; a run without an event has neither. Of rewards: reward.png."""
     from planetary.monitor.picture import write_picture
     from planetary.monitor.report import build_report, write_report
+    from planetary.monitor.reward_picture import write_reward_picture
     from planetary.monitor.run_folder import EVENTS, load_history
 
     if (folder / EVENTS).exists():
         history = load_history(folder)
         write_report(folder, build_report(history))
-        write_picture(folder, history)
+        if any(line.policy is not None for line in history.metrics):
+            write_reward_picture(folder, history)
+        else:
+            write_picture(folder, history)
 
 
 async def results_after(running: Awaitable[Finish], folder: Path) -> Finish:

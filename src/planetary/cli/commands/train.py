@@ -109,13 +109,15 @@ def run(args: argparse.Namespace) -> int:
         plain=args.plain_loopback,
         dashboard_port=args.dashboard_port,
     )
-    _train(config, options, quiet=args.json)
+    train_here(config, options, quiet=args.json)
     if args.baseline:
         # As long and as large as the gateway made the run.
         baseline = baseline_of(load_config(folder / CONFIG), folder)
         if baseline is not None:
             plain, place = baseline
-            _train(plain, replace(options, folder=place, resume=False, checkpoint=None, forgive=()), quiet=args.json)
+            train_here(
+                plain, replace(options, folder=place, resume=False, checkpoint=None, forgive=()), quiet=args.json
+            )
             write_results(folder)
     report = build_report(load_history(folder))
     if args.json:
@@ -127,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _train(config: Config, options: LocalRunOptions, *, quiet: bool) -> None:
+def train_here(config: Config, options: LocalRunOptions, *, quiet: bool) -> None:
     """Train on this machine. Raises `KeyboardInterrupt` with the command that resumes a run stopped by a signal."""
     import asyncio
     import contextlib

@@ -278,6 +278,47 @@ class FederationConfig(msgspec.Struct, frozen=True):
     patience_s: NotNegative = 60.0
 
 
+class RlConfig(msgspec.Struct, frozen=True):
+    """`[rl]`: reinforcement learning of a policy, in place of a training on data. A round makes one version of it."""
+
+    # "reverse", "add", "sort", "countdown", or "module:name" or "file.py:name" of a reward function or of a class of
+    # dialogues; empty: this is no reinforcement learning
+    task: str = ""
+    # file of prompts (.jsonl, .csv, parquet) with the field "prompt", maybe "answer", and what the reward needs; empty:
+    # a built-in task makes them
+    prompts: str = ""
+    # run folder, checkpoint folder of one, or folder of a pretrained model that the policy starts as; empty: as
+    # `[model]` says
+    start: str = ""
+    # "importance": rewards minus the group's mean, importance-weighted, without tokens that have moved far already;
+    # "grpo", "dr-grpo", "dapo": as published; "distillation": what `teacher` finds likelier than the policy
+    objective: Literal["importance", "grpo", "dr-grpo", "dapo", "distillation"] = "importance"
+    groups: Count = 16  # prompts of a round
+    completions: Count = 8  # of each prompt
+    max_tokens: Count = 32  # of a completion
+    learning_rate: Positive = 3e-4  # of the rounds after the imitation, constant; `[optimizer]` has the imitation's
+    imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
+    lag: Index = 2  # versions that the weights that sampled a text may be behind those that train on it
+    ahead: Index = 0  # rounds whose texts are sampled before the round before them is trained; `lag` at most
+    # groups whose rewards are all equal: "drop": left out of their round; "keep": trained; "replace": others are
+    # sampled, up to three times as many as a round has; "objective": as it is published
+    equal: Literal["objective", "drop", "keep", "replace"] = "objective"
+    clip_low: NotNegative = 0.0  # ratios below 1 - this have no gradient; 0: the objective's own
+    clip_high: NotNegative = 0.0  # ratios above 1 + this have none; 0: the objective's own
+    mask_gap: NotNegative = 0.0  # a token that has moved by more than this in its probability is left out; 0: its own
+    drift: NotNegative = 0.0  # coefficient of the squared logarithm of the ratio; 0: the objective's own
+    kl: NotNegative = 0.0  # coefficient of the KL divergence from the policy at the end of the imitation; 0: none
+    teacher: str = ""  # folder as `start`, of a model with the same parameters and tokens; "distillation"
+    held_out: Index = 64  # prompts that are evaluated every `eval.every` rounds and never trained on
+    goal: Fraction = 0.0  # mean reward of held-out prompts that ends the run; 0: none does
+    judges: Count = 2  # processes that run the environment
+    judge_seconds: Positive = 5.0  # that the environment may take for one completion
+    judge_mb: Positive = 2048.0  # memory of one of these processes, in MiB
+    verified: Fraction = 0.05  # part of the sampled texts that the gateway computes again
+    tolerance: Positive = 0.02  # by which their log-probabilities may differ, in nats
+    cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB
+
+
 class Config(msgspec.Struct, frozen=True):
     """A whole configuration."""
 
@@ -294,6 +335,7 @@ class Config(msgspec.Struct, frozen=True):
     eval: EvalConfig = EvalConfig()
     serve: ServeConfig = ServeConfig()
     federation: FederationConfig = FederationConfig()
+    rl: RlConfig = RlConfig()
     sinks: tuple[AnySink, ...] = ()  # `[[sinks]]`, as many as there are places
 
     @property

@@ -86,6 +86,20 @@ class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
     routing_divergence: float | None = None  # KL of the router's probabilities, nats
 
 
+class PolicyMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """One round of reinforcement learning."""
+
+    imitates: bool = False  # it trained on answers: there are no rewards
+    reward: float | None = None  # mean over the completions that the round was composed of
+    held_out_reward: float | None = None  # of held-out prompts' likeliest completions, after the round
+    staleness: dict[int, int] = {}  # how many groups were sampled by weights of how many versions ago
+    groups_dropped: dict[str, int] = {}  # by reason: "equal", "stale", "unusable"
+    divergence: float | None = None  # KL of the sampling policies and the weights that the round began with, nats
+    entropy: float | None = None  # of those weights' distributions at own tokens, nats
+    reference_divergence: float | None = None  # KL to the reference policy; None: there is none
+    tokens_sampled: int = 0  # generated since the round before, evaluations included
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as the gateway sees it."""
 
@@ -175,6 +189,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
     contributions: tuple[ContributionMetrics, ...] = ()  # in the order of their arrival
     bytes_ring: int = 0  # ring: payload that workers sent to workers, in this round
     mixture: MixtureMetrics | None = None  # of a mixture
+    policy: PolicyMetrics | None = None  # of reinforcement learning
 
 
 def newest_mixture(metrics: Sequence[RoundMetrics]) -> MixtureMetrics | None:

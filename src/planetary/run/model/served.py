@@ -15,7 +15,7 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import list_checkpoints, load_checkpoint, load_latest
 from planetary.artifacts.pretrained_weights import read_pretrained
-from planetary.compiler.frontend.export import find_builder
+from planetary.compiler.frontend.export import export_model, find_builder
 from planetary.core.config import Config, is_function, load_config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained, read_published
 from planetary.core.configuration.schema import ServeConfig
@@ -24,7 +24,7 @@ from planetary.core.errors import TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import load_tokenizer
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG
-from planetary.fabric.preparation.preparation import builder_options
+from planetary.fabric.preparation.preparation import builder_options, given_weights
 from planetary.models.context import CacheSizes, StateSizes
 from planetary.run.kinds import kind_of
 from planetary.run.model.trained_model import code_of, fill_tree, tokenizer_of_run
@@ -60,6 +60,45 @@ def load_served(config: Config) -> ServedModel:
                 f"cannot read the chat template {config.serve.chat_template}: {error.strerror or error}"
             ) from error
     return replace(model, name=config.serve.name) if config.serve.name else model
+
+
+def load_folder(path: Path) -> ServedModel:
+    """Return the model of a run folder, a checkpoint folder of one, or a pretrained folder. Raises as `load_served`."""
+    serve = ServeConfig()
+    return _pretrained(path, serve) if is_pretrained(path) else _trained(path, serve)
+
+
+def new_model(config: Config) -> ServedModel:
+    """Return the model that `[model]` describes, with its initial values.
+
+    Raises:
+        UserError: it has no `decode` (`models.context`), or is a compiled graph.
+    """
+    source = config.model.source
+    if not is_function(source):
+        raise UserError(f"the model {source} is a compiled graph, which has no cache of keys and values to sample with")
+    options = builder_options(config, source)
+    cached = _cached(source, {**config.model.options, **options})
+    if cached is None:
+        raise UserError(
+            f"the model {source} does not say what it keeps of a text: add `decode(params, tokens, context, **options)`"
+            " and `cache_sizes(**options)` beside it (docs/serving.md)"
+        )
+    _, params, _ = find_builder(source)(**options)
+    if config.model.weights:
+        initial = given_weights(export_model(source, options), config.model).initial("param")
+        params = fill_tree(params, initial, source)
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    end = tokenizer.end_of_document
+    return _served(
+        config.run.name,
+        cached[0],
+        params,
+        cached[1],
+        window=config.train.sequence_length,
+        tokenizer=tokenizer,
+        ends=frozenset() if end is None else frozenset({end}),
+    )
 
 
 def _trained(path: Path, serve: ServeConfig) -> ServedModel:

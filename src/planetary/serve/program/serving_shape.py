@@ -46,6 +46,8 @@ class ServingShape(msgspec.Struct, frozen=True):
         chunks: how many tokens of one text one prefilling call may take; increasing multiples of `PAGE`.
         reaches: how many pages of a text a call may look at; increasing, the last one `window`'s.
         memory: what the device keeps of a text between two calls.
+        most_candidates: how many of the likeliest tokens a function returns, as far as there are so many.
+        scores_prompts: whether there are functions that score a prompt.
     """
 
     vocabulary: int
@@ -57,6 +59,8 @@ class ServingShape(msgspec.Struct, frozen=True):
     chunks: tuple[int, ...] = (64, 256)
     reaches: tuple[int, ...] = ()
     memory: AnyMemory = KeysAndValues()
+    most_candidates: int = CANDIDATES
+    scores_prompts: bool = True
 
     def __post_init__(self) -> None:
         """Raise `UserError` for sizes that do not fit together."""
@@ -71,7 +75,7 @@ class ServingShape(msgspec.Struct, frozen=True):
     @property
     def candidates(self) -> int:
         """How many of the likeliest tokens a function returns."""
-        return min(CANDIDATES, self.vocabulary)
+        return min(self.most_candidates, self.vocabulary)
 
     @property
     def cache(self) -> TensorSpec:
@@ -97,6 +101,8 @@ class ServingShape(msgspec.Struct, frozen=True):
     @property
     def scored_chunks(self) -> tuple[int, ...]:
         """How many tokens of a prompt one scoring call may take. One size is enough where a next call can go on."""
+        if not self.scores_prompts:
+            return ()
         return self.chunks[:1] if self.memory.remembers else self.chunks
 
     def scored_chunk_for(self, tokens: int) -> int:

@@ -137,7 +137,7 @@ def draw(
     order, scores = order[:kept], scores[:kept]
     # The largest of log-probabilities plus Gumbel noise is a draw (Gumbel 1954). A token's noise depends on nothing but
     # its id, so that a rounding error elsewhere does not change what is drawn.
-    noise = -np.log(-np.log(_uniform(options.seed, position, int(ids[order].max()) + 1)[ids[order]]))
+    noise = gumbel(options.seed, position, int(ids[order].max()) + 1)[ids[order]]
     best = int(order[int(np.argmax(scores + noise))])
     return Drawn(int(ids[best]), float(values[best]))
 
@@ -171,6 +171,11 @@ def _kept(scores: np.ndarray, options: SamplingOptions) -> int:
         before = np.cumsum(weights) - weights
         kept = int(np.count_nonzero(before < options.top_p * weights.sum()))
     return max(kept, 1)
+
+
+def gumbel(seed: int, position: int, count: int) -> np.ndarray:
+    """Return the noise of the tokens below `count` at a position: f64 [count], a function of the arguments."""
+    return -np.log(-np.log(_uniform(seed, position, count)))
 
 
 def _uniform(seed: int, position: int, count: int) -> np.ndarray:

@@ -72,13 +72,17 @@ def load(job: ServingJob, place: Workplace) -> Role:
 
 
 class LoadedModel:
-    """A model and a cache on a device. Used by one thread at a time."""
+    """A model and a cache on a device. Used by one thread at a time.
+
+    Attributes:
+        resident: parameters and cache.
+    """
 
     def __init__(self, run: ProgramRunner, shape: ServingShape, weights: Tensors) -> None:
         """`weights` are the model's parameters by name."""
-        self._resident = ResidentTensors(run)
+        self.resident = ResidentTensors(run)
         self._run, self._shape = run, shape
-        self._resident.put({**weights, CACHE: shape.cache.zeros()})
+        self.resident.put({**weights, CACHE: shape.cache.zeros()})
 
     def compute(self, message: Compute) -> dict[str, np.ndarray]:
         """Return the results of a call: one row for each of its texts.
@@ -107,11 +111,11 @@ class LoadedModel:
             targets = arrays[TARGETS] = specs[TARGETS].zeros()
             for place, (new, following) in enumerate(zip(message.tokens, message.following, strict=True)):
                 targets[place, : len(new)] = [*new[1:], max(following, 0)]
-        self._resident.call(message.function, arrays=arrays)
+        self.resident.call(message.function, arrays=arrays)
         scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS))
         wanted = (VALUES, IDS, *((ROW,) if message.full else ()), *scores)
-        found = {name: array[:texts] for name, array in self._resident.get(wanted).items()}
-        self._resident.drop((VALUES, IDS, ROW, *scores))
+        found = {name: array[:texts] for name, array in self.resident.get(wanted).items()}
+        self.resident.drop((VALUES, IDS, ROW, *scores))
         return found
 
 

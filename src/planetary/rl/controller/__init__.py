@@ -1,0 +1,1 @@
+"""Decisions: which groups are sampled, judged, dropped and trained. No I/O."""

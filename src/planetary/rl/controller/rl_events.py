@@ -1,0 +1,173 @@
+"""Events and instructions of reinforcement learning, beside the fabric's, and the constants of a run."""
+
+from __future__ import annotations
+
+from planetary.core.schedules import Schedule
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import TensorSpec
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.policy import FabricPolicy
+from planetary.rl.objectives.objective import Equal
+from planetary.rl.program.policy_shape import PolicyShape
+from planetary.rl.protocol.rl_messages import PolicyJob
+
+
+class GroupOutcome(e.Event, frozen=True):
+    """What the environment says of a group's texts.
+
+    Attributes:
+        goes_on: whether a dialogue of it goes on, so that there are no rewards yet.
+        rewards: one a completion; None: the environment gave none.
+        problems: of the environment, each once.
+    """
+
+    number: int
+    goes_on: bool = False
+    rewards: tuple[float | None, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class TextsJudged(e.Event, frozen=True):
+    """The texts of a task were checked, and judged where nothing was wrong with them.
+
+    Attributes:
+        defect: why they are not what the weights give; "": they may be.
+        broken: why nothing can be judged at all; "": something can.
+        tokens: that the policy generated.
+    """
+
+    task: int
+    outcomes: tuple[GroupOutcome, ...] = ()
+    defect: str = ""
+    broken: str = ""
+    tokens: int = 0
+
+
+class PolicyWeightsOf(e.Payload, frozen=True):
+    """The packed parameters of a version."""
+
+    version: int
+
+
+class ReferenceWeights(e.Payload, frozen=True):
+    """The packed parameters of the reference policy."""
+
+
+class TextsOf(e.Payload, frozen=True):
+    """The texts of groups that are to be continued."""
+
+    task: int
+    held_out: bool
+    groups: tuple[int, ...]
+
+
+class BatchesOf(e.Payload, frozen=True):
+    """The training batches of groups; of an imitation those of their answers."""
+
+    task: int
+    imitates: bool
+    groups: tuple[int, ...]
+
+
+class JudgeTexts(e.Instruction, frozen=True):
+    """Check and judge what a worker has sampled; answer with `TextsJudged`."""
+
+    task: int
+    attachment: int
+    version: int
+    held_out: bool
+    groups: tuple[int, ...]
+
+
+class ForgetGroups(e.Instruction, frozen=True):
+    """The texts of these groups are not needed any more."""
+
+    held_out: bool
+    groups: tuple[int, ...]
+
+
+class ForgetTask(e.Instruction, frozen=True):
+    """Nothing that a worker sends for this task counts any more."""
+
+    task: int
+
+
+class KeepReference(e.Instruction, frozen=True):
+    """The newest parameters are the reference policy from now on."""
+
+
+class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
+    """The constants of a run of reinforcement learning.
+
+    Attributes:
+        groups: prompts of a round.
+        completions: of each prompt.
+        lag: how many versions the weights that sampled a text may be behind those that it trains.
+        ahead: rounds for which texts are sampled before the round before them is trained.
+        equal: what becomes of groups with equal rewards.
+        imitated: rounds at the start that train on answers.
+        held_out: prompts of an evaluation.
+        goal: mean reward of held-out prompts that ends the run; 0: none does.
+        ends: tokens after which a completion has ended.
+        teaches: whether advantages come from the reference's log-probabilities.
+        refers: whether the loss has a term of the reference policy.
+        reference: whether the reference is there from the start; if not, it is what the imitation ends with.
+        rate: learning rate of the rounds after the imitation.
+        schedule: of the imitation's rounds.
+        most_texts: of one task.
+    """
+
+    functions: dict[str, FunctionSpec]
+    state: tuple[TensorSpec, ...]
+    shape: PolicyShape
+    config_hash: str
+    rounds: int
+    groups: int
+    completions: int
+    lag: int
+    ahead: int
+    equal: Equal
+    imitated: int
+    held_out: int
+    goal: float
+    ends: tuple[int, ...]
+    teaches: bool
+    refers: bool
+    reference: bool
+    rate: float
+    schedule: Schedule
+    eval_every: int
+    checkpoint_every: int
+    persists: bool
+    most_texts: int = 256
+
+    @property
+    def loaded(self) -> str:
+        """See `FabricPolicy`."""
+        return "the policy's functions"
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """See `FabricPolicy`."""
+        return ("actor", "learner")
+
+    def job(self, artifact: str, reference: str) -> m.Message:
+        """See `FabricPolicy`."""
+        return PolicyJob(
+            run=self.run,
+            artifact=artifact,
+            reference=reference,
+            plan=PolicyJob.plan_of(self.shape),
+            functions=self.functions,
+            state=self.state,
+            persists=self.persists,
+        )
+
+    def rate_of(self, round_: int) -> float:
+        """Return the learning rate of a round's steps."""
+        return self.schedule.rate(round_ - 1) if round_ <= self.imitated else self.rate
+
+    def is_due(self, round_: int, every: int) -> bool:
+        """Whether what happens every so many rounds happens after this one, the imitation's last, or the run's."""
+        return round_ in {self.rounds, self.imitated} or round_ % every == 0

@@ -1,0 +1,91 @@
+"""The groups of prompts on their way from a prompt to a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from planetary.machine.state_table import Table, advance
+
+
+class GroupPhase(StrEnum):
+    """Where a group is."""
+
+    WAITING = "waiting"  # for a worker that continues its texts
+    SAMPLING = "sampling"
+    JUDGING = "judging"  # by the environment
+    READY = "ready"  # has its rewards
+
+
+GROUP: Table = {
+    (GroupPhase.WAITING, "task"): GroupPhase.SAMPLING,
+    (GroupPhase.SAMPLING, "sampled"): GroupPhase.JUDGING,
+    (GroupPhase.SAMPLING, "lost"): GroupPhase.WAITING,
+    (GroupPhase.JUDGING, "reply"): GroupPhase.WAITING,  # a dialogue goes on
+    (GroupPhase.JUDGING, "refused"): GroupPhase.WAITING,
+    (GroupPhase.JUDGING, "rewards"): GroupPhase.READY,
+}
+"""A group that is trained or dropped is forgotten, in any phase."""
+
+
+@dataclass
+class PromptGroup:
+    """A group.
+
+    Attributes:
+        number: of the training group, or of the held-out prompt.
+        held_out: whether it is evaluated and never trained.
+        version: of the oldest of its tokens; -1: it has none yet.
+        newest: of the newest.
+        equal: whether all its rewards are equal.
+        reward: the mean of its rewards; None: it has none.
+    """
+
+    number: int
+    held_out: bool = False
+    phase: GroupPhase = GroupPhase.WAITING
+    version: int = -1
+    newest: int = -1
+    equal: bool = False
+    reward: float | None = None
+
+    def advance(self, event: str) -> None:
+        """Take a step of `GROUP`."""
+        self.phase = GroupPhase(advance(GROUP, self.phase, event))
+
+    @property
+    def key(self) -> tuple[bool, int]:
+        """What identifies it."""
+        return self.held_out, self.number
+
+
+class Pool:
+    """All groups that are neither trained nor dropped, held-out ones included."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[bool, int], PromptGroup] = {}
+
+    def add(self, group: PromptGroup) -> None:
+        """Take a group in."""
+        self._groups[group.key] = group
+
+    def get(self, held_out: bool, number: int) -> PromptGroup | None:
+        """Return a group; None: it is trained, or dropped."""
+        return self._groups.get((held_out, number))
+
+    def forget(self, groups: Iterable[PromptGroup]) -> None:
+        """Let groups go."""
+        for group in groups:
+            self._groups.pop(group.key, None)
+
+    def of(self, *phases: GroupPhase, held_out: bool = False) -> list[PromptGroup]:
+        """Return the groups in these phases (none given: in any), the lowest number first."""
+        found = [one for one in self if one.held_out == held_out and (not phases or one.phase in phases)]
+        return sorted(found, key=lambda group: group.number)
+
+    def __iter__(self) -> Iterator[PromptGroup]:
+        return iter(self._groups.values())
+
+    def __len__(self) -> int:
+        return len(self._groups)

@@ -1,0 +1,1 @@
+"""Prompts, and the processes that judge what a policy answers."""

@@ -1,0 +1,89 @@
+"""The process that runs a user's environment: a request and an answer a line, within limits of time and memory.
+
+The process is of its own session, so that whatever it starts is ended with it. Its answers go through a pipe of their
+own: what the environment prints does not reach the gateway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import sys
+from typing import Any
+
+import msgspec
+
+from planetary.rl.environments.judging import Judged, judge_of
+
+MOST_OUTPUT = 16 << 20
+"""Bytes that an environment may write into one file."""
+LEFT_RUNNING = "it left processes running"
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One completion to judge."""
+
+    prompt: str
+    completions: tuple[str, ...]
+    meta: dict[str, Any]
+
+
+def limit(memory_bytes: int) -> None:
+    """Bound this process: memory, size of files, and no core dumps."""
+    for what, most in (
+        (resource.RLIMIT_AS, memory_bytes),
+        (resource.RLIMIT_FSIZE, MOST_OUTPUT),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with contextlib.suppress(ValueError, OSError):  # a lower limit is there already
+            resource.setrlimit(what, (most, most))
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever a child leaves behind, so that it is seen; Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+def has_children() -> bool:
+    """Whether a process that was started here still runs."""
+    while True:
+        try:
+            found, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if found == 0:
+            return True
+
+
+def main() -> None:
+    """Judge until the gateway closes the pipe."""
+    task, requests, answers, memory = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    limit(memory)
+    adopt_orphans()
+    judge = judge_of(task)
+    os.set_inheritable(requests, False)
+    os.set_inheritable(answers, False)
+    own = os.getpid()
+    with os.fdopen(requests, "rb") as source:
+        os.write(answers, b"ready\n")
+        for line in source:
+            case = msgspec.json.decode(line, type=Case)
+            try:
+                verdict = judge(case.prompt, case.completions, case.meta)
+            except BaseException as error:  # noqa: BLE001 - SystemExit, too: it costs this rollout only
+                verdict = Judged(problem=f"it raised {type(error).__name__}: {str(error)[:200]}")
+            if os.getpid() != own:
+                os._exit(1)  # the environment has forked, and this is the copy: one of them answers
+            if has_children():
+                verdict = Judged(problem=LEFT_RUNNING)
+            data = msgspec.json.encode(verdict) + b"\n"
+            while data:
+                data = data[os.write(answers, data) :]
+
+
+if __name__ == "__main__":
+    main()

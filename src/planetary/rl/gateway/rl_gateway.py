@@ -1,0 +1,380 @@
+"""The gateway of reinforcement learning: its controller on real connections, texts, environments and checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+
+import msgspec
+import numpy as np
+
+from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
+from planetary.core.config import Config, config_hash
+from planetary.core.errors import NumericsError, PlanetaryError, RemoteProtocolError, ResourceError
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.contributions import check_contribution
+from planetary.diloco.merge import MERGE_RULES
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.run_files import CHECKPOINTS
+from planetary.fabric.gateway.run_status import base_status, connected_worker, ended_as, stage_of, workers_seen
+from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
+from planetary.fabric.preparation.program_compiling import compile_program_apart
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.sessions import Phase, WorkerSession
+from planetary.fabric.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus
+from planetary.fabric.shell.system import SYSTEM, System
+from planetary.machine.journal import Record
+from planetary.rl.controller.rl_controller import ReinforcementController, ReinforcementDesk
+from planetary.rl.controller.rl_events import (
+    BatchesOf,
+    ForgetGroups,
+    ForgetTask,
+    GroupOutcome,
+    JudgeTexts,
+    KeepReference,
+    PolicyWeightsOf,
+    ReferenceWeights,
+    TextsJudged,
+    TextsOf,
+)
+from planetary.rl.environments.judges import JudgeLimits, Judges
+from planetary.rl.gateway.packing import pack
+from planetary.rl.gateway.recomputation import Recomputation
+from planetary.rl.gateway.rl_preparation import (
+    LoadFolder,
+    LoadPolicy,
+    PreparedPolicy,
+    policy_of_run,
+    prepare_policy,
+)
+from planetary.rl.gateway.rl_start import PolicyStart, begin_policy, keep_reference
+from planetary.rl.gateway.texts import Texts, outcome_of
+from planetary.rl.objectives.objective import IMITATION
+from planetary.rl.protocol import rl_records as r
+from planetary.rl.protocol.rl_messages import (
+    BATCHES,
+    END_PARAMETERS,
+    REINFORCEMENT,
+    WEIGHTS_OF,
+    TextsLearned,
+    TextsSampled,
+)
+from planetary.wire.inbox import Received
+from planetary.wire.limits import MIB, Limits
+
+log = logging.getLogger(__name__)
+
+
+class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController]):
+    """A run of reinforcement learning."""
+
+    protocol = REINFORCEMENT
+    compiles = "the policy's functions"
+
+    def __init__(
+        self,
+        config: Config,
+        options: GatewayOptions,
+        security: Security,
+        load: LoadPolicy,
+        load_folder: LoadFolder,
+        *,
+        system: System = SYSTEM,
+    ) -> None:
+        """See `Gateway`. `load` makes the policy that `[model]` describes, `load_folder` one of a folder."""
+        super().__init__(config, options, security, system=system)
+        self._load, self._load_folder = load, load_folder
+        self._texts: Texts | None = None
+        self._texts_turn = asyncio.Lock()  # texts are used by one thread at a time
+        self._judges: Judges | None = None
+        self._recomputation: Recomputation | None = None
+        self._sampled: dict[int, Packed] = {}  # attachment -> what a worker has sent
+        self._attachments = 0
+        self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of its batches
+        self._reference: Tensors | None = None
+        self._chooses = random.SystemRandom()  # no worker can know which of its texts are computed again
+
+    # --- the run ----------------------------------------------------------------------------------------------
+
+    def status(self) -> RunStatus:
+        """The run as it is now. Called on the event loop."""
+        controller = self.controller
+        if controller is None:
+            return base_status(self, None)
+        state = controller.desk.state
+        run_state: RunState = ended_as(state.ended) or ("training" if controller.desk.ready_workers() else "waiting")
+        stage, since = stage_of(self, run_state, controller.stalls.why)
+        return msgspec.structs.replace(
+            base_status(self, state),
+            state=run_state,
+            stage=stage,
+            stage_since=since,
+            round=min(state.round + 1, self.config.train.rounds),
+            workers=workers_seen(controller.desk, state.losses, lambda worker: _seen(worker, controller)),
+        )
+
+    def _prepare(self) -> PreparedPolicy:
+        return prepare_policy(self.config, self._load, self._load_folder, self._set_stage)
+
+    def _begin(self, prepared: PreparedPolicy) -> PolicyStart:
+        policy = policy_of_run(self.config, prepared, local=self.options.local_threads is not None)
+        return begin_policy(self.config, self.options, prepared, policy, self._system.files)
+
+    def _control(self, prepared: PreparedPolicy, start: PolicyStart) -> ReinforcementController:
+        rl, model = self.config.rl, prepared.model
+        self._reference = start.reference
+        self._texts = Texts(prepared.problems, model.tokenizer, prepared.limits, self.config.run.seed, rl.completions)
+        self._judges = Judges(rl.task, JudgeLimits(rl.judges, rl.judge_seconds, int(rl.judge_mb * MIB)))
+        self._recomputation = Recomputation(
+            model.decode,
+            model.params,
+            model.specs,
+            length=prepared.shape.length,
+            vocabulary=prepared.limits.vocabulary,
+            tolerance=rl.tolerance,
+        )
+        grace_s = self.config.timings.grace_s
+        desk = ReinforcementDesk(start.policy, start.state)
+        return ReinforcementController(desk, grace_s, self._clock.monotonic())
+
+    async def _close(self) -> None:
+        await super()._close()
+        if self._judges is not None:
+            await self._judges.close()
+
+    @property
+    def _parts(self) -> tuple[PreparedPolicy, PolicyStart, Texts]:
+        assert self.prepared is not None
+        assert self._start is not None
+        assert self._texts is not None
+        return self.prepared, self._start, self._texts
+
+    # --- what workers send ------------------------------------------------------------------------------------
+
+    def _limits(self) -> Limits:
+        assert self.prepared is not None
+        total = 4 * self.prepared.param_count
+        return Limits(tensor_bytes=total + 64 * MIB, tensors=1, messages_under_way=2)
+
+    def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
+        expected = isinstance(message, TextsSampled | TextsLearned)
+        if not expected or spec.name != "payload" or spec.dtype != "ui8" or len(spec.shape) != 1:
+            raise RemoteProtocolError(
+                f"reading {type(message).__name__}: a tensor {spec.name!r} is not expected with it"
+            )
+        return spec.empty()
+
+    async def _pass_on(self, session: int, received: Received) -> None:
+        message, packed = received.message, b""
+        if "payload" in received.tensors:
+            packed = received.tensors["payload"].data
+        match message:
+            case TextsSampled():
+                self._attachments += 1
+                # Negative: the numbers above 0 are those of end parameters.
+                self._sampled[-self._attachments] = packed
+                self._post(e.Received(session, message, "", -self._attachments))
+            case TextsLearned():
+                await self._pass_on_learned(session, message, packed)
+            case _:
+                self._post(e.Received(session, message))
+
+    async def _pass_on_learned(self, session: int, message: TextsLearned, packed: Packed) -> None:
+        prepared, start, _ = self._parts
+        defect, tensors = "", {}
+        try:
+            _, tensors = unpack_arrays(packed, END_PARAMETERS)
+            defect = await asyncio.to_thread(check_contribution, prepared.model.specs, tensors)
+        except RemoteProtocolError as error:
+            defect = str(error)
+        steps, tokens = self._batches.get(message.task, (0, 0))
+        if not defect and (message.steps, message.tokens) != (steps, tokens):
+            defect = (
+                f"it has trained {message.steps} steps of {message.tokens} tokens, and was given {steps} of {tokens}"
+            )
+        attachment = start.parameters.attach(tensors)
+        self._post(e.Received(session, message, defect, attachment))
+
+    # --- instructions -----------------------------------------------------------------------------------------
+
+    def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
+        _, start, texts = self._parts
+        match instruction:
+            case JudgeTexts():
+                weights = start.parameters.of_version(instruction.version)
+                self._work.add(self._judge(instruction, self._sampled.pop(instruction.attachment), weights))
+            case e.TakeOuterStep():
+                self._work.add(self._answer(partial(self._outer_step, instruction)))
+            case e.WriteCheckpoint():
+                checkpoint = self._checkpoint(instruction)
+                self._work.add(self._answer(partial(self._write_checkpoint, checkpoint)))
+            case e.KeepParameters():
+                start.parameters.keep(instruction.versions)
+            case e.DropAttachment() if instruction.attachment < 0:
+                self._sampled.pop(instruction.attachment, None)
+            case e.DropAttachment():
+                start.parameters.drop(instruction.attachment)
+            case ForgetGroups():
+                texts.forget(instruction.held_out, instruction.groups)
+            case ForgetTask():
+                self._batches.pop(instruction.task, None)
+            case KeepReference():
+                self._keep_reference()
+            case _:
+                return self._carry_out_common(instruction)
+        return None
+
+    async def _answer(self, work: Callable[[], e.Event]) -> None:
+        self._post(await asyncio.to_thread(work))
+
+    def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
+        _, start, texts = self._parts
+        match payload:
+            case PolicyWeightsOf():
+                params = start.parameters.of_version(payload.version)
+                return lambda: _payload(pack_arrays(WEIGHTS_OF, None, params))
+            case ReferenceWeights():
+                assert self._reference is not None
+                reference = self._reference
+                return lambda: _payload(pack_arrays(WEIGHTS_OF, None, reference))
+            case TextsOf():
+                # Now, on the event loop: texts change when others of them are judged.
+                packed = texts.to_sample(payload.held_out, payload.groups)
+                return lambda: _payload(packed)
+            case BatchesOf():
+                batches = self._batches_of(payload)
+                return lambda: _payload(batches)
+        return super()._source(payload)
+
+    def _batches_of(self, payload: BatchesOf) -> memoryview:
+        prepared, _, texts = self._parts
+        groups = texts.answered(payload.groups) if payload.imitates else texts.trained(payload.groups)
+        objective = IMITATION if payload.imitates else prepared.objective
+        batches = pack(groups, objective, prepared.shape, self.config.rl.max_tokens)
+        self._batches[payload.task] = len(batches), sum(batch.tokens for batch in batches)
+        names = batches[0].arrays
+        return pack_arrays(BATCHES, None, {name: np.stack([one.arrays[name] for one in batches]) for name in names})
+
+    def _outer_step(self, instruction: e.TakeOuterStep) -> e.Event:
+        _, start, _ = self._parts
+        outer = self.config.outer
+        rule = MERGE_RULES[outer.merge](outer.trimmed)
+        try:
+            step = start.parameters.take_outer_step(
+                instruction.round,
+                instruction.contributions,
+                outer.learning_rate,
+                outer.momentum,
+                rule,
+                weighting=outer.weights,
+                steps=self.config.train.inner_steps,
+            )
+        except NumericsError as error:
+            return e.OuterStepFailed(instruction.round, str(error))
+        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation)
+
+    def _keep_reference(self) -> None:
+        prepared, start, _ = self._parts
+        self._reference = dict(start.parameters.state.params)
+        self._work.add(asyncio.to_thread(keep_reference, self.options, prepared.model.specs, self._reference))
+
+    def _checkpoint(self, instruction: e.WriteCheckpoint) -> Checkpoint:
+        prepared, start, _ = self._parts
+        mark, state = instruction.mark, start.parameters.state
+        info = CheckpointInfo(
+            round=mark.round,
+            config_hash=config_hash(self.config),
+            model=prepared.model.name,
+            model_digest=prepared.program.digest,
+            param_specs=prepared.model.specs,
+            data_key="",
+            controller=msgspec.Raw(msgspec.json.encode(mark)),
+            random_state={"seed": self.config.run.seed},
+        )
+        return Checkpoint(info, state.params, state.velocity)
+
+    def _write_checkpoint(self, checkpoint: Checkpoint) -> e.Event:
+        began, round_ = self._clock.monotonic(), checkpoint.info.round
+        folder, keep = self.options.folder / CHECKPOINTS, self.config.checkpoint.keep
+        try:
+            path = write_checkpoint(folder, checkpoint, keep=keep, files=self._system.files)
+        except ResourceError as error:
+            return e.CheckpointLost(round_, str(error))
+        return e.CheckpointDone(round_, path.name, self._clock.monotonic() - began)
+
+    def _write_metrics(self, metrics: RoundMetrics) -> None:
+        # The line of a round whose version was evaluated comes a second time, with what was found.
+        self.metrics = [line for line in self.metrics if line.round != metrics.round]
+        super()._write_metrics(metrics)
+
+    # --- judgement --------------------------------------------------------------------------------------------
+
+    async def _judge(self, instruction: JudgeTexts, packed: Packed, weights: Tensors) -> None:
+        try:
+            self._post(await self._judged(instruction, packed, weights))
+        except PlanetaryError as error:
+            self._post(TextsJudged(instruction.task, broken=str(error)))
+        except Exception as error:
+            log.exception("the texts of task %d cannot be judged", instruction.task)
+            self._post(TextsJudged(instruction.task, broken=f"{type(error).__name__}: {error}"))
+
+    async def _judged(self, instruction: JudgeTexts, packed: Packed, weights: Tensors) -> TextsJudged:
+        _, _, texts = self._parts
+        assert self._judges is not None
+        task, held_out, groups = instruction.task, instruction.held_out, instruction.groups
+        try:
+            dialogues = texts.take(held_out, groups, instruction.version, packed)
+        except RemoteProtocolError as error:
+            return TextsJudged(task, defect=str(error))
+        share = self.config.rl.verified
+        chosen = [one for one in dialogues if share and self._chooses.random() < max(share, 1 / len(dialogues))]
+        if chosen:
+            assert self._recomputation is not None
+            compute: Awaitable[str] = asyncio.to_thread(self._recomputation.defect, chosen, weights, greedy=held_out)
+            async with self._texts_turn:
+                defect = await compute
+            if defect:
+                texts.untake(dialogues)
+                return TextsJudged(task, defect=defect)
+        tokens = sum(one.turns[-1].count for one in dialogues)
+        texts.settle(dialogues, await self._judges.judge(texts.cases(dialogues)))
+        outcomes = tuple(
+            msgspec.convert({"number": number, **outcome_of(texts.group(held_out, number))}, GroupOutcome)
+            for number in groups
+        )
+        return TextsJudged(task, outcomes, tokens=tokens)
+
+    def _news_of(self, record: Record) -> str:
+        match record:
+            case r.TextsRefused():
+                return f"texts of {record.worker} refused: {record.reason}"
+            case r.HeldOutJudged():
+                return f"held-out reward {record.reward:.3f} after round {record.version}"
+            case r.GroupSampled() if record.problems:
+                return f"the environment failed in group {record.group}: {record.problems[0]}"
+        return super()._news_of(record)
+
+    async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
+        prepared, _, _ = self._parts
+        below = prepared.shape.serving.integers_below
+        return await compile_program_apart(prepared.program, prepared.model.name, below, target, self.options.cache)
+
+
+def _payload(packed: Packed) -> dict[str, np.ndarray]:
+    return {"payload": np.frombuffer(packed, np.uint8)}
+
+
+def _seen(worker: WorkerSession, controller: ReinforcementController) -> WorkerStatus:
+    state: WorkerState = "ready" if worker.phase is Phase.READY else "fetching"
+    share = None if controller.round is None else controller.round.share_of(worker.session)
+    if share is not None:
+        state = "training"
+    elif worker.session in controller.sampling:
+        state = "evaluating"
+    seen = connected_worker(worker, state, controller.desk.state.losses.get(worker.worker, 0))
+    return msgspec.structs.replace(seen, round=controller.version + 1)

@@ -1,0 +1,1 @@
+"""Messages and records of reinforcement learning."""

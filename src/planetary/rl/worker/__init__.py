@@ -1,0 +1,1 @@
+"""A worker that samples, trains, or does both by turns. Needs no JAX."""

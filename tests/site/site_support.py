@@ -16,6 +16,7 @@ from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.gateway.gateway import Security
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.events import Finish
 from planetary.net.client import Trust, connect
 from planetary.net.handshake import say_hello
 from planetary.run import kinds
@@ -30,7 +31,14 @@ ADMIN = "admin-of-the-test"
 Test = Callable[["Running"], Awaitable[None]]
 
 
-class ToyInference(Toy):
+class Quick(Toy):
+    """A toy that leaves no report and no picture."""
+
+    async def results_after(self, running: Awaitable[Finish], folder: Path) -> Finish:
+        return await running
+
+
+class ToyInference(Quick):
     """The same, as if it were a served model: of another controller."""
 
     name = "toy inference"
@@ -42,7 +50,7 @@ class ToyInference(Toy):
 
 @pytest.fixture
 def toy_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "KINDS", (ToyInference(), Toy(), *kinds.KINDS))
+    monkeypatch.setattr(kinds, "KINDS", (ToyInference(), Quick(), *kinds.KINDS))
     monkeypatch.setattr("planetary.site.site.worker_protocol", lambda: PROTOCOL)
 
 

@@ -29,9 +29,11 @@ FaultKind = Literal[
     "no_space",  # nothing can be written for a while: the gateway fails, and is started again until it can go on
     "lie",  # it sends something else than it trained, for a while
     "flip_bit",  # ring: the next outer state that it makes is another than everybody's
+    "let_go",  # no fault: the gateway lets its worker go at the end of its task, and it comes again
 ]
 
-# What plans are drawn from. A flipped bit and lies are left out: of two workers nobody can say which one is right.
+# What plans are drawn from. A flipped bit and lies are left out: of two workers nobody can say which one is right. A
+# worker that is let go is no fault.
 KINDS: tuple[FaultKind, ...] = (
     "kill_worker",
     "hang_worker",

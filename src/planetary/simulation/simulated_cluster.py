@@ -358,6 +358,10 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
                     node.health.step_s *= 5.0 if fault.kind == "slow_worker" else 1.0
             case "lie":
                 hit = self._lie(fault)
+            case "let_go":
+                hit = self.gateway is not None and self.finished is None
+                if self.gateway is not None:
+                    self.gateway.let_go(node.name, "another run needs it")
             case "stop_gateway":
                 hit = self.gateway is not None and self.finished is None
                 if self.gateway is not None:

@@ -93,6 +93,7 @@ async def host_site(config: SiteConfig, site: SiteOptions, options: HostOptions,
         )
     process = _Process(site, options, lab=config.lab_id, admin=os.environ.get(token_env, "") if token_env else "")
     async with process:
+        await process.site.begin_configured()
         process.announce(listening, str(site.folder), "")
         await process.site.serve()
 

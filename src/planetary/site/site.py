@@ -46,6 +46,7 @@ from planetary.site.jobs import (
     WorkerReleased,
 )
 from planetary.site.site_config import CONTROLLERS, PRIORITIES, Controllers
+from planetary.site.submission import config_of_controller
 from planetary.site.worker_scheduler import (
     IDLE,
     Assign,
@@ -62,6 +63,8 @@ from planetary.wire.inbox import refuse_tensors
 
 log = logging.getLogger(__name__)
 
+CONFIGURED = "the configuration"
+"""In place of a token's name: who submitted the job of a controller's `config_path`."""
 LOOK_S = 0.25
 """How often demands are looked at."""
 
@@ -171,6 +174,23 @@ class Site:
         self._stopping.set()
         for run in self.runs.values():
             run.gateway.stop(reason)
+
+    async def begin_configured(self) -> None:
+        """Submit the jobs of the controllers' `config_path`, once: not those that the journal has already.
+
+        Raises:
+            UserError: the configuration of one cannot be run.
+        """
+        for name in CONTROLLERS:
+            chosen = self.options.controllers.of(name)
+            submitted = any(one.controller == name and one.by == CONFIGURED for one in self.book.jobs.values())
+            if not chosen.enabled or not chosen.config_path or submitted:
+                continue
+            config = await asyncio.to_thread(config_of_controller, chosen)
+            wanted = chosen.service_id or config.run.name
+            folder = self.options.folder
+            resume = chosen.should_resume and folder is not None and has_run(folder / wanted)
+            self.submit(config, by=CONFIGURED, name=wanted if resume else "", resume=resume, controller=name)
 
     async def serve(self) -> None:
         """Run jobs until `stop`."""

@@ -308,6 +308,9 @@ class Controller(RunController[RoundsDesk]):
             self.evaluation.give_back(worker.evaluate)
         self.training.withdraw_lost(now)
 
+    def _is_idle(self, worker: WorkerSession) -> bool:
+        return super()._is_idle(worker) and not self.topology.keeps(worker)
+
     def _startup_deadline(self) -> float | None:
         """Until when the first round waits for more workers; None when it need not."""
         since = self.membership.first_ready_at

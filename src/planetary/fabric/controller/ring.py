@@ -107,7 +107,7 @@ class Ring(Topology):
     def begin_again(self, ended: OpenRound, now: float) -> None:
         """See `Topology`."""
         desk = self._desk
-        sessions = tuple(w.session for w in self.able_workers())
+        sessions = tuple(w.session for w in self._partners())
         if sessions != self._group:
             self._group = sessions
             self._groups += 1
@@ -254,6 +254,20 @@ class Ring(Topology):
         self._collecting = 0
         del self._marks[round_], self._digests[round_]
         return ReductionOutcome.RETRY
+
+    def keeps(self, worker: WorkerSession) -> bool:
+        """See `Topology`: its results, until they are reduced."""
+        return worker.session in self._held_by.values()
+
+    def _partners(self) -> list[WorkerSession]:
+        """Return who reduces: able workers, and those that leave as soon as their results are reduced."""
+        able = {w.session for w in self.able_workers()}
+        return sorted(
+            (w for w in self._desk.workers.values() if w.session in able or self._stays(w)), key=lambda w: w.worker
+        )
+
+    def _stays(self, worker: WorkerSession) -> bool:
+        return worker.ready and worker.version == self._desk.state.version and self.keeps(worker)
 
     # --- who has what -----------------------------------------------------------------------------------------
 

@@ -96,6 +96,10 @@ class Topology(ABC):
         """
         return {}
 
+    def keeps(self, worker: WorkerSession) -> bool:
+        """Whether a worker has something that is needed and that nobody else has."""
+        return False
+
     def take_refused(self) -> list[tuple[str, str]]:
         """Return whose contributions were refused since the last call, and why."""
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import tomllib
 from collections.abc import Sequence
 from functools import partial
@@ -13,23 +12,20 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from planetary.core.config import Config, config_from_tables, load_config
+from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS
-from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.dashboard import shown_config
-from planetary.run.kinds import kind_of
 from planetary.run.status_source import status_source
 from planetary.site.api.views import CancelRequest, JobList, JobView, Submission, job_view
 from planetary.site.jobs import Job, JobState
 from planetary.site.site import Site
-from planetary.site.site_config import CONTROLLERS
+from planetary.site.site_config import CONTROLLERS, Controller
+from planetary.site.submission import config_of_controller, config_of_file, config_of_tables
 from planetary.web.access import Scope
 from planetary.web.errors import ApiError, wrong
 from planetary.web.operations import TEXT, Operation, Parameter
-
-log = logging.getLogger(__name__)
 
 
 class JobOperations:
@@ -164,7 +160,7 @@ class JobOperations:
             raise ApiError(
                 409, f"the controller {controller} is not enabled in this gateway", code="controller_not_enabled"
             )
-        config = await asyncio.to_thread(_checked, asked, chosen.config_path, folder)
+        config = await asyncio.to_thread(_checked, asked, chosen, folder)
         job = self._site.submit(
             config,
             by=request.state.user,
@@ -201,32 +197,27 @@ async def status_of(site: Site, job: Job) -> RunStatus:
     return await asyncio.to_thread(status_source(job.folder))
 
 
-def _checked(asked: Submission, config_path: str, folder: Path | None) -> Config:
-    """Return the configuration that is asked for, checked as the gateway's command does. In a thread."""
+def _checked(asked: Submission, controller: Controller, folder: Path | None) -> Config:
+    """Return the configuration that is asked for. In a thread. Raises `ApiError` and `UserError`."""
     given = [name for name in ("config", "toml", "resume") if getattr(asked, name)]
     if len(given) > 1:
         raise wrong(given[1], f"{' and '.join(given)} are given: expected one of them")
     if asked.config is not None:
-        config = config_from_tables(asked.config, asked.overrides)
-    elif asked.toml is not None:
-        config = config_from_tables(_toml(asked.toml), asked.overrides)
-    elif asked.resume:
+        return config_of_tables(asked.config, asked.overrides)
+    if asked.toml is not None:
+        return config_of_tables(_toml(asked.toml), asked.overrides)
+    if asked.resume:
         if "/" in asked.resume or folder is None or not (folder / asked.resume / CONFIG).exists():
             raise wrong("resume", f"there is no run named {asked.resume!r} here")
-        config = load_config(folder / asked.resume / CONFIG, asked.overrides)
-    elif config_path:
-        config = load_config(config_path, asked.overrides)
-    else:
-        raise ApiError(
-            400,
-            "no configuration: send config (tables), toml (a text), or resume (a run's folder); a controller with "
-            "a config_path takes a request without",
-            code="no_config",
-        )
-    config = with_model_shapes(config)
-    for note in kind_of(config).check(config):
-        log.warning("%s", note)
-    return config
+        return config_of_file(folder / asked.resume / CONFIG, asked.overrides)
+    if controller.config_path:
+        return config_of_controller(controller, asked.overrides)
+    raise ApiError(
+        400,
+        "no configuration: send config (tables), toml (a text), or resume (a run's folder); a controller with a "
+        "config_path takes a request without",
+        code="no_config",
+    )
 
 
 def _toml(text: str) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""Workers on real connections that runs of one site share: jobs after and beside one another, drains, and losses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from site_support import Running, run, toy_kinds  # noqa: F401
+
+from planetary.site.site_config import Controller, Controllers
+
+pytestmark = pytest.mark.usefixtures("toy_kinds")
+
+
+async def works_for(site: Running, **expected: str) -> None:
+    """Wait until workers are connected and work for these jobs."""
+
+    async def holds() -> bool:
+        workers = (await site.get("/v1/workers")).json()["workers"]
+        found = {one["name"]: one["job"] for one in workers if one["connected"]}
+        return found == expected
+
+    await site.until(holds)
+
+
+def journal(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "runs" / "site.jsonl").read_text().splitlines()]
+
+
+def test_workers_wait_for_a_job_and_go_on_with_the_next(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        for name in ("a", "b"):
+            site.join(name, answers=True)
+        await works_for(site, a="", b="")
+        await site.submit(workers=2)
+        await site.submit(workers=2)
+        for name in ("toy", "toy-2"):
+            assert (await site.until_state(name, "finished"))["reason"] == "all have answered"
+        await works_for(site, a="", b="")
+
+    run(tmp_path, test)
+    assert [one["job"] for one in journal(tmp_path) if one["event"] == "job_ended"] == ["toy", "toy-2"]
+
+
+def test_a_served_model_gets_one_of_two_workers_and_gives_it_back_when_it_is_over(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        for name in ("a", "b"):
+            site.join(name)
+        await site.submit()
+        await works_for(site, a="toy", b="toy")
+        serving = await site.submit(name="toy-serve")
+        assert (serving["controller"], serving["priority"]) == ("inference", 100)
+        await works_for(site, a="toy-serve", b="toy")
+        await site.kill("a")  # it is replaced only if it stays away
+        site.join("a")
+        await works_for(site, a="toy-serve", b="toy")
+        await site.post("/v1/jobs/toy-serve/cancel")
+        await works_for(site, a="toy", b="toy")
+
+    run(tmp_path, test)
+    moves = [
+        (one["worker"], one["source"], one["target"]) for one in journal(tmp_path) if one["event"] == "worker_moved"
+    ]
+    assert ("a", "toy", "toy-serve") in moves
+    assert all(one["why"] for one in journal(tmp_path) if one["event"] == "worker_moved" and one["target"])
+    lost = [json.loads(line) for line in (tmp_path / "runs" / "toy" / "events.jsonl").read_text().splitlines()]
+    assert [one for one in lost if one["event"] == "worker_banned"] == []
+
+
+def test_a_drained_worker_is_kept_from_runs_and_comes_back_when_released(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        site.join("node/a")
+        await site.submit()
+        await works_for(site, **{"node/a": "toy"})
+        drained = await site.post("/v1/workers/node/a/drain")
+        assert (drained.status_code, drained.json()["drained"]) == (202, True)
+        await works_for(site, **{"node/a": ""})
+        assert (await site.get("/v1/site")).json()["idle_workers"] == 1
+        restart = await site.post("/v1/workers/node/a/restart")
+        assert restart.status_code == 409
+        await site.post("/v1/workers/node/a/release")
+        await works_for(site, **{"node/a": "toy"})
+        role = await site.client.put("/v1/workers/node/a/role", json={"controller": "inference"})
+        assert role.json()["controller"] == "inference"
+        await works_for(site, **{"node/a": ""})
+        wrong = await site.client.put("/v1/workers/node/a/role", json={"controller": "infrence"})
+        assert wrong.status_code == 400
+
+    run(tmp_path, test)
+    assert [one["event"] for one in journal(tmp_path) if one["event"] in ("worker_drained", "worker_released")] == [
+        "worker_drained",
+        "worker_released",
+    ]
+
+
+def test_a_worker_whose_role_no_run_has_waits(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        site.join("a", roles=("composer",))
+        site.join("b")
+        await site.submit()
+        await works_for(site, a="toy", b="toy")  # a toy has one role only
+
+    run(tmp_path, test)
+
+
+def test_two_jobs_of_one_controller_beside_one_another_share_workers_evenly(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        for name in ("a", "b", "c", "d"):
+            site.join(name)
+        await site.submit()
+        await works_for(site, a="toy", b="toy", c="toy", d="toy")
+        await site.submit()
+
+        async def shared() -> bool:
+            jobs = (await site.get("/v1/jobs")).json()["jobs"]
+            return [len(job["workers"]) for job in jobs] == [2, 2]
+
+        await site.until(shared)
+
+    run(tmp_path, test, controllers=Controllers(training=Controller(enabled=True, parallel=2)))
+
+
+def test_a_job_that_cannot_be_prepared_fails_and_the_next_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import toy_kind
+
+    from planetary.core.errors import UserError
+
+    def prepare(self: Any) -> Any:
+        if self.config.run.name == "toy":
+            raise UserError("there is no such model")
+        return original(self)
+
+    original = toy_kind.ToyGateway._prepare
+    monkeypatch.setattr(toy_kind.ToyGateway, "_prepare", prepare)
+
+    async def test(site: Running) -> None:
+        await site.submit()
+        await site.submit()
+        assert (await site.until_state("toy", "failed"))["reason"] == "there is no such model"
+        await site.until_state("toy-2", "running")
+
+    run(tmp_path, test)
+
+
+def test_the_configured_job_begins_with_the_site_and_only_once(tmp_path: Path) -> None:
+    import asyncio
+
+    from site_support import running
+
+    (tmp_path / "job.toml").write_text('[run]\nname = "toy"\n')
+    training = Controller(enabled=True, config_path=str(tmp_path / "job.toml"), workers=3)
+
+    async def whole() -> None:
+        for _ in range(2):
+            async with asyncio.timeout(60), running(tmp_path, Controllers(training=training)) as site:
+                await site.site.begin_configured()
+                job = await site.until_state("toy", "running")
+                assert job["by"] == "the configuration"
+                assert len((await site.get("/v1/jobs")).json()["jobs"]) == 1
+        async with asyncio.timeout(60), running(tmp_path, Controllers(training=training)) as site:
+            assert (await site.post("/v1/training/jobs")).json()["job_id"] == "toy-2"
+
+    asyncio.run(whole())

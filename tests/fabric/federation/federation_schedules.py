@@ -114,14 +114,7 @@ def check_tokens_count_once(federation: SimFederation) -> None:
     """What the hub counts is, site by site, an unbroken run of what the site trained, and no part is in two sites."""
     state = federation.hub.controller.state
     assert state.tokens_total == sum(state.counted.values())
-    history = history_of(federation.hub.journal)
-    withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
-    reached = dict.fromkeys(federation.sites, 0)
-    for record in history:
-        if isinstance(record, DeltaAccepted) and record.task not in withdrawn:
-            assert record.through - record.tokens == reached[record.worker]
-            reached[record.worker] = record.through
-    assert {name: through for name, through in reached.items() if through} == state.counted
+    assert merged_tokens(federation.hub.journal) == state.counted
     leases: list[int] = []
     for part, (name, site) in enumerate(federation.sites.items()):
         own = site.controller.state
@@ -130,6 +123,18 @@ def check_tokens_count_once(federation: SimFederation) -> None:
         records = [r for r in history_of(site.journal) if isinstance(r, DeltaAccepted)]
         leases += [r.lease * len(federation.sites) + part for r in records]
     assert max(collections.Counter(leases).values()) == 1
+
+
+def merged_tokens(hub_journal: Sequence[AnyRecord]) -> dict[str, int]:
+    """Return how many tokens of each site the hub merged, and assert that they are unbroken runs from the first on."""
+    history = history_of(hub_journal)
+    withdrawn = {r.task for r in history if isinstance(r, DeltaWithdrawn)}
+    reached: dict[str, int] = {}
+    for record in history:
+        if isinstance(record, DeltaAccepted) and record.task not in withdrawn:
+            assert record.through - record.tokens == reached.get(record.worker, 0)
+            reached[record.worker] = record.through
+    return reached
 
 
 def check_the_journals_give_all_parameters(federation: SimFederation) -> None:

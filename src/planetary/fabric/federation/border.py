@@ -101,6 +101,8 @@ class Border:
         if self.task is not None and rounds > 0 and (rounds >= self.task.steps or is_last):
             self._offer(self.task, self.anchor, now)
             return False
+        if self._waits_until is None and self.task is None and rounds > 0:
+            self._go_alone("the hub asks for nothing, or is out of reach")
         return self._is_over(now)
 
     def is_due(self, round_: int) -> bool:
@@ -181,8 +183,10 @@ class Border:
         if now < self._waits_until:
             return False
         self._waits_until = None
+        self._go_alone(f"the hub sent no version for {self._patience_s:g} s")
+        return True
+
+    def _go_alone(self, why: str) -> None:
         if not self._is_alone:
             self._is_alone = True
-            why = f"the hub sent no version for {self._patience_s:g} s"
             self._desk.append(WentAlone(round=self._desk.state.round, why=why))
-        return True

@@ -17,7 +17,7 @@ import numpy as np
 from planetary.compiler.backends.targets import Target
 from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
-from planetary.moe.gateway.mixture_preparation import combined
+from planetary.moe.gateway.mixture_program import combined
 from planetary.moe.methods.ownership import round_robin
 from planetary.moe.program.part import ProgramPart
 from planetary.moe.program.programs import composer_program, expert_program

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import math
 
-from planetary.diloco.opinions import settle
 from planetary.diloco.sanity import CAUTIOUS_ROUNDS, first_damaged, is_cautious, is_sane
+from planetary.fabric.controller.evaluation import settle
 
 
 def test_a_loss_may_rise_a_little() -> None:

@@ -10,8 +10,7 @@ from run_story import status
 from planetary.fabric.protocol.status import RunStatus, WorkerStatus
 from planetary.monitor import human_numbers as human
 from planetary.monitor.display import fraction_done, render, workers_shown
-from planetary.monitor.plain_lines import plain_lines
-from planetary.monitor.screen import LiveScreen, PlainScreen, open_screen
+from planetary.monitor.screen import LiveScreen, PlainScreen, open_screen, plain_lines
 
 AT_80_COLUMNS = """\
 ╭─ planetary · demo ───────────────────────────────────────────────────────────╮

@@ -74,7 +74,7 @@ def test_probes_need_no_token_and_metrics_do() -> None:
 
 def test_the_example_for_grafana_asks_for_metrics_that_exist() -> None:
     pytest.importorskip("prometheus_client", reason="pip install -e '.[prometheus]'")
-    from planetary.monitor.exposition import exposition
+    from planetary.monitor.dashboard import exposition
 
     served = set(re.findall(r"^# TYPE (\w+)", exposition(status()).decode(), re.MULTILINE))
     board = json.loads(GRAFANA.read_text())

@@ -17,9 +17,9 @@ from planetary.collectives.transport.sockets import dial, listen
 from planetary.core.errors import ResourceError, TrustError, UserError
 from planetary.fabric.protocol.messages import FABRIC
 from planetary.net import Trust, connect
+from planetary.net.addresses import listening_socket
 from planetary.net.certificates import self_signed, serving_context
 from planetary.net.network import TCP, Listener, MakeProtocol
-from planetary.net.sockets import listening_socket
 
 
 class Recording:

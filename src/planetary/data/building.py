@@ -8,6 +8,8 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -15,13 +17,90 @@ import numpy as np
 from planetary.core.config import Config
 from planetary.core.errors import ResourceError, UserError
 from planetary.core.tensors import host_dtype
-from planetary.data.flat_writer import FlatWriter
-from planetary.data.mixing import MANY_PASSES, blocks_of_mixture, chosen_blocks
 from planetary.data.recipe import FORMAT, Recipe, RecipePart
 from planetary.data.shuffle import permutation
 from planetary.data.sources import is_held_out, token_chunks
 from planetary.data.token_file import smallest_dtype
 from planetary.data.tokenizer import CharTokenizer, Tokenizer
+
+MANY_PASSES = 4
+"""Passes over the same text up to which more of them are worth almost as much as other text (Muennighoff et al. 2023,
+arXiv:2305.16264, section 5)."""
+
+
+# A block is a sequence: `sequence_length + 1` tokens.
+
+
+def blocks_of_mixture(counts: Sequence[int], weights: Sequence[float], *, repeat: bool) -> list[int]:
+    """Return how many blocks each source has in a mixture in which their shares are those of the weights.
+
+    With `repeat` every block of every source is in it, and those of a source that has few for its weight more than
+    once; else no block is in it twice, and of a source that has more than its weight needs some are left out.
+
+    Args:
+        counts: blocks of the sources, each at least 1.
+        weights: of the sources, each above 0.
+        repeat: see above.
+    """
+    total = sum(weights)
+    shares = [weight / total for weight in weights]
+    ratios = [count / share for count, share in zip(counts, shares, strict=True)]
+    size = max(ratios) if repeat else min(ratios)
+    found = [max(1, round(share * size)) for share in shares]
+    # Rounding must neither lose a block of the source that decides nor use one that is not there.
+    return [max(n, c) if repeat else min(n, c) for n, c in zip(found, counts, strict=True)]
+
+
+def chosen_blocks(count: int, wanted: int, *seed: int) -> np.ndarray:
+    """Return which of a source's blocks are in a mixture, int64 [wanted].
+
+    Each of the `count` blocks is there as often as any other or once more; which ones are is drawn from `seed`.
+    """
+    whole, rest = divmod(wanted, count)
+    drawn = permutation(count, *seed)[:rest] if rest else np.empty(0, np.int64)
+    return np.concatenate([np.tile(np.arange(count), whole), drawn])
+
+
+class FlatWriter:
+    """A token file under construction; a context manager.
+
+    Attributes:
+        path: of the file.
+        count: tokens written so far.
+        largest: largest token written so far; -1 before the first.
+    """
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        """Open `path` for tokens of element type `dtype`."""
+        self.path = path
+        self.count = 0
+        self.largest = -1
+        self._dtype = host_dtype(dtype)
+        self._file = path.open("wb")
+
+    def __enter__(self) -> Self:
+        """Return self."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def write(self, tokens: np.ndarray) -> None:
+        """Append unsigned tokens [n], which must fit the element type."""
+        if tokens.size:
+            self.largest = max(self.largest, int(tokens.max()))
+            self._file.write(tokens.astype(self._dtype, copy=False).tobytes())
+            self.count += tokens.size
+
+    def tokens(self) -> np.ndarray:
+        """Return all tokens of the closed file [count], mapped read-only."""
+        if self.count == 0:
+            return np.empty(0, self._dtype)
+        return np.memmap(self.path, self._dtype, mode="r")
+
 
 log = logging.getLogger(__name__)
 

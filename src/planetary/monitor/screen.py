@@ -9,7 +9,98 @@ from typing import Protocol, TextIO
 
 from planetary.core.clock import Clock, SystemClock
 from planetary.core.printable import one_line
-from planetary.fabric.protocol.status import RunStatus
+from planetary.fabric.protocol.status import FINAL_STATES, RunStatus
+from planetary.monitor import human_numbers as human
+
+_PRESENT = frozenset({"ready", "training", "evaluating"})
+
+
+def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
+    """Return the lines that tell how `before` (None: nothing was seen yet) became `after`, oldest news
+    first.
+    """
+    lines = []
+    if after.rounds and (before is None or not before.rounds):
+        lines.append(f"run {after.run}: {after.rounds} rounds of {after.inner_steps} inner steps")
+    elif before is None:
+        lines.append(f"run {after.run}: its length will be fitted to this machine")
+    told = before.notes if before is not None else ()
+    lines += [f"note: {note}" for note in after.notes if note not in told]
+    lines += _worker_lines(before, after)
+    lines += _round_lines(before, after)
+    # While a run waits, its newest message is the stage, which has a line of its own.
+    if after.message not in {"", after.stage} and (before is None or before.message != after.message):
+        lines.append(f"note: {after.message}")
+    lines += _stage_times(before, after)
+    lines += _state_lines(before, after)
+    return [one_line(line) for line in lines]
+
+
+def _stage_times(before: RunStatus | None, after: RunStatus) -> list[str]:
+    """Return how long a stage that ended took, where that was a second or more."""
+    if before is None or not before.stage_since or not before.stage or before.stage.startswith("waiting"):
+        return []
+    seconds = after.stage_since - before.stage_since
+    return [f"{before.stage}: took {human.duration(seconds)}"] if seconds >= 1 else []
+
+
+def _state_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
+    if before is not None and (before.state, before.stage) == (after.state, after.stage):
+        return []
+    if after.state == "training":
+        return []  # its rounds speak for it
+    if after.state == "waiting" and any(worker.state in _PRESENT for worker in after.workers):
+        return []  # the moment between two rounds
+    if after.state in FINAL_STATES:
+        return [] if before is not None and before.state == after.state else [after.state]
+    return [f"{after.state}: {after.stage}" if after.stage else after.state]
+
+
+def _worker_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
+    known = {worker.name: worker for worker in before.workers} if before else {}
+    lines = []
+    for worker in after.workers:
+        old = known.get(worker.name)
+        if worker.lost_count > (old.lost_count if old else 0):
+            lines.append(f"worker {worker.name} was lost (pid {old.pid if old else worker.pid})")
+        if worker.slow and not (old and old.slow):
+            lines.append(f"worker {worker.name} is slow: {worker.slow}")
+        elif old and old.slow and not worker.slow and worker.state != "lost":
+            lines.append(f"worker {worker.name} is not slow any more")
+        here = worker.state in _PRESENT
+        was_here = old is not None and old.state in _PRESENT
+        if here and (not was_here or (old is not None and old.pid != worker.pid)):
+            device = " ".join(filter(None, (worker.backend, worker.target)))
+            how = "".join(f"; {text}" for text in (worker.chosen, worker.verified) if text)
+            lines.append(f"worker {worker.name} is ready (pid {worker.pid}, {device or 'unknown device'}){how}")
+    return lines
+
+
+def _round_lines(before: RunStatus | None, after: RunStatus) -> list[str]:
+    told = {number for number, _ in before.loss} if before else set()
+    held_out = dict(after.eval_loss)
+    told_held_out = {number for number, _ in before.eval_loss} if before else set()
+    lines = []
+    fresh = [(number, value) for number, value in after.loss if number not in told]
+    for number, value in fresh:
+        line = f"round {number}/{after.rounds}: train loss {human.loss(value)}"
+        if number in held_out:
+            line += f", eval loss {human.loss(held_out[number])}"
+        if number == fresh[-1][0]:  # totals are those of the newest round
+            line += f", {human.count(after.tokens_total)} tokens"
+            if after.tokens_per_s > 0:
+                line += f", {human.count(after.tokens_per_s)} tokens/s"
+            line += f", up {human.size(after.bytes_up)}, down {human.size(after.bytes_down)}"
+            if after.seconds_left is not None:
+                line += f", {human.duration(after.seconds_left)} left"
+        lines.append(line)
+    # A held-out loss can arrive after its round was told.
+    lines += [
+        f"round {number}/{after.rounds}: eval loss {human.loss(value)}"
+        for number, value in after.eval_loss
+        if number in told and number not in told_held_out
+    ]
+    return lines
 
 
 class Screen(Protocol):
@@ -56,8 +147,6 @@ class PlainScreen:
 
     def show(self, status: RunStatus) -> None:
         """Print what is new since the last status."""
-        from planetary.monitor.plain_lines import plain_lines
-
         for line in plain_lines(self._last, status):
             print(line, file=self._stream, flush=True)
         self._last = status

@@ -10,9 +10,9 @@ from planetary.net.handshake import (
     receive_hello,
     say_hello,
 )
+from planetary.net.loop_thread import ThreadedConnection
 from planetary.net.server import Server, ServerLimits, serve
 from planetary.net.session import refusal_error
-from planetary.net.threaded import ThreadedConnection
 
 __all__ = [
     "Authority",

@@ -13,10 +13,9 @@ from typing import NoReturn
 import numpy as np
 
 from planetary.core.errors import ClosedError, PeerError, ProtocolError, RemoteProtocolError, ResourceError
-from planetary.net.addresses import address_text
+from planetary.net.addresses import address_text, prepare_socket
 from planetary.net.sender import Sender
 from planetary.net.session import Goodbye, Heartbeat
-from planetary.net.sockets import prepare
 from planetary.net.strangers import Place
 from planetary.wire.inbox import Allocate, Inbox, Received, allocate_any
 from planetary.wire.limits import KIB, MIB, Limits
@@ -262,7 +261,7 @@ class Connection:
             self.local_host = str(here[0])
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            prepare(raw)
+            prepare_socket(raw)
         self._over_tls = transport.get_extra_info("ssl_object") is not None
         self._sender.start(transport)
         self._last_received = self._loop.time()

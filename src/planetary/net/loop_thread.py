@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
+
 from planetary.core.errors import ClosedError
+from planetary.net.addresses import address_text
+from planetary.net.client import Trust, connect
+from planetary.net.connection import Connection
+from planetary.net.handshake import say_hello
+from planetary.net.session import Greeting, Refused, Welcome
+from planetary.wire.inbox import Allocate, Received, allocate_any
+from planetary.wire.limits import Limits
+from planetary.wire.message import Message
+from planetary.wire.protocol import Protocol
 
 T = TypeVar("T")
 
@@ -79,3 +91,113 @@ class LoopThread:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
+
+
+_CONNECT_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 5.0
+
+
+class ThreadedConnection:
+    """A connection to a gateway whose calls block. All of them may come from any thread, `close` included.
+
+    Heartbeats are answered however long the main thread computes, as long as that lets other threads run (numpy and
+    IREE do).
+
+    Attributes:
+        answer: what the gateway answered to the `Hello`. After a `Refused` the connection is closed already.
+    """
+
+    answer: Welcome | Refused
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        trust: Trust,
+        protocol: Protocol,
+        hello: Greeting,
+        *,
+        timeout_s: float = _CONNECT_TIMEOUT_S,
+        limits: Limits | None = None,
+        allocate: Allocate = allocate_any,
+    ) -> None:
+        """Connect and introduce this client, each within `timeout_s` seconds. Raises as `connect` and
+        `say_hello`.
+
+        `allocate` is called in the background thread.
+        """
+        self._loop = LoopThread(f"planetary connection to {address_text(host, port)}")
+
+        async def open_connection() -> tuple[Connection, Welcome | Refused]:
+            connection = await connect(
+                host, port, trust, protocol, timeout_s=timeout_s, limits=limits, allocate=allocate
+            )
+            try:
+                answer = await say_hello(connection, hello, timeout_s)
+            except BaseException:
+                connection.abort()
+                raise
+            if isinstance(answer, Refused):
+                await connection.close("refused")
+            return connection, answer
+
+        try:
+            self._connection, self.answer = self._loop.call(open_connection())
+        except BaseException:
+            self._loop.stop(_CLOSE_TIMEOUT_S)
+            raise
+        if isinstance(self.answer, Refused):
+            self._loop.stop(_CLOSE_TIMEOUT_S)
+
+    def send(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> int:
+        """Send a message; return how many bytes it took when all were handed over. See `Connection.send`."""
+        return self._loop.call(self._connection.send(message, tensors))
+
+    def receive(self, timeout_s: float | None) -> Received | None:
+        """Return the next message, or None when none came within `timeout_s` seconds (0: look only).
+
+        None instead of a number waits until the gateway is silent for too long. Raises as
+        `Connection.receive`.
+        """
+        if timeout_s is not None and timeout_s <= 0 and not self._connection.unread:
+            if self._connection.error is not None:
+                raise self._connection.error.with_traceback(None)
+            return None
+        try:
+            return self._loop.call(self._connection.receive(timeout_s))
+        except TimeoutError:
+            return None
+
+    @property
+    def bytes_sent(self) -> int:
+        """Bytes of frames given to the socket, before TLS."""
+        return self._connection.bytes_sent
+
+    @property
+    def bytes_received(self) -> int:
+        """Bytes of frames taken from the socket, after TLS."""
+        return self._connection.bytes_received
+
+    @property
+    def peer(self) -> str:
+        """Address of the gateway, for people."""
+        return self._connection.peer
+
+    @property
+    def error(self) -> Exception | None:
+        """Why the connection is over, or None while it is up."""
+        return self._connection.error
+
+    def close(self, reason: str) -> None:
+        """Say goodbye, close and end the background thread. Does nothing the second time."""
+        if self._loop.stopped:
+            return
+        with contextlib.suppress(ClosedError, concurrent.futures.TimeoutError):
+            self._loop.call(self._connection.close(reason), _CLOSE_TIMEOUT_S)
+        self._loop.stop(_CLOSE_TIMEOUT_S)
+
+    def __enter__(self) -> ThreadedConnection:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close("done" if kind is None else f"failed with {kind.__name__}")

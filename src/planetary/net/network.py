@@ -10,8 +10,8 @@ import ssl
 from collections.abc import Callable
 from typing import Protocol
 
+from planetary.net.addresses import listening_socket
 from planetary.net.authority import SERVER_NAME
-from planetary.net.sockets import listening_socket
 from planetary.net.strangers import Door, Place
 
 log = logging.getLogger(__name__)

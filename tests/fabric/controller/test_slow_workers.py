@@ -6,10 +6,10 @@ import msgspec
 
 from planetary.fabric.controller.pace import LeaseTimes, WorkerPaces, slow_workers
 from planetary.fabric.protocol.records import WorkerRecovered, WorkerSlow
-from planetary.monitor.plain_lines import plain_lines
 from planetary.monitor.replay import status_of
 from planetary.monitor.report import build_report
 from planetary.monitor.run_folder import load_history
+from planetary.monitor.screen import plain_lines
 from planetary.simulation.cluster import SimCluster
 from planetary.simulation.small_training import small_training
 

@@ -14,8 +14,9 @@ from planetary.data.prepare import prepare
 from planetary.data.reader import read_slice
 from planetary.models.initial import filled
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, expert_loads, parameters
-from planetary.moe.gateway import mixture_preparation
-from planetary.moe.gateway.mixture_preparation import owners_by_load, plan_of
+from planetary.moe.gateway import mixture_program
+from planetary.moe.gateway.mixture_preparation import plan_of
+from planetary.moe.gateway.mixture_program import owners_by_load
 from planetary.moe.methods.ownership import load_aware, round_robin
 from planetary.moe.training.initial import drawn_model
 
@@ -66,7 +67,7 @@ def config(tmp_path: Path) -> Config:
 def test_a_run_is_planned_with_the_loads_of_its_first_tokens_unless_its_journal_knows_better(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixture_preparation, "LOAD_TOKENS", 300)
+    monkeypatch.setattr(mixture_program, "LOAD_TOKENS", 300)
     data = prepare(config, tmp_path / "cache")
     plan = plan_of(config, data)
     loads = np.zeros((MODEL.n_layer, MODEL.n_expert))

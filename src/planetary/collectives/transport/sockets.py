@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planetary.core.errors import PeerError, RemoteProtocolError, ResourceError, UserError
-from planetary.net import sockets
-from planetary.net.addresses import address_text
+from planetary.net.addresses import address_text, listening_socket, prepare_socket
 
 _LENGTH = struct.Struct(">I")
 _TIMEVAL = struct.Struct("@ll")
@@ -51,7 +50,7 @@ def parse_advertised(address: str) -> tuple[str, int]:
 def listen(host: str, port: int) -> socket.socket:
     """Return a listening socket. Raises `UserError`: the address is an option of the master or communicator."""
     try:
-        return sockets.listening_socket(host, port)
+        return listening_socket(host, port)
     except ResourceError as error:
         raise UserError(str(error)) from None
 
@@ -66,14 +65,14 @@ def dial(host: str, port: int, timeout_s: float, source: str = "") -> socket.soc
     except OSError as error:
         leaving = f" from {source}" if source else ""
         raise PeerError(f"connecting to {address_text(host, port)}{leaving}: {error.strerror or error}") from None
-    prepare(sock)
+    prepare_socket(sock)
     sock.settimeout(None)
     return sock
 
 
 def prepare(sock: socket.socket, options: SocketOptions | None = None) -> None:
     """Set up a connection as all of them are, and for bulk data as the options say."""
-    sockets.prepare(sock)
+    prepare_socket(sock)
     if options is not None and options.buffer_bytes:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.buffer_bytes)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, options.buffer_bytes)

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from planetary.compiler import ir
-from planetary.compiler.frontend import chlo, foreign
+from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.manifest import (
     Argument,
     Init,
@@ -33,6 +34,7 @@ from planetary.compiler.frontend.manifest import (
 )
 from planetary.compiler.frontend.rotary import BASE, RotaryPair, find_rotary_pairs, rotary_table
 from planetary.compiler.frontend.torch_modules import ModuleBuilder, is_module
+from planetary.compiler.ir import Module, Operation
 from planetary.core.errors import CompileError, PlanetaryError, UserError
 from planetary.core.tensors import host_dtype, to_host_dtype
 
@@ -345,8 +347,8 @@ def _inspect(source: bytes, where: str) -> tuple[bytes, Signature, list[RotaryPa
     """
     with ir.new_context():
         try:
-            module = ir.parse_module(foreign.without_globals(source))
-            foreign.to_stablehlo(module)
+            module = ir.parse_module(without_globals(source))
+            to_stablehlo(module)
             ir.require_static_shapes(module)
             main = ir.main_function(module)
         except CompileError as error:
@@ -390,3 +392,74 @@ def _replace_arguments(manifest: Manifest, arguments: list[Argument]) -> Manifes
     replaced = msgspec.structs.replace(manifest, arguments=tuple(arguments))
     check_manifest(replaced)
     return replaced
+
+
+_KNOWN_DIALECTS = ("builtin", "func", "stablehlo", "chlo", "sdy", "mhlo")
+_GLOBAL = re.compile(rb"^[ \t]*ml_program\.global\b.*$", re.MULTILINE)
+_BYTECODE = b"ML\xefR"
+
+
+def without_globals(source: bytes) -> bytes:
+    """Return MLIR text without its `ml_program.global` lines, which no parser here knows. A global that the
+    code reads is still found: by the parser, at its use.
+    """
+    return source if source.startswith(_BYTECODE) else _GLOBAL.sub(b"", source)
+
+
+def to_stablehlo(module: Module) -> None:
+    """Rewrite a module of another exporter than JAX, in place, so that it has StableHLO operations only.
+
+    torch-mlir writes constants with the `arith` dialect, single numbers through `tensor.from_elements`, large tensors
+    as resources beside the code, and a global seed that nothing reads.
+
+    Raises:
+        CompileError: an operation of another dialect is more than a constant; the text names it.
+    """
+    resources: dict[str, bytes] | None = None
+    for op in _operations(module, "arith.constant", "stablehlo.constant"):
+        result = op.results[0]
+        if not ir.is_tensor(result):
+            continue  # a single number: its user is asked below
+        if ir.is_complex(result):
+            continue  # the bindings have no attribute for complex numbers, and nobody stores them as resources
+        value = op.attributes["value"]
+        resource = ir.resource_name(value)
+        if resource is not None:
+            if resources is None:
+                resources = ir.resources(module)
+            value = ir.raw_attribute(resources[resource], result.type)
+        if resource is not None or op.name == "arith.constant":
+            _replace(op, value)
+    for op in _operations(module, "tensor.from_elements"):
+        numbers = [ir.defining_op(operand) for operand in op.operands]
+        if all(number is not None and number.name == "arith.constant" for number in numbers):
+            _replace(op, ir.elements_attribute([n.attributes["value"] for n in numbers if n], op.results[0].type))
+    for op in reversed(_operations(module, "arith.constant", "tensor.from_elements")):
+        if not any(ir.has_uses(result) for result in op.results):
+            op.erase()
+    for op in _operations(module):
+        dialect = op.name.partition(".")[0]
+        if dialect not in _KNOWN_DIALECTS:
+            raise CompileError(
+                f"cannot use {op.name} at {ir.location_text(op)}: of the dialects beside StableHLO only constants "
+                "are understood; export the model with every operation as StableHLO"
+            )
+
+
+def _operations(module: Module, *names: str) -> list[Operation]:
+    """All operations with one of these names, or without names all there are, in order."""
+    found: list[Operation] = []
+
+    def visit(op: Operation) -> None:
+        if not names or op.name in names:
+            found.append(op)
+
+    ir.walk(module, visit)
+    return found
+
+
+def _replace(op: Operation, value: ir.Attribute) -> None:
+    with ir.insert_before(op), ir.located(op):
+        made = ir.emit("stablehlo.constant", [], [op.results[0].type], {"value": value})
+    ir.replace_uses(op.results[0], made.results[0])
+    op.erase()

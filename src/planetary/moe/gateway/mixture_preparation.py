@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import jax
 import msgspec
-import numpy as np
 
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.artifacts.store import BlobStore
-from planetary.compiler import ir
 from planetary.core.config import Config
 from planetary.core.errors import UserError
 from planetary.core.step import FunctionSpec
@@ -23,7 +19,6 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.core.token_slice import Slice
 from planetary.data.fitting import STEP_LEASES, fit_to_data
 from planetary.data.prepare import PreparedData, prepare
-from planetary.data.reader import batches, read_slice
 from planetary.data.slices import SliceOrder
 from planetary.fabric.preparation.preparation import builder_options, given_weights, schedule_of, step_options
 from planetary.fabric.preparation.prepared_steps import (
@@ -35,11 +30,9 @@ from planetary.fabric.preparation.prepared_steps import (
     sources_of,
     usable_record,
 )
-from planetary.models.initial import filled
-from planetary.models.latent_moe import expert_loads, parameters
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.controller.records import FragmentStart, MixtureStarted
-from planetary.moe.methods.ownership import hashed, load_aware, round_robin
+from planetary.moe.methods.ownership import hashed, round_robin
 from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.expert_payloads import experts_bytes
@@ -49,8 +42,7 @@ from planetary.moe.payloads.surrogate_payloads import messages_of, surrogates_by
 from planetary.moe.plan.checked_config import check_mixture
 from planetary.moe.plan.plan import MixturePlan, OwnerMap, model_of, training_of
 from planetary.moe.program.part import part_of
-from planetary.moe.program.programs import composer_program, expert_program
-from planetary.moe.program.signature import ComposerShape, parameter_specs
+from planetary.moe.program.signature import parameter_specs
 from planetary.moe.training.composer import LayerFit
 from planetary.moe.training.expert_work import HeldExperts
 from planetary.moe.training.replicas import only_shards
@@ -158,8 +150,8 @@ def owners_of(config: Config, model: LatentMoeConfig, order: SliceOrder) -> Owne
         case "hashed":
             found = hashed(model.n_layer, model.n_expert, composers)
         case "load-aware":
-            from planetary.moe.gateway.mixture_preparation import owners_by_load
-            from planetary.moe.training.initial import drawn_model  # these bring JAX
+            from planetary.moe.gateway.mixture_program import owners_by_load  # these bring JAX
+            from planetary.moe.training.initial import drawn_model
 
             start = model_values(config) if config.model.weights else drawn_model(model)
             found = owners_by_load(start, model, order, composers)
@@ -228,7 +220,7 @@ def _program_parts(plan: MixturePlan) -> str:
 
 
 def _make_program(config: Config, plan: MixturePlan, store: BlobStore, stage: Callable[[str], None]) -> ProgramRecord:
-    from planetary.moe.gateway.mixture_preparation import mixture_program  # brings JAX
+    from planetary.moe.gateway.mixture_program import mixture_program  # brings JAX
 
     stage("exporting the mixture to StableHLO and differentiating it")
     with files_read() as read:
@@ -308,68 +300,3 @@ def _no_larger(state: memoryview, plan: MixturePlan) -> memoryview:
             "a smaller model"
         )
     return state
-
-
-def mixture_program(plan: MixturePlan) -> Program:
-    """Build the module of a mixture: the functions of all participants, so that one artifact serves every role.
-
-    `composer_gradients`, `composer_update`, `composer_evaluate`; `expert_update`, and under offload `expert_gradients`
-    and `expert_proxy`; `whole_evaluate`, of the assembled model with all experts.
-
-    Raises:
-        CompileError, UnsupportedOpError: the model cannot be differentiated.
-    """
-    model, training, optimizer = plan.model, plan.training, plan.training.expert_optimizer
-    rank = training.rank if training.composers > 1 else 0
-    shape = ComposerShape(plan.slots, rank, model.batch_size, training.detach, train_experts=optimizer.in_step)
-    composer = composer_program(model, shape, training.dense)
-    unbalanced = msgspec.structs.replace(model, balance=0.0)
-    expert = expert_program(unbalanced, plan.slots, plan.tokens_per_step, training.experts)
-    whole = composer_program(model, ComposerShape(model.n_expert, 0, model.batch_size), training.dense)
-    return combined(
-        {
-            "composer": (composer, ("gradients", "update", "evaluate")),
-            "expert": (expert, optimizer.functions),
-            "whole": (whole, ("evaluate",)),
-        }
-    )
-
-
-def combined(parts: Mapping[str, tuple[Program, tuple[str, ...]]]) -> Program:
-    """Return one program with some functions of several; each is named `<part>_<function>`."""
-    with ir.new_context():
-        module = ir.empty_module()
-        functions = {}
-        for part, (program, wanted) in parts.items():
-            source = ir.parse_module(program.portable)
-            found = ir.functions(source)
-            for name in wanted:
-                ir.copy_function(found[name], module, f"{part}_{name}")
-                functions[f"{part}_{name}"] = program.functions[name]
-        ir.verify(module)
-        return Program(ir.to_portable_artifact(module), functions)
-
-
-LOAD_TOKENS = 16_384
-"""Of the run's first training tokens that are routed, at least: with 256 experts, top 16, a thousand of each."""
-
-
-def owners_by_load(model: Tensors, config: LatentMoeConfig, order: SliceOrder, composers: int) -> np.ndarray:
-    """Return the load-aware ownership map of a model, i32 [layers, experts].
-
-    Args:
-        model: all parameters, by the names of `models.latent_moe`.
-        config: its sizes.
-        order: of the training tokens.
-        composers: C.
-
-    Raises:
-        UserError: the parameters are not of this model, or the tokens cannot be read.
-    """
-    params = filled(parameters(config), model)
-    route = jax.jit(functools.partial(expert_loads, config=config))
-    loads = np.zeros((config.n_layer, config.n_expert), np.int64)
-    for step in range(-(-LOAD_TOKENS // order.slice_tokens)):
-        for tokens, _ in batches(read_slice(order.locate(step)), config.batch_size, config.sequence_length):
-            loads += np.asarray(route(params, tokens))
-    return load_aware(loads, composers)

@@ -125,7 +125,7 @@ class ObservingOperations:
         accepts = request.headers.get("accept", "")
         wants_text = "text/plain" in accepts or "openmetrics" in accepts
         if shape == "prometheus" or (not shape and wants_text):
-            from planetary.monitor.exposition import exposition
+            from planetary.monitor.dashboard import exposition
 
             return Response(exposition(*runs.values()), media_type=PROMETHEUS)
         return MetricsView(runs=runs)

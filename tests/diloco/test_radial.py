@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from planetary.core.configuration.outer_rule import effective_rate
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import Mean, Radial
-from planetary.diloco.outer import OuterState, effective_rate, initial_state, outer_step
+from planetary.diloco.outer import OuterState, initial_state, outer_step
 from planetary.diloco.radial import inner_products, radial_average, radial_coefficients
 from planetary.diloco.ring import HeldContribution, form_of, outer_step_of_sum, share
 

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
+from planetary.core.tensors import Tensors
 from planetary.data.slices import check_ledger
+from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.protocol.messages import Message, TrainResult
 from planetary.fabric.protocol.records import (
     AnyRecord,
     DeltaAccepted,
@@ -93,8 +97,9 @@ def run_schedule(
     )
     cluster = SimCluster(seed, training, WORKERS, draw_plan(seed, workers=WORKERS, horizon_s=25.0, most=12))
     try:
-        assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
-        check(cluster)
+        with recorded_deltas() as received:
+            assert cluster.run(LIMIT_S), f"hangs: {cluster.waits_for}"
+        check(cluster, received=received)
     except BaseException as error:
         mode = f"{' --ring' * ring}{' --overlap' * overlap}{' --one-epoch' * one_epoch}"
         mode += f" --checkpoint-every={checkpoint_every}" + "".join(f" --set={setting}" for setting in given)
@@ -104,8 +109,30 @@ def run_schedule(
     return cluster
 
 
-def check(cluster: SimCluster, *, flipped: bool = False) -> None:
-    """Check a run that has ended well; see docs/invariants.md. `flipped`: whether a peer was made to differ."""
+@contextlib.contextmanager
+def recorded_deltas() -> Iterator[dict[int, Tensors]]:
+    """Record what gateways read from workers' results meanwhile, by task."""
+    received: dict[int, Tensors] = {}
+    read = Parameters.read
+
+    def reading(self: Parameters, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
+        defect, found = read(self, message, tensors)
+        if isinstance(message, TrainResult):
+            received[message.task] = found
+        return defect, found
+
+    Parameters.read = reading
+    try:
+        yield received
+    finally:
+        Parameters.read = read
+
+
+def check(cluster: SimCluster, *, flipped: bool = False, received: Mapping[int, Tensors] | None = None) -> None:
+    """Check a run that has ended well; see docs/invariants.md.
+
+    `flipped`: whether a peer was made to differ; `received`: of `recorded_deltas`.
+    """
     journal = cluster.journal
     end = journal[-1]
     assert isinstance(end, RunFinished)
@@ -113,7 +140,7 @@ def check(cluster: SimCluster, *, flipped: bool = False) -> None:
     check_the_run_ended_where_it_had_to(cluster)
     check_every_token_counts_once(cluster, journal)
     check_no_finished_round_was_lost(journal)
-    check_the_journal_replays(cluster, journal)
+    check_the_journal_replays(cluster, journal, received)
     if not flipped:
         check_peers_were_equal(journal)
     check_memory_was_bounded(cluster)
@@ -152,13 +179,15 @@ def check_no_finished_round_was_lost(journal: list[AnyRecord]) -> None:
             assert record.mark.round >= durable, f"round {durable} was lost"
 
 
-def check_the_journal_replays(cluster: SimCluster, journal: list[AnyRecord]) -> None:
+def check_the_journal_replays(
+    cluster: SimCluster, journal: list[AnyRecord], received: Mapping[int, Tensors] | None = None
+) -> None:
     """The journal gives the live state, and the parameters of the run bit for bit."""
     assert untimed(replay(journal, ControllerState())) == untimed(cluster.controller.state)
     assert cluster.gateway is not None
     assert isinstance(cluster.training, SmallTraining)
     found = cluster.gateway.parameters.state.params
-    np.testing.assert_array_equal(found["w"], cluster.training.replay(journal)["w"])
+    np.testing.assert_array_equal(found["w"], cluster.training.replay(journal, received)["w"])
 
 
 def check_peers_were_equal(journal: list[AnyRecord]) -> None:

@@ -12,13 +12,34 @@ RADIAL = ("outer.merge=rda", "sync.precision=f32")
 
 @pytest.mark.parametrize("ring", [False, True], ids=["star", "ring"])
 def test_radial_averaging_survives_random_faults(ring: bool) -> None:
-    assert sweep(range(4000, 4006), ring=ring, given=RADIAL).records[RunResumed] > 0
+    assert sweep(range(4000, 4003), ring=ring, given=RADIAL).records[RoundFinished] >= 3 * 6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ring", [False, True], ids=["star", "ring"])
 def test_radial_averaging_survives_more_random_faults(ring: bool) -> None:
-    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 60), ring=ring, given=RADIAL).records[RunResumed] > 0
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 25), ring=ring, given=RADIAL).records[RunResumed] > 0
+
+
+def coded(up: str, down: str, merge: str = "mean") -> tuple[str, ...]:
+    # With one of eight numbers a round Nesterov's velocity overshoots; SparseLoCo's outer step is plain SGD.
+    plain = ("outer.momentum=0",) if up == "sparse" else ()
+    return (f"sync.compression={up}", f"sync.broadcast_compression={down}", f"outer.merge={merge}", *plain)
+
+
+@pytest.mark.parametrize("given", [coded("int4", "int8"), coded("sparse", "fp4", "senders")], ids="-".join)
+def test_compressed_updates_survive_random_faults(given: tuple[str, ...]) -> None:
+    assert sweep(range(4100, 4103), given=given).records[RoundFinished] >= 3 * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given",
+    [coded("int4", "int4"), coded("sparse", "sparse", "senders"), coded("bf16", "none"), coded("float32", "int8")],
+    ids="-".join,
+)
+def test_compressed_updates_survive_more_random_faults(given: tuple[str, ...]) -> None:
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 15), given=given).records[RunResumed] > 0
 
 
 def test_the_merged_delta_is_measured_in_every_round_of_the_star() -> None:

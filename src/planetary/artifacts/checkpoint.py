@@ -3,6 +3,7 @@
     checkpoints/round-000012/
         params.safetensors      the master parameters, float32
         outer.safetensors       the outer optimizer's velocity, float32
+        shown.safetensors       what workers have of the parameters, float32, where they get compressed changes
         state.json              everything else, and the sha256 of the two files above
         COMMITTED               the sha256 of state.json
 
@@ -39,6 +40,7 @@ FORMAT = 1
 MARKER = "COMMITTED"
 STATE = "state.json"
 TENSOR_FILES = ("params.safetensors", "outer.safetensors")
+SHOWN_FILE = "shown.safetensors"
 
 _NAME = re.compile(r"round-(\d+)(-before)?")  # "-before": about to be replaced by another of the same round
 
@@ -79,6 +81,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     info: CheckpointInfo
     params: Tensors
     velocity: Tensors
+    shown: Tensors = {}  # empty: all of `params`
 
 
 class CheckpointEntry(msgspec.Struct, frozen=True):
@@ -131,11 +134,12 @@ def load_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
             for name, record in state.files.items():
                 _check_file(path / name, record)
         tensors = [_read_tensors(path / name, state.files[name]) for name in TENSOR_FILES]
+        shown = _read_tensors(path / SHOWN_FILE, state.files[SHOWN_FILE]) if SHOWN_FILE in state.files else {}
     except FileNotFoundError as error:
         raise TrustError(f"the checkpoint {path} is damaged: {Path(error.filename).name} is missing") from None
     except OSError as error:
         raise ResourceError(f"reading the checkpoint {path} failed: {error}") from error
-    return Checkpoint(state.info, tensors[0], tensors[1])
+    return Checkpoint(state.info, tensors[0], tensors[1], shown)
 
 
 def verify_checkpoint(path: str | Path) -> str:
@@ -214,7 +218,7 @@ def _read_state(path: Path) -> StateFile:
         state = msgspec.json.decode(raw, type=StateFile)
     except msgspec.DecodeError as error:
         raise TrustError(f"the checkpoint {path} is damaged: {STATE}: {error}") from None
-    if set(state.files) != set(TENSOR_FILES):
+    if set(state.files) - {SHOWN_FILE} != set(TENSOR_FILES):
         raise TrustError(f"the checkpoint {path} is damaged: {STATE} lists the files {sorted(state.files)}")
     return state
 
@@ -305,7 +309,9 @@ def write_checkpoint(
 
 
 def _check(checkpoint: Checkpoint) -> None:
-    for what, tensors in (("parameters", checkpoint.params), ("velocity", checkpoint.velocity)):
+    parts = [("parameters", checkpoint.params), ("velocity", checkpoint.velocity)]
+    parts += [("shown parameters", checkpoint.shown)] if checkpoint.shown else []
+    for what, tensors in parts:
         specs = {spec.name: spec.shape for spec in checkpoint.info.param_specs}
         found = {name: array.shape for name, array in tensors.items()}
         if specs != found or any(array.dtype != np.float32 for array in tensors.values()):
@@ -314,9 +320,10 @@ def _check(checkpoint: Checkpoint) -> None:
 
 def _write_files(folder: Path, checkpoint: Checkpoint, files: DurableFiles) -> None:
     specs = tuple(TensorSpec(spec.name, "f32", spec.shape) for spec in checkpoint.info.param_specs)
+    parts = [checkpoint.params, checkpoint.velocity, *([checkpoint.shown] if checkpoint.shown else [])]
     records = {
         name: _write_tensors(folder / name, specs, tensors, files)
-        for name, tensors in zip(TENSOR_FILES, (checkpoint.params, checkpoint.velocity), strict=True)
+        for name, tensors in zip((*TENSOR_FILES, SHOWN_FILE), parts, strict=False)
     }
     info = checkpoint.info
     if not info.versions:

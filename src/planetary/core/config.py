@@ -311,6 +311,9 @@ def config_hash(config: Config) -> str:
             kept["sync"]["overlap"] = config.sync.overlap
     if config.federation.sites:
         kept["federation"] = {"every_rounds": config.federation.every_rounds, "parts": config.federation.parts}
+    for key in ("compression", "broadcast_compression"):
+        if (codec := getattr(config.sync, key)) != "none":
+            kept.setdefault("sync", {})[key] = codec
     if config.moe.composers:
         kept["moe"] = {key: value for key, value in values["moe"].items() if key not in {"store", "expert_workers"}}
         kept["moe"]["offload"] = config.moe.expert_workers > 0

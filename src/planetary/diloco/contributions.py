@@ -16,18 +16,29 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
-from planetary.diloco.bfloat16 import FLOATS, all_finite
+from planetary.diloco.bfloat16 import FLOATS, all_finite, to_float64
 
 BLOCK = 1 << 14  # elements at a time: 128 KiB in float64, which stays in a core's cache
 
 
 class Contribution(msgspec.Struct, frozen=True):
-    """The parameters at the end of one trained lease."""
+    """The parameters at the end of one trained lease, or how far they had moved from its start."""
 
     task: int
     tokens: int  # target tokens behind it
-    tensors: Tensors  # by parameter name, in the parameters' own element types
+    tensors: Tensors  # by parameter name: ends in the parameters' own element types, deltas in float32
     steps: int = 1  # inner steps behind it
+    form: Literal["ends", "deltas"] = "ends"
+
+    def ends(self, spec: TensorSpec, block: slice, start: np.ndarray) -> np.ndarray:
+        """Return a block of a tensor's end parameters, a new float64 array; `start` is where it began, float64."""
+        values = flat(self.tensors[spec.name])[block]
+        return to_float64(spec.dtype, values) if self.form == "ends" else start - values.astype(np.float64)
+
+    def delta(self, spec: TensorSpec, block: slice, start: np.ndarray) -> np.ndarray:
+        """Return a block of a tensor's delta, a new float64 array; `start` is where it began, float64."""
+        values = flat(self.tensors[spec.name])[block]
+        return start - to_float64(spec.dtype, values) if self.form == "ends" else values.astype(np.float64)
 
 
 def check_contribution(specs: Sequence[TensorSpec], tensors: Tensors) -> str:

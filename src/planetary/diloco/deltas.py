@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.bfloat16 import to_float64
-from planetary.diloco.contributions import Contribution, blocks, flat
+from planetary.diloco.contributions import Contribution, blocks
 
 # Of one product of two blocks. OpenBLAS multiplies so little in the calling thread; for more it would wake one for
 # every core, and they spin on what the workers need.
@@ -64,11 +63,10 @@ def _products(spec: TensorSpec, start: np.ndarray, contributions: Sequence[Contr
     count = len(contributions)
     products, squares = np.zeros((count, count)), 0.0
     width = max(1, _MOST_PRODUCTS // max(1, count * count))
-    ends = [flat(one.tensors[spec.name]) for one in contributions]
     for block in blocks(spec.size):
         start64 = start[block].astype(np.float64)
         squares += float(np.add.reduce(np.square(start64)))
-        deltas = np.stack([start64 - to_float64(spec.dtype, end[block]) for end in ends])
+        deltas = np.stack([one.delta(spec, block, start64) for one in contributions])
         for left in range(0, start64.size, width):
             piece = deltas[:, left : left + width]
             products += piece @ piece.T

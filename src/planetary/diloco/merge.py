@@ -95,6 +95,24 @@ class Radial(ByTokens):
         return merged if len(values) == 1 else merged + (1.0 - sum(coefficients)) * start
 
 
+class Senders(ByTokens):
+    """The mean of each coordinate over the workers that sent it (SparseLoCo, arXiv:2508.15706, algorithm 1).
+
+    Workers that send few numbers choose different ones; dividing by all of them would shrink what one of them found.
+    """
+
+    def merge(self, values: Sequence[np.ndarray], coefficients: Sequence[float], start: np.ndarray) -> np.ndarray:
+        """See `MergeRule`."""
+        if len(values) == 1:
+            return values[0]
+        total, weight = np.zeros_like(start), np.zeros_like(start)
+        for end, coefficient in zip(values, coefficients, strict=True):
+            delta = start - end
+            total += coefficient * delta
+            weight += coefficient * (delta != 0)
+        return start - np.divide(total, weight, out=np.zeros_like(start), where=weight > 0)
+
+
 class Median(ByTokens):
     """The median of each coordinate (Yin et al. 2018, arXiv:1803.01498, definition 1). Tokens do not count."""
 
@@ -161,6 +179,7 @@ def _distances(gram: np.ndarray, points: np.ndarray) -> np.ndarray:
 MERGE_RULES: dict[str, Callable[[float], MergeRule]] = {
     "mean": lambda trimmed: Mean(),
     "rda": lambda trimmed: Radial(),
+    "senders": lambda trimmed: Senders(),
     "median": lambda trimmed: Median(),
     "trimmed_mean": TrimmedMean,
     "centred_clipping": lambda trimmed: CentredClipping(),

@@ -20,8 +20,8 @@ import numpy as np
 
 from planetary.core.errors import LocalProtocolError, NumericsError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.bfloat16 import from_master, to_float64, to_master
-from planetary.diloco.contributions import Contribution, Weighting, blocks, flat, normalised
+from planetary.diloco.bfloat16 import from_master, to_master
+from planetary.diloco.contributions import Contribution, Weighting, blocks, normalised
 from planetary.diloco.deltas import table_of, tensor_products
 from planetary.diloco.merge import Mean, MergeRule
 
@@ -51,15 +51,6 @@ class OuterStep(msgspec.Struct, frozen=True):
     delta_norm: float
     delta: dict[str, np.ndarray] = {}
     autocorrelation: float | None = None
-
-
-def effective_rate(learning_rate: float, momentum: float, autocorrelation: float) -> float:
-    """Return how far a long run moves per unit of delta: η (1 + μ / (1 − μρ)).
-
-    Exact for deltas whose autocorrelation falls by the factor ρ per step: μρ is then the part of a step that the
-    velocity repeats. 0.7 and 0.9 have an effective rate of 1.5 to 1.9 at the ρ of 0.25 to 0.5 that is usual.
-    """
-    return learning_rate * (1.0 + momentum / (1.0 - momentum * autocorrelation))
 
 
 def initial_state(specs: Sequence[TensorSpec], params: Tensors) -> OuterState:
@@ -131,7 +122,7 @@ def outer_step(
         return rule.coefficients(spec.name, products, weights)
 
     def merged(spec: TensorSpec, block: slice, start: np.ndarray) -> np.ndarray:
-        ends = [to_float64(spec.dtype, flat(one.tensors[spec.name])[block]) for one in ordered]
+        ends = [one.ends(spec, block, start) for one in ordered]
         return rule.merge(ends, coefficients(spec), start)
 
     return outer_step_to(specs, state, merged, learning_rate, momentum, before=before)

@@ -114,6 +114,38 @@ class PayloadForm:
         return [(spec, data[a:b]) for spec, a, b in zip(self._specs, starts, self._ends, strict=True)]
 
 
+class Shown:
+    """What receivers of changes have of parameters that go on: changes are since that, so no rounding is ever lost.
+
+    The receivers add the same numbers to the same numbers (`receive`), and so have the same bits.
+
+    Attributes:
+        params: float32 by name.
+    """
+
+    def __init__(self, codec: str, specs: Sequence[TensorSpec], params: Tensors) -> None:
+        """`params`: what the receivers have, float32 by name."""
+        self._form, self._specs = PayloadForm(codec, specs), tuple(specs)
+        self.params: dict[str, np.ndarray] = dict(params)
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Of the bytes of a change."""
+        return self._form.spec
+
+    def advance(self, params: Tensors) -> tuple[np.ndarray, str]:
+        """Return the bytes that bring the receivers near `params`, float32 by name, and their digest."""
+        payload, _ = self._form.compress({s.name: params[s.name] - self.params[s.name] for s in self._specs}, None)
+        digest = payload_digest(payload)
+        self.receive(payload, digest)
+        return payload, digest
+
+    def receive(self, payload: np.ndarray, digest: str) -> None:
+        """Add a change. Raises `ProtocolError` as `PayloadForm.decode`."""
+        change = self._form.decode(payload, digest)
+        self.params = {name: values + change[name] for name, values in self.params.items()}
+
+
 def payload_digest(payload: np.ndarray) -> str:
     """Return BLAKE2b of the bytes, 128 bits in hex."""
     return hashlib.blake2b(payload.data, digest_size=16).hexdigest()

@@ -83,7 +83,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
 
         def topology(*_: object) -> GatewayTopology:
             if self.config.sync.topology == "star":
-                return StarGateway()
+                return StarGateway(self.config.sync.compression)
             overlap = self.config.sync.overlap == "async"
 
             def master(*args: Any, **kwargs: Any) -> SimulatedMaster:

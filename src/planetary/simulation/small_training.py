@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -170,8 +170,12 @@ class SmallTraining:
             total = total + other
         return outer_step_of_sum(PARAMS, state, (total, form), rate, momentum).state
 
-    def replay(self, journal: Iterable[Record]) -> dict[str, np.ndarray]:
-        """Compute the final parameters from the journal alone, following resumes back to their checkpoints."""
+    def replay(self, journal: Iterable[Record], received: Mapping[int, Tensors] | None = None) -> dict[str, np.ndarray]:
+        """Compute the final parameters from the journal alone, following resumes back to their checkpoints.
+
+        `received`: with a codec, the deltas that the gateway received, by task: what a worker drops and sends later
+        depends on results that the journal does not know.
+        """
         states = {0: self.start()}
         accepted: list[DeltaAccepted] = []
         versions: dict[int, int] = {}  # task -> the version that it was trained from
@@ -193,6 +197,11 @@ class SmallTraining:
                 case RoundClosed():
                     parts = []
                     for a in (a for a in accepted if a.round == record.round):
+                        if self.config.sync.compression != "none":
+                            assert received is not None
+                            delta = Contribution(a.task, a.tokens, received[a.task], form="deltas")
+                            parts.append((a.worker, HeldContribution(delta, {})))
+                            continue
                         start = states[versions[a.task]].params
                         ends = self.trained(published_params(PARAMS, start), a.lease)
                         parts.append((a.worker, HeldContribution(Contribution(a.task, a.tokens, ends), start)))

@@ -30,3 +30,12 @@ def why_chosen(outer: Any, rounds: int) -> str:
         f"{FEW_OUTER_STEPS:,} outer steps (this one has {rounds:,}); outer.learning_rate, outer.momentum or "
         "outer.merge fix another"
     )
+
+
+def effective_rate(learning_rate: float, momentum: float, autocorrelation: float) -> float:
+    """Return how far a long run moves per unit of delta: η (1 + μ / (1 − μρ)).
+
+    Exact for deltas whose autocorrelation falls by the factor ρ per step: μρ is then the part of a step that the
+    velocity repeats. 0.7 and 0.9 have an effective rate of 1.5 to 1.9 at the ρ of 0.25 to 0.5 that is usual.
+    """
+    return learning_rate * (1.0 + momentum / (1.0 - momentum * autocorrelation))

@@ -140,7 +140,8 @@ class OuterConfig(msgspec.Struct, frozen=True):
     momentum: Decay = 0.9  # Nesterov's; 0: plain averaging (outer SGD)
     # how the workers' end parameters become one set: "mean" by tokens; "rda": the mean length in the mean direction,
     # per tensor (radial-directional averaging); or a rule that a few liars cannot move far
-    merge: Literal["mean", "rda", "median", "trimmed_mean", "centred_clipping"] = "mean"
+    # "senders": the mean over those who sent a number, for sync.compression = "sparse"
+    merge: Literal["mean", "rda", "senders", "median", "trimmed_mean", "centred_clipping"] = "mean"
     # what a contribution weighs in "mean" and "rda": its tokens, or "tokens_squared": tokens² / inner steps
     weights: Literal["tokens", "tokens_squared"] = "tokens"
     trimmed: TrimmedFraction = 0.2  # "trimmed_mean": part of the values left out at each end, of every coordinate
@@ -169,6 +170,9 @@ class FabricConfig(msgspec.Struct, frozen=True):
     compilers: Count = 1  # targets that the gateway compiles for at once
 
 
+Codec = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sparse"]
+
+
 class SyncConfig(msgspec.Struct, frozen=True):
     """`[sync]`: how the workers' results of a round become the next parameters."""
 
@@ -177,6 +181,13 @@ class SyncConfig(msgspec.Struct, frozen=True):
     topology: Literal["star", "ring"] = "star"
     # "ring": "async" trains the next round while one is reduced, from parameters that are one outer step older
     overlap: Literal["none", "async"] = "none"
+    # "star": codec of what workers send. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
+    # "int4", "fp4" (E3M0), or "sparse" (SparseLoCo: the largest of each chunk in two bits). What a codec drops is sent
+    # later
+    compression: Codec = "none"
+    # "star": codec of what workers get. "none": all parameters; else the change since the version that the worker has,
+    # for workers that send deltas
+    broadcast_compression: Codec = "none"
     precision: Literal["f32", "f64"] = "f32"  # "ring": of the deltas on their way; the star's sums are f64
     connections: Count = 2  # "ring": TCP streams to the next worker; more help where one stream is limited
     port: Port = 0  # "ring": that the gateway leads the ring on; 0: any

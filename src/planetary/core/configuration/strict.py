@@ -198,6 +198,23 @@ def _check_together(config: Config, origin: str) -> None:
             "that precision sums end parameters, whose directions are not known; leave out sync.precision, or set it "
             'to "f32"'
         )
+    codec, down = config.sync.compression, config.sync.broadcast_compression
+    if codec != "none" and config.sync.topology != "star":
+        raise UserError(
+            f'{origin}: sync.compression: expected "none" with sync.topology = "{config.sync.topology}", found '
+            f'"{codec}": only the star compresses; set sync.topology = "star"'
+        )
+    if down != "none" and codec == "none":
+        raise UserError(
+            f'{origin}: sync.broadcast_compression: expected "none" with sync.compression = "none", found "{down}": '
+            "end parameters of workers that have not all of the parameters would lose the rest; set sync.compression, "
+            'for example to "float32"'
+        )
+    if config.sync.compression == "sparse" and config.outer.merge in ("median", "trimmed_mean"):
+        raise UserError(
+            f'{origin}: outer.merge: expected "senders", "mean", "rda" or "centred_clipping" with sync.compression = '
+            f'"sparse", found "{config.outer.merge}": most numbers of most workers are 0, and so would be the result'
+        )
     if config.outer.merge not in ("mean", "rda") and config.sync.topology != "star":
         raise UserError(
             f'{origin}: outer.merge: expected "mean" or "rda" with sync.topology = "{config.sync.topology}", found '
@@ -260,6 +277,11 @@ def _check_federation(config: Config, origin: str) -> None:
     if not federation.sites and not federation.hub:
         return
     where = f"{origin}: federation"
+    if config.sync.compression != "none":
+        raise UserError(
+            f'{origin}: sync.compression: expected "none" in a federation, found "{config.sync.compression}": a hub '
+            "and its sites send whole parameters"
+        )
     if federation.sites and federation.hub:
         raise UserError(
             f"{where}: sites makes this a hub and hub = {federation.hub!r} a site of another one: leave one of the two "

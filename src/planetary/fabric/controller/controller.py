@@ -109,7 +109,7 @@ class Controller(RunController[RoundsDesk]):
             case e.RestoreFailed():
                 self._end("resource", event.reason)
             case e.OuterStepDone():
-                self.topology.stepped(event.round, event.delta_norm, event.autocorrelation)
+                self.topology.stepped(event)
             case e.OuterStepFailed():
                 self._end("numerics", event.reason)
             case e.CheckpointDone():

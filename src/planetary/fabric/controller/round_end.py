@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from planetary.diloco.outer import effective_rate
+from planetary.core.configuration.outer_rule import effective_rate
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.topology import Topology

@@ -9,9 +9,11 @@ from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.events import (
+    ChangeOf,
     DropAttachment,
     KeepParameters,
     MeasureContributions,
+    OuterStepDone,
     ParametersOf,
     TakeOuterStep,
 )
@@ -27,11 +29,11 @@ class Star(Topology):
     left the round is trained again.
     """
 
-    result = "end_parameters"
-
     def __init__(self, desk: RoundsDesk) -> None:
         """See `Topology`."""
         super().__init__(desk)
+        self.result = "end_parameters" if desk.policy.compression.up == "none" else "delta"
+        self._change = (0, "")  # the newest version that the gateway has as a change, and its digest
         self._attachments: dict[int, int] = {}  # accepted task -> where its tensors are
         self._why = ""  # the round under way closed
         self._measuring = 0  # the round whose contributions the gateway compares; 0: none
@@ -47,8 +49,14 @@ class Star(Topology):
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
         """See `Topology`."""
-        if worker.version != version:
-            worker.version = version
+        if worker.version == version:
+            return
+        newest, digest = self._change
+        since, worker.version = worker.version, version
+        if digest and version == newest == since + 1:
+            message = m.Parameters(version=version, since=since, digest=digest)
+            self._desk.send(worker.session, message, ChangeOf(version))
+        else:
             self._desk.send(worker.session, m.Parameters(version=version), ParametersOf(version))
 
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
@@ -128,7 +136,7 @@ class Star(Topology):
 
     def went_back(self, version: int) -> None:
         """See `Topology`; versions after this one will be others with the same numbers."""
-        self._stepped = version
+        self._stepped, self._change = version, (0, "")
         for attachment in self._attachments.values():
             self._desk.out.append(DropAttachment(attachment))
         self._attachments.clear()
@@ -140,9 +148,10 @@ class Star(Topology):
         if round_ == self._measuring:
             self._table = table
 
-    def stepped(self, round_: int, delta_norm: float, autocorrelation: float | None) -> None:
+    def stepped(self, done: OuterStepDone) -> None:
         """See `Topology`."""
-        self._stepped, self.delta_norm, self.autocorrelation = round_, delta_norm, autocorrelation
+        self._stepped, self.delta_norm, self.autocorrelation = done.round, done.delta_norm, done.autocorrelation
+        self._change = (done.round, done.change)
 
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
         """See `Topology`."""

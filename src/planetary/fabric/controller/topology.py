@@ -10,6 +10,7 @@ from planetary.diloco.deltas import Table
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.events import OuterStepDone
 from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
@@ -37,7 +38,7 @@ class Topology(ABC):
     """
 
     overlaps = False
-    result: Literal["end_parameters", "held"]
+    result: Literal["end_parameters", "held", "delta"]
 
     def __init__(self, desk: RoundsDesk) -> None:
         """Start from the newest version of the desk's state; nothing is reduced."""
@@ -150,8 +151,8 @@ class Topology(ABC):
         """Take a message that belongs to the topology; return whether it did."""
         return False
 
-    def stepped(self, round_: int, delta_norm: float, autocorrelation: float | None) -> None:
-        """The gateway has taken the outer step of a round, along a merged delta of this length."""
+    def stepped(self, done: OuterStepDone) -> None:
+        """The gateway has taken the outer step of a round."""
 
     # --- time -------------------------------------------------------------------------------------------------
 

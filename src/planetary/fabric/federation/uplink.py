@@ -27,6 +27,7 @@ from planetary.fabric.protocol.records import EndKind
 from planetary.fabric.shell.shell import Address
 from planetary.fabric.shell.system import System
 from planetary.fabric.worker import worker_events as w
+from planetary.fabric.worker.exchange import Exchange, WholeParameters
 from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
 from planetary.fabric.worker.training_role import TrainingRole
 from planetary.fabric.worker.worker import WorkerShell
@@ -168,12 +169,14 @@ class SiteWork:
 
     Attributes:
         report: takes the events of the role.
+        exchange: with the hub; its role sets it.
         arrived: the newest version that came, and its tensors.
     """
 
     def __init__(self, post: Callable[[Event], None]) -> None:
         """`post` takes the events of the site's controller."""
         self._post = post
+        self.exchange: Exchange = WholeParameters(())
         self._ends: dict[int, Tensors] = {}
         self._task = 0  # that the hub gave last; 0: none
         self.report: Callable[[Event], None] = lambda event: None
@@ -199,7 +202,7 @@ class SiteWork:
             self._post(s.HubAsksNoMore(self._task))
             self._task = 0
 
-    def use_parameters(self, params: Tensors) -> None:
+    def use_parameters(self, params: Callable[[], Tensors]) -> None:
         """See `LeaseWork`; a site needs to know of which version they are."""
         raise NotImplementedError
 
@@ -239,6 +242,7 @@ class SiteRole(TrainingRole):
     ) -> None:
         super().__init__(job, place, work, ready)
         self._work, self._is_anchor = work, is_anchor
+        work.exchange = WholeParameters(job.spec.params)
         self._counted: dict[int, int] = {}  # version -> tokens of this site in it
 
     def carry_out(self, instruction: Instruction) -> None:
@@ -247,7 +251,7 @@ class SiteRole(TrainingRole):
             super().carry_out(instruction)
             return
         version = instruction.version
-        params = self._start_from(version)
+        params = self._start_from(version)()
         event = s.VersionArrived(version, self._counted.pop(version), self._is_anchor(version, params))
         self._work.use_version(event, params)
 

@@ -14,9 +14,9 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS
 PROTECTED = 2  # checkpoints that stay besides the newest: the best held-out loss, the newest that is sane
 
 
-def checkpoint_bytes(params: tuple[TensorSpec, ...]) -> int:
-    """Return the size of a checkpoint: parameters and velocity, float32."""
-    return sum(2 * 4 * spec.size for spec in params)
+def checkpoint_bytes(params: tuple[TensorSpec, ...], copies: int = 2) -> int:
+    """Return the size of a checkpoint: so many float32 copies, such as parameters and velocity."""
+    return sum(copies * 4 * spec.size for spec in params)
 
 
 def room_for(nbytes: int, *, keep: int, there: int, free: int, folder: Path) -> tuple[str, bool]:
@@ -63,10 +63,10 @@ class DiskRoom:
         self.checkpoint_bytes: int | None = None
         self.free: int | None = None
 
-    def check(self, params: tuple[TensorSpec, ...], keep: int) -> tuple[str, bool]:
+    def check(self, params: tuple[TensorSpec, ...], keep: int, copies: int = 2) -> tuple[str, bool]:
         """See `room_for`; nothing is said of a disk whose size is not known. Raises `ResourceError`."""
         checkpoints = self._folder / CHECKPOINTS
-        self.checkpoint_bytes = checkpoint_bytes(params)
+        self.checkpoint_bytes = checkpoint_bytes(params, copies)
         self.look()
         if self.free is None:
             return "", True

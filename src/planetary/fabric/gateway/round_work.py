@@ -57,7 +57,8 @@ class RoundWork:
             )
         except NumericsError as error:
             return e.OuterStepFailed(instruction.round, str(error))
-        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation)
+        change = self._parameters.change_digest
+        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, change)
 
     def restore(self, instruction: e.RestoreParameters) -> e.Event:
         """Go back to an earlier version, on the disk as well."""
@@ -66,7 +67,7 @@ class RoundWork:
         except ResourceError as error:
             return e.RestoreFailed(str(error))
         mark, outer = outer_state_of(found, self._prepared)
-        self._parameters.go_back(outer, mark.round)
+        self._parameters.go_back(outer, mark.round, {} if found is None else found.shown)
         return e.ParametersRestored(mark, state_digest(self._prepared.step.spec.params, outer))
 
     def checkpoint(self, instruction: e.WriteCheckpoint) -> Checkpoint:
@@ -82,7 +83,7 @@ class RoundWork:
             controller=msgspec.Raw(msgspec.json.encode(mark)),
             random_state={"seed": self._config.run.seed},
         )
-        return Checkpoint(info, state.params, state.velocity)
+        return Checkpoint(info, state.params, state.velocity, self._parameters.shown)
 
     def write(self, checkpoint: Checkpoint, protected: tuple[int, ...]) -> e.Event:
         """Write a checkpoint; those of the rounds `protected` stay."""

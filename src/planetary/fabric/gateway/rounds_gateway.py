@@ -98,7 +98,8 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         return prepared
 
     def _begin(self, prepared: Prepared) -> RoundsStart:
-        text, fits = self.room.check(prepared.step.spec.params, self.config.checkpoint.keep)
+        copies = 2 if self.config.sync.broadcast_compression == "none" else 3
+        text, fits = self.room.check(prepared.step.spec.params, self.config.checkpoint.keep, copies)
         if text:
             self.note(text) if fits else self.warn(text)
         self._topology.start()
@@ -137,8 +138,8 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         assert self._shell is not None
         message, defect, attachment = received.message, "", 0
         if isinstance(message, self._topology.brings):
-            defect = await asyncio.to_thread(self.parameters.check, message, received.tensors)
-            attachment = self.parameters.attach(received.tensors)
+            defect, tensors = await asyncio.to_thread(self.parameters.read, message, received.tensors)
+            attachment = self.parameters.attach(tensors)
         self._shell.post(e.Received(session, message, defect, attachment))
 
     # --- instructions -----------------------------------------------------------------------------------------
@@ -194,6 +195,9 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
             case e.ParametersOf():
                 params = self.parameters.of_version(payload.version)
                 return lambda: params
+            case e.ChangeOf():
+                change = self.parameters.change_of(payload.version)
+                return lambda: change
             case e.OuterStateOf():
                 outer = self.parameters.outer_state(payload.version)
                 return lambda: outer

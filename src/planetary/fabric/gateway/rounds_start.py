@@ -26,6 +26,7 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METR
 from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
+from planetary.fabric.protocol.messages import Compression
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, OuterConstants
 from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.run_fold import forgiven
@@ -84,7 +85,7 @@ def begin(
             params=prepared.step.spec.param_count,
         )
         specs = prepared.step.spec.params
-        parameters = Parameters(specs, initial_state(specs, prepared.params), 0)
+        parameters = Parameters(specs, initial_state(specs, prepared.params), 0, policy.compression)
         policy = topology.extend(policy, parameters.state)
         return RoundsStart(policy, replay([started], ControllerState()), parameters, [started], [], [])
     if not earlier:
@@ -130,7 +131,9 @@ def _resume(
     write_atomically(folder / CONFIG, to_toml(config).encode(), files)
     write_record(folder, prepared.record, files)
     records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *pardons]
-    return RoundsStart(policy, state, Parameters(specs, outer, mark.round), records, metrics, untold)
+    shown = {} if checkpoint is None else checkpoint.shown
+    parameters = Parameters(specs, outer, mark.round, policy.compression, shown)
+    return RoundsStart(policy, state, parameters, records, metrics, untold)
 
 
 def outer_state_of(checkpoint: Checkpoint | None, prepared: Prepared) -> tuple[Mark, OuterState]:
@@ -222,6 +225,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         merge=config.outer.merge,
         judge=JUDGES[config.outer.judge],
         loss_rise=config.outer.loss_rise,
+        compression=Compression(up=config.sync.compression, down=config.sync.broadcast_compression),
         checkpoint_every=config.checkpoint.every,
         heartbeat_s=timings.heartbeat_s,
         silent_after_s=timings.silent_after_s,

@@ -11,6 +11,7 @@ from planetary.collectives import Master
 from planetary.core.config import Config
 from planetary.core.tensors import TensorSpec
 from planetary.diloco.outer import OuterState
+from planetary.diloco.payload import PayloadForm
 from planetary.diloco.ring import state_digest, state_specs
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy, RingPolicy
@@ -69,9 +70,12 @@ class GatewayTopology(Protocol):
 
 
 class StarGateway:
-    """Workers send their end parameters."""
+    """Workers send their end parameters, or their deltas as bytes of a codec ("none": end parameters)."""
 
     brings = m.TrainResult
+
+    def __init__(self, codec: str = "none") -> None:
+        self._codec = codec
 
     def start(self) -> None:
         """See `GatewayTopology`."""
@@ -85,7 +89,7 @@ class StarGateway:
 
     def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:
         """See `GatewayTopology`."""
-        return params
+        return params if self._codec == "none" else (PayloadForm(self._codec, params).spec,)
 
 
 class RingGateway:
@@ -135,4 +139,6 @@ def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState,
 
 def topology_of(config: Config, host: str, authority: Authority | None) -> GatewayTopology:
     """Return the gateway's part of a configuration's topology; arguments as of `RingGateway`."""
-    return RingGateway(config, host, authority) if config.sync.topology == "ring" else StarGateway()
+    return (
+        RingGateway(config, host, authority) if config.sync.topology == "ring" else StarGateway(config.sync.compression)
+    )

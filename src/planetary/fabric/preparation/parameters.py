@@ -6,26 +6,48 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from planetary.core.errors import LocalProtocolError
+from planetary.core.errors import LocalProtocolError, ProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.contributions import Contribution, Weighting, check_contribution
 from planetary.diloco.deltas import Table, table_of
 from planetary.diloco.merge import MergeRule
 from planetary.diloco.outer import OuterState, OuterStep, outer_step, published_params
+from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown
 from planetary.diloco.ring import check_state, state_of, state_tensors
-from planetary.fabric.protocol.messages import Message
+from planetary.fabric.protocol.messages import Compression, Message, TrainResult
 from planetary.fabric.protocol.messages import OuterState as OuterStateMessage
+
+PLAIN = Compression()
 
 
 class Parameters:
-    """Used from one thread at a time, except `check` and `of_version`, which only read."""
+    """Used from one thread at a time, except `read` and `of_version`, which only read.
 
-    def __init__(self, specs: Sequence[TensorSpec], state: OuterState, version: int) -> None:
-        """Start from `state`, the state after `version` outer steps."""
+    Attributes:
+        state: of the outer optimizer.
+        change_digest: of the change to the newest version, as workers get it; "": there is none.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TensorSpec],
+        state: OuterState,
+        version: int,
+        compression: Compression = PLAIN,
+        shown: Tensors | None = None,
+    ) -> None:
+        """Start from `state`, the state after `version` outer steps.
+
+        `shown`: what workers have of it, as `Shown` keeps it; None, or empty: all of it.
+        """
         self._specs = tuple(specs)
         self.state = state
         self._version = version
-        self._published: dict[int, Mapping[str, np.ndarray]] = {version: published_params(specs, state.params)}
+        self._up = None if compression.up == "none" else PayloadForm(compression.up, specs)
+        self._shown = None if compression.down == "none" else Shown(compression.down, specs, shown or state.params)
+        self.change_digest = ""
+        self._changes: dict[int, np.ndarray] = {}
+        self._published: dict[int, Mapping[str, np.ndarray]] = {version: self._newest()}
         self._contributions: dict[int, Tensors] = {}
         self._delta: Tensors | None = None  # of the outer step before; None: it was not taken here
         self._attachments = 0
@@ -34,8 +56,22 @@ class Parameters:
         """The parameters of a version, as workers take them."""
         return self._published[version]
 
+    def change_of(self, version: int) -> Tensors:
+        """Return the change from the version before to `version`, as it travels."""
+        return {PAYLOAD: self._changes[version]}
+
+    @property
+    def shown(self) -> Tensors:
+        """What workers have of the newest version, where they get changes; else empty."""
+        return {} if self._shown is None else self._shown.params
+
+    def _newest(self) -> Mapping[str, np.ndarray]:
+        """Return the newest version as workers get it whole: with changes as float32, to which they are added."""
+        return published_params(self._specs, self.state.params) if self._shown is None else self._shown.params
+
     def keep(self, versions: Sequence[int]) -> None:
         """Forget all other versions."""
+        self._changes = {v: change for v, change in self._changes.items() if v in versions}
         self._published = {v: p for v, p in self._published.items() if v in versions}
 
     def kept(self) -> tuple[int, int]:
@@ -62,7 +98,7 @@ class Parameters:
 
         Workers that were sent this version have to be sent it again.
         """
-        self.state = OuterState(dict(params), self.state.velocity)
+        self.state, self._delta = OuterState(dict(params), self.state.velocity), None
         self._published = {**self._published, version: published_params(self._specs, params)}
 
     def outer_state(self, version: int) -> Tensors:
@@ -71,21 +107,35 @@ class Parameters:
             raise LocalProtocolError(f"the outer state of round {version} is not here, that of {self._version} is")
         return state_tensors(self.state)
 
-    def check(self, message: Message, tensors: Tensors) -> str:
-        """Return what makes the tensors of a worker's message unusable, or ""."""
+    def read(self, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
+        """Return what makes the tensors of a worker's message unusable, or "", and what they stand for."""
         if isinstance(message, OuterStateMessage):  # ring
-            return check_state(self._specs, tensors, message.digest)
-        return check_contribution(self._specs, tensors)
+            return check_state(self._specs, tensors, message.digest), tensors
+        if self._up is None:
+            return check_contribution(self._specs, tensors), tensors
+        assert isinstance(message, TrainResult)
+        if PAYLOAD not in tensors:
+            return "it came without its delta", {}
+        try:
+            return "", self._up.decode(tensors[PAYLOAD], message.digest)
+        except ProtocolError as error:
+            return str(error), {}
+
+    def _contribution(self, task: int, tokens: int, tensors: Tensors, steps: int = 1) -> Contribution:
+        return Contribution(task, tokens, tensors, steps, "ends" if self._up is None else "deltas")
 
     def measure(self, parts: Sequence[tuple[int, int]]) -> Table:
         """Return the inner products of the deltas of contributions given as (task, attachment)."""
-        contributions = [Contribution(task, 1, self._contributions[attachment]) for task, attachment in parts]
+        contributions = [self._contribution(task, 1, self._contributions[attachment]) for task, attachment in parts]
         return table_of(self._specs, self.state.params, contributions)
 
-    def go_back(self, state: OuterState, version: int) -> None:
-        """Hold the state after `version` outer steps again, and nothing of later ones."""
+    def go_back(self, state: OuterState, version: int, shown: Tensors) -> None:
+        """Hold the state after `version` outer steps again, and nothing of later ones; `shown` as of the start."""
         self.state, self._version, self._delta = state, version, None
-        self._published = {version: published_params(self._specs, state.params)}
+        if self._shown is not None:
+            self._shown.params = dict(shown or state.params)
+        self._changes, self.change_digest = {}, ""
+        self._published = {version: self._newest()}
 
     def take_outer_step(
         self,
@@ -103,7 +153,8 @@ class Parameters:
         Raises `NumericsError`; the state is then as before.
         """
         contributions = [
-            Contribution(task, tokens, self._contributions.pop(attachment), steps) for task, tokens, attachment in parts
+            self._contribution(task, tokens, self._contributions.pop(attachment), steps)
+            for task, tokens, attachment in parts
         ]
         step = outer_step(
             self._specs,
@@ -116,5 +167,7 @@ class Parameters:
             before=self._delta,
         )
         self.state, self._delta = step.state, step.delta
-        self._published = {**self._published, round_: published_params(self._specs, step.state.params)}
+        if self._shown is not None:
+            self._changes[round_], self.change_digest = self._shown.advance(step.state.params)
+        self._published = {**self._published, round_: self._newest()}
         return step

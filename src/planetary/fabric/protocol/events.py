@@ -84,6 +84,7 @@ class OuterStepDone(Event, frozen=True):
     round: int
     delta_norm: float  # Euclidean norm of the merged delta
     autocorrelation: float | None = None  # of the merged delta with that of the round before
+    change: str = ""  # digest of the change since the version before, as workers get it; "": they get whole parameters
 
 
 class OuterStepFailed(Event, frozen=True):
@@ -126,6 +127,12 @@ class CheckpointLost(Event, frozen=True):
 
 class ParametersOf(Payload, frozen=True):
     """The global parameters of one version."""
+
+    version: int
+
+
+class ChangeOf(Payload, frozen=True):
+    """The change from the version before to this one, as bytes."""
 
     version: int
 

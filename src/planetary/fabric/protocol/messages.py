@@ -25,6 +25,7 @@ __all__ = [
     "FABRIC",
     "BlobData",
     "CancelTask",
+    "Compression",
     "DeviceRefused",
     "EvalResult",
     "EvalTask",
@@ -74,6 +75,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
     trial: bool = False  # worker only: it times the step for its machine's choice of a backend and takes no part
     chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
     roles: tuple[str, ...] = ()  # worker only: those that its operator allows it; empty: all that a run has
+    codecs: tuple[str, ...] = ()  # worker only: of updates, that it knows
 
     def sender(self) -> str:
         """Return the role and the name."""
@@ -129,6 +131,23 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     radial: bool = False  # radial-directional averaging in place of the mean
 
 
+class Compression(msgspec.Struct, frozen=True, kw_only=True):
+    """Codecs of the star, by the names of `diloco.payload.CODECS`; "none": whole parameters.
+
+    Attributes:
+        up: of what workers send.
+        down: of the changes that they get.
+    """
+
+    up: str = "none"
+    down: str = "none"
+
+    @property
+    def codecs(self) -> set[str]:
+        """Those that both sides must know."""
+        return {self.up, self.down} - {"none"}
+
+
 class WorkerJob(Message, frozen=True, kw_only=True):
     """Base of the message that gives a worker its role: sent once after `Welcome`. Every kind of run has its own."""
 
@@ -153,6 +172,12 @@ class Job(WorkerJob, frozen=True, kw_only=True):
     inner_state: Literal["persist", "reset"]  # what happens to the optimizer's state at the start of a round
     schedule: Schedule  # of the learning rate, which every step takes as an argument
     ring: RingJob | None = None  # None: results go to the gateway
+    compression: Compression = Compression()
+
+    @property
+    def loads(self) -> tuple[str, ...]:
+        """See `WorkerJob`."""
+        return self.artifact, self.compression.up, self.compression.down
 
 
 class FetchBlob(Message, frozen=True, kw_only=True):
@@ -186,10 +211,16 @@ class DeviceRefused(Message, frozen=True, kw_only=True):
 
 
 class Parameters(Message, frozen=True, kw_only=True):
-    """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version."""
+    """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version.
+
+    With a codec for what workers get, whole parameters are float32, and `digest` names a change since `since` that
+    comes as one tensor of bytes, "payload".
+    """
 
     version: int
     counted: int = 0  # from a hub: the site's tokens, since its run began, that are in this version
+    since: int = -1  # the version that the change is to be added to; -1: these are whole parameters
+    digest: str = ""  # of the change's bytes
 
 
 class OuterState(Message, frozen=True, kw_only=True):
@@ -291,8 +322,10 @@ class TrainResult(Message, frozen=True, kw_only=True):
     loss: float  # mean over the inner steps
     grad_norm: float  # of the last inner step, before clipping
     seconds: float  # from the start of the first inner step to the end of the last
-    payload: Literal["end_parameters", "held"] = "end_parameters"  # held: the worker keeps them until `Reduce`
     through: int = 0  # of a site: its tokens, since its run began, up to the last of those that count here
+    # held: the worker keeps its end parameters until `Reduce`; delta: they moved by what the tensor "payload" encodes
+    payload: Literal["end_parameters", "held", "delta"] = "end_parameters"
+    digest: str = ""  # of the bytes of a delta
 
 
 class EvalResult(Message, frozen=True, kw_only=True):

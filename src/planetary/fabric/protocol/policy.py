@@ -13,7 +13,7 @@ from planetary.core.token_slice import Slice
 from planetary.data.run_length import RunLength
 from planetary.diloco.judgement import Judge, judge
 from planetary.diloco.rounds import RoundPolicy
-from planetary.fabric.protocol.messages import Hello, Job, Refused, RingJob, TrainResult
+from planetary.fabric.protocol.messages import Compression, Hello, Job, Refused, RingJob, TrainResult
 from planetary.runtime.backends import is_pjrt
 from planetary.wire.message import Message
 
@@ -61,12 +61,25 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """What workers are in this run, by the names that their operators choose by; empty: there is one role only."""
         return ()
 
+    @property
+    def codecs(self) -> set[str]:
+        """Codecs of updates that every worker must know."""
+        return set()
+
     def job(self, artifact: str, reference: str) -> Message:
         """Return what a worker is told to run once its artifact exists, and what its results are compared with."""
         raise NotImplementedError
 
     def refuse(self, hello: Hello) -> Refused | None:
         """Refuse a worker that is not fit for this kind of run; None where it is. Its name and key are in order."""
+        if unknown := sorted(self.codecs - set(hello.codecs)):
+            return Refused(
+                code="codec",
+                reason=f"this run sends updates as {', '.join(unknown)}, and the planetary of worker {hello.worker} "
+                f"has {', '.join(hello.codecs) or 'no codecs'}: install the gateway's version there, or set "
+                "sync.compression and sync.broadcast_compression to one of these",
+                kind="data",
+            )
         # What a PJRT worker loads is versioned StableHLO, which every later release reads.
         if is_pjrt(hello.backend) or hello.iree_version == self.iree_version:
             return None
@@ -110,6 +123,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     checkpoint_every: int
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
     ring: RingPolicy | None = None  # None: the star, through the gateway
+    compression: Compression = Compression()  # of the star
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any
 
@@ -117,6 +131,11 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     def roles(self) -> tuple[str, ...]:
         """See `FabricPolicy`."""
         return ("trainer",)
+
+    @property
+    def codecs(self) -> set[str]:
+        """See `FabricPolicy`."""
+        return self.compression.codecs
 
     @property
     def inner_steps(self) -> int:
@@ -151,6 +170,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             inner_state=self.inner_state,
             schedule=self.schedule,
             ring=None if self.ring is None else self.ring.job,
+            compression=self.compression,
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 
 import numpy as np
 
@@ -17,7 +16,8 @@ from planetary.data.reader import batches, read_slice
 from planetary.diloco.contributions import check_contribution
 from planetary.fabric.protocol.messages import EvalTask, TrainTask
 from planetary.fabric.shell.system import SYSTEM, System
-from planetary.fabric.worker.inner_state import InnerStates
+from planetary.fabric.worker.exchange import Exchange, WholeParameters
+from planetary.fabric.worker.inner_state import BackgroundSaver, InnerStates
 from planetary.fabric.worker.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
 from planetary.machine.events import Event
 from planetary.runtime.executor import Executor, StepResult
@@ -83,11 +83,19 @@ class Compute:
         states: InnerStates,
         *,
         reset_inner_state: bool,
+        exchange: Exchange | None = None,
+        feedback: InnerStates | None = None,
         check_ends: bool = False,
         report: Callable[[Event], None],
         system: System = SYSTEM,
     ) -> None:
-        """`check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks."""
+        """Start with an executor that nothing is loaded in.
+
+        `exchange`: what is sent of a task, None: its end parameters; `feedback`: its saved residuals, if it has any;
+        `check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks.
+        """
+        self.exchange: Exchange = WholeParameters(spec.params) if exchange is None else exchange
+        self._feedback = feedback
         self._executor = executor
         self._spec = spec
         self._buffers = buffers
@@ -97,22 +105,25 @@ class Compute:
         self._report = report
         self._clock = system.clock
         self._thread = system.threads("compute")
-        self._saver = system.threads("saver")
-        self._saving: Future[None] | None = None
+        self._saver = BackgroundSaver(system)
         self._params: Tensors | None = None  # of the tasks to come, as the gateway sent them
         self._on_device = False  # whether exactly these are on the device
         self._loaded = False  # whether buffers and optimizer state are on the device
         self._state_round: int | None = 0  # the round after which the device's optimizer state is; None: of no use
         self._stop: set[int] = set()
-        self._ends: dict[int, Tensors] = {}  # of the last finished train task
+        self._unusable: PlanetaryError | None = None  # why the parameters of the tasks to come are not here
+        self._ends: dict[int, Tensors] = {}  # what is sent of the last finished train task
 
     # --- called from the event loop ---------------------------------------------------------------------------
 
-    def use_parameters(self, params: Tensors) -> None:
-        """Later tasks start from these; the arrays must not change any more."""
+    def use_parameters(self, params: Callable[[], Tensors]) -> None:
+        """Later tasks start from what `params` returns in the compute thread; the arrays must not change any more."""
 
         def use() -> None:
-            self._params, self._on_device = params, False
+            try:
+                self._params, self._on_device, self._unusable = params(), False, None
+            except PlanetaryError as error:
+                self._unusable = error
 
         self._thread.submit(use)
 
@@ -129,13 +140,13 @@ class Compute:
         self._stop.add(task)
 
     def end_parameters(self, task: int) -> Tensors:
-        """Return the parameters after the last inner step of a finished train task, once."""
+        """Return what is sent of a finished train task, once."""
         return self._ends.pop(task)
 
     def close(self) -> None:
         """Wait for the current inner step and for files being saved, then release the device."""
         self._thread.shutdown(wait=True, cancel_futures=True)
-        self._saver.shutdown(wait=True)
+        self._saver.close()
         self._executor.close()
 
     # --- in the compute thread --------------------------------------------------------------------------------
@@ -143,6 +154,8 @@ class Compute:
     def _guarded(self, task: TrainTask | EvalTask, work: Callable[[], Event]) -> None:
         try:
             self._check_wanted(task.task)
+            if self._unusable is not None:
+                raise self._unusable
             event = work()
         except _Stopped:
             event = TaskStopped(task.task)
@@ -172,6 +185,7 @@ class Compute:
             self._check_wanted(task.task)
             self._report(StepDone(task.task, steps, last.loss))
         assert last is not None
+        assert self._params is not None
         seconds = self._clock.monotonic() - began
         self._state_round = task.round
         self._save_inner_state(task.round)
@@ -179,9 +193,21 @@ class Compute:
         defect = check_contribution(self._spec.params, ends) if self._check_ends else ""
         if defect:
             raise NumericsError(f"after inner step {steps} of {task.steps}: {defect}")
-        self._ends = {task.task: ends}
+        outgoing = self.exchange.give(self._params, ends)
+        if self._feedback is not None and self.exchange.residual is not None:
+            self._saver.save(self._feedback, task.round, self.exchange.residual)
+        self._ends = {task.task: outgoing.tensors}
         tokens_trained = steps * tokens_of_batch(self._spec)
-        return TrainingDone(task.task, task.round, steps, tokens_trained, total / steps, last.grad_norm, seconds)
+        return TrainingDone(
+            task.task,
+            task.round,
+            steps,
+            tokens_trained,
+            total / steps,
+            last.grad_norm,
+            seconds,
+            digest=outgoing.digest,
+        )
 
     def _evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> Event:
         if tokens is None:
@@ -216,15 +242,18 @@ class Compute:
             self._on_device = True
 
     def _prepare_inner_state(self, round_: int) -> None:
-        """Make the device's optimizer state one from before `round_`: the newest there is, else zeros."""
+        """Make optimizer state and error feedback those from before `round_`: the newest there are, else zeros."""
         self._ensure_loaded()
+        if self._feedback is not None and self.exchange.residual_specs:
+            self._saver.wait()  # what is being saved may be what is needed
+            kept = self._feedback.load(round_)
+            self.exchange.residual = None if kept is None else kept[1]
         if self._reset:
             self._executor.reset_opt_state()
             return
         if self._state_round is not None and 0 < self._state_round < round_:
             return
-        if self._saving is not None:
-            self._saving.exception()  # wait: what is being saved may be what is needed
+        self._saver.wait()
         saved = self._states.load(round_)
         if saved is None:
             self._executor.reset_opt_state()
@@ -234,16 +263,5 @@ class Compute:
         self._on_device = True
 
     def _save_inner_state(self, round_: int) -> None:
-        if self._reset:
-            return
-        state = self._executor.read_opt_state()
-
-        def save() -> None:
-            try:
-                self._states.save(round_, state)
-            except PlanetaryError as error:
-                log.warning("%s", error)
-
-        if self._saving is not None:
-            self._saving.exception()  # one at a time: a slow disk must not collect states in memory
-        self._saving = self._saver.submit(save)
+        if not self._reset:
+            self._saver.save(self._states, round_, self._executor.read_opt_state())

@@ -13,12 +13,14 @@ import os
 import re
 import zipfile
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
 
-from planetary.core.errors import ResourceError
+from planetary.core.errors import PlanetaryError, ResourceError
 from planetary.core.tensors import Tensors, TensorSpec
+from planetary.fabric.shell.system import System
 
 log = logging.getLogger(__name__)
 
@@ -85,3 +87,33 @@ class InnerStates:
 
     def _path(self, round_: int) -> Path:
         return self._folder / f"after-round-{round_}.npz"
+
+
+class BackgroundSaver:
+    """Saves states beside the training, one at a time: a slow disk must not collect them in memory."""
+
+    def __init__(self, system: System) -> None:
+        """Start a thread of `system`."""
+        self._thread = system.threads("saver")
+        self._saving: Future[None] | None = None
+
+    def save(self, states: InnerStates, round_: int, state: Tensors) -> None:
+        """Save a state once the one before is saved; a failure is logged."""
+
+        def save() -> None:
+            try:
+                states.save(round_, state)
+            except PlanetaryError as error:
+                log.warning("%s", error)
+
+        self.wait()
+        self._saving = self._thread.submit(save)
+
+    def wait(self) -> None:
+        """Wait for the state that is being saved."""
+        if self._saving is not None:
+            self._saving.exception()
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        self._thread.shutdown(wait=True)

@@ -202,6 +202,8 @@ class LeaseMachine:
                 grad_norm=event.grad_norm,
                 seconds=event.seconds,
                 through=event.through,
+                payload="delta" if event.digest else "end_parameters",
+                digest=event.digest,
             ),
         )
 

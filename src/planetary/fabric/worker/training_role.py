@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.compute import Compute
+from planetary.fabric.worker.exchange import Exchange, exchange_of
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.lease_machine import LeaseMachine
 from planetary.fabric.worker.ring_machine import RingMachine
@@ -33,7 +35,9 @@ PROGRESS_EVERY_S = 0.2
 class LeaseWork(Protocol):
     """What does the tasks of a role that trains leases, as `Compute` does."""
 
-    def use_parameters(self, params: Tensors) -> None:
+    exchange: Exchange
+
+    def use_parameters(self, params: Callable[[], Tensors]) -> None:
         """See `Compute`."""
         ...
 
@@ -68,7 +72,7 @@ class TrainingRole:
     def __init__(self, job: m.Job, place: Workplace, compute: LeaseWork, ready: m.Ready) -> None:
         self._spec, self._place, self._compute = job.spec, place, compute
         self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
-        self._params: dict[int, Tensors] = {}  # received and not used yet
+        self._params: dict[int, tuple[m.Parameters, Tensors]] = {}  # received and not used yet
         self.machine: LeaseMachine = LeaseMachine(ready, progress_every_s=PROGRESS_EVERY_S)
 
     def carry_out(self, instruction: e.Instruction) -> None:
@@ -95,7 +99,7 @@ class TrainingRole:
         """See `Role`."""
         match message:
             case m.Parameters():
-                return next((spec for spec in self._spec.params if spec.name == tensor.name), None)
+                return self._compute.exchange.expects(message, tensor.name)
             case m.TrainTask() | m.EvalTask() if tensor.name == "tokens":
                 return TensorSpec("tokens", message.slice.dtype, (message.slice.count,))
             case _:
@@ -112,15 +116,15 @@ class TrainingRole:
         """See `Role`."""
         self._compute.close()
 
-    def _start_from(self, version: int) -> Tensors:
-        """Return the parameters of later tasks."""
-        return self._params.pop(version)
+    def _start_from(self, version: int) -> Callable[[], Tensors]:
+        """Return what gives the parameters of later tasks."""
+        return partial(self._compute.exchange.take, *self._params.pop(version))
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         """Keep what came with a message; return what is wrong with it."""
         match message:
             case m.Parameters():
-                self._params[message.version] = tensors
+                self._params[message.version] = message, tensors
             case m.TrainTask() | m.EvalTask() if "tokens" in tensors:
                 self._tokens[message.task] = tensors["tokens"]
             case _:
@@ -132,7 +136,12 @@ class RingRole(TrainingRole):
     """In the ring. See `Role`."""
 
     def __init__(
-        self, job: m.Job, place: Workplace, compute: Compute, ready: m.Ready, make_communicator: MakeCommunicator
+        self,
+        job: m.Job,
+        place: Workplace,
+        compute: Compute,
+        ready: m.Ready,
+        make_communicator: MakeCommunicator,
     ) -> None:
         super().__init__(job, place, compute, ready)
         address = place.options.address
@@ -179,8 +188,9 @@ class RingRole(TrainingRole):
         self._ring.close()
         super().close()
 
-    def _start_from(self, version: int) -> Tensors:
-        return self._ring.start_from(version)
+    def _start_from(self, version: int) -> Callable[[], Tensors]:
+        params = self._ring.start_from(version)
+        return lambda: params
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         if not isinstance(message, m.OuterState):
@@ -245,12 +255,16 @@ class TrainingLoader:
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
+        exchange = exchange_of(job.spec.params, job.compression)
+        feedback = InnerStates(folder / "feedback", exchange.residual_specs) if exchange.residual_specs else None
         compute = Compute(
             step.executor,
             job.spec,
             step.buffers,
             states,
             reset_inner_state=job.inner_state == "reset",
+            exchange=exchange,
+            feedback=feedback,
             check_ends=job.ring is not None,
             report=place.post,
             system=place.system,

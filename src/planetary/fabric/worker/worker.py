@@ -18,6 +18,7 @@ from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore, digest_of
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.diloco.payload import CODECS
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import on_stop_signals
@@ -75,6 +76,7 @@ class WorkerShell:
             trial=options.trial,
             chosen=options.chosen,
             roles=options.roles,
+            codecs=tuple(CODECS),
         )
         self._shell = self.shell_type(
             machine,

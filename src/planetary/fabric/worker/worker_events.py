@@ -187,6 +187,7 @@ class TrainingDone(Event, frozen=True):
     grad_norm: float
     seconds: float
     through: int = 0  # of a site: as of `TrainResult`
+    digest: str = ""  # of the bytes that are sent in place of end parameters
 
 
 class EvaluationDone(Event, frozen=True):

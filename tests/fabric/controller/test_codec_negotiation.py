@@ -1,0 +1,84 @@
+"""Which workers a run with codecs takes, and whether they get whole parameters or a change."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from controller_bench import Bench
+
+from planetary.core.config import config_from_tables
+from planetary.core.errors import UserError
+from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.admission import refuse
+from planetary.fabric.protocol.state import ControllerState
+from planetary.simulation.small_training import small_policy
+
+
+def hello(*codecs: str) -> m.Hello:
+    version = small_policy(rounds=1, workers=1).iree_version
+    return m.Hello(
+        role="worker",
+        protocol=m.FABRIC.version,
+        software="test",
+        token="",
+        worker="a/0",
+        node="a",
+        pid=1,
+        backend="cpu",
+        target="host",
+        iree_version=version,
+        codecs=codecs,
+    )
+
+
+def test_a_worker_that_does_not_know_a_codec_is_refused_with_both_lists() -> None:
+    plain = small_policy(rounds=1, workers=1)
+    policy = msgspec.structs.replace(plain, compression=m.Compression(up="sparse", down="int4"))
+    refusal = refuse(hello("bf16", "int4"), policy, ControllerState(), {})
+    assert refusal is not None
+    assert refusal.code == "codec"
+    assert "sends updates as sparse, and the planetary of worker a/0 has bf16, int4" in refusal.reason
+    assert refuse(hello("sparse", "int4"), policy, ControllerState(), {}) is None
+    assert refuse(hello(), plain, ControllerState(), {}) is None
+
+
+@pytest.mark.parametrize(
+    ("sync", "outer", "words"),
+    [
+        ({"topology": "ring", "compression": "int4"}, {}, "only the star compresses"),
+        ({"broadcast_compression": "int4"}, {}, "would lose the rest"),
+        ({"compression": "sparse"}, {"merge": "median"}, "most numbers of most workers are 0"),
+        ({"compression": "zip"}, {}, 'expected one of "bf16"'),
+    ],
+)
+def test_codecs_that_do_not_go_with_the_rest_are_refused(
+    sync: dict[str, str], outer: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        config_from_tables({"sync": sync, "outer": outer})
+
+
+def test_a_worker_gets_a_change_only_from_the_version_that_it_has() -> None:
+    bench = Bench(workers=2)
+    star = bench.controller.topology
+    first, late = bench.join("a"), bench.join("b")
+    workers = bench.controller.desk.workers
+    star.stepped(e.OuterStepDone(1, 1.0, None, "d1"))
+
+    def sent_to(session: int, version: int) -> m.Parameters:
+        bench.controller.desk.out.clear()
+        star.send_parameters(workers[session], version)
+        (send,) = [one for one in bench.controller.desk.out if isinstance(one, e.Send)]
+        assert isinstance(send.message, m.Parameters)
+        whole = send.message.since < 0
+        assert send.payload == (e.ParametersOf(version) if whole else e.ChangeOf(version))
+        return send.message
+
+    workers[first].version, workers[late].version = 0, -1
+    assert sent_to(first, 1) == m.Parameters(version=1, since=0, digest="d1")
+    assert sent_to(late, 1) == m.Parameters(version=1)
+    workers[first].version = 0
+    star.stepped(e.OuterStepDone(2, 1.0, None, "d2"))
+    assert sent_to(first, 2) == m.Parameters(version=2)
+    assert sent_to(late, 2) == m.Parameters(version=2, since=1, digest="d2")

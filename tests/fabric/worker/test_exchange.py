@@ -1,0 +1,148 @@
+"""What a worker gets and sends with codecs: equal bits on both sides, and feedback that survives a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from planetary.core.errors import NumericsError, ProtocolError, RemoteProtocolError
+from planetary.core.tensors import TensorSpec
+from planetary.diloco.bfloat16 import f32_to_bf16
+from planetary.diloco.merge import Mean, Senders
+from planetary.diloco.outer import initial_state
+from planetary.diloco.payload import PAYLOAD, PayloadForm, payload_digest
+from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.worker.exchange import CodedUpdates, WholeParameters, exchange_of
+from planetary.fabric.worker.inner_state import InnerStates
+
+SPECS = (TensorSpec("w", "f32", (70, 90)), TensorSpec("b", "bf16", (40,)))
+START = {"w": np.full((70, 90), 0.5, np.float32), "b": f32_to_bf16(np.ones(40, np.float32))}
+
+
+def gateway(up: str, down: str) -> Parameters:
+    return Parameters(SPECS, initial_state(SPECS, START), 0, m.Compression(up=up, down=down))
+
+
+def trained(params: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
+    noise = np.random.default_rng(seed).standard_normal((70, 90)).astype(np.float32)
+    return {"w": params["w"] + np.float32(0.01) * noise, "b": f32_to_bf16(np.full(40, 1 + 0.1 * seed, np.float32))}
+
+
+def result(task: int, digest: str) -> m.TrainResult:
+    return m.TrainResult(
+        task=task, round=1, steps=1, tokens=1, loss=1.0, grad_norm=1.0, seconds=1.0, payload="delta", digest=digest
+    )
+
+
+@pytest.mark.parametrize(("up", "down"), [("int4", "int4"), ("sparse", "sparse"), ("float32", "bf16"), ("fp4", "none")])
+def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down: str) -> None:
+    server = gateway(up, down)
+    workers = [exchange_of(SPECS, m.Compression(up=up, down=down)) for _ in range(2)]
+    params = [dict(worker.take(m.Parameters(version=0), server.of_version(0))) for worker in workers]
+    for round_ in range(1, 5):
+        parts = []
+        for number, worker in enumerate(workers):
+            sent = worker.give(params[number], trained(params[number], 10 * round_ + number))
+            defect, tensors = server.read(result(number, sent.digest), sent.tensors)
+            assert not defect
+            parts.append((number, 1, server.attach(tensors)))
+        server.take_outer_step(round_, parts, 1.0, 0.0, Senders() if up == "sparse" else Mean())
+        for number, worker in enumerate(workers):
+            if down == "none":
+                message, tensors = m.Parameters(version=round_), server.of_version(round_)
+            else:
+                message = m.Parameters(version=round_, since=round_ - 1, digest=server.change_digest)
+                tensors = server.change_of(round_)
+            params[number] = dict(worker.take(message, tensors))
+        newcomer = exchange_of(SPECS, m.Compression(up=up, down=down))
+        fresh = newcomer.take(m.Parameters(version=round_), server.of_version(round_))
+        for name in START:
+            assert params[0][name].tobytes() == params[1][name].tobytes() == fresh[name].tobytes()
+
+
+def test_one_worker_with_a_float32_codec_trains_plainly() -> None:
+    """To rounding: a delta in float32 is rounded once, which end parameters are not."""
+    server, worker = gateway("float32", "float32"), exchange_of(SPECS, m.Compression(up="float32", down="float32"))
+    params = worker.take(m.Parameters(version=0), server.of_version(0))
+    ends = trained(dict(params), 1)
+    sent = worker.give(params, ends)
+    _, tensors = server.read(result(1, sent.digest), sent.tensors)
+    server.take_outer_step(1, [(1, 1, server.attach(tensors))], 1.0, 0.0, Mean())
+    change = m.Parameters(version=1, since=0, digest=server.change_digest)
+    np.testing.assert_allclose(worker.take(change, server.change_of(1))["w"], ends["w"], rtol=1e-6)
+
+
+def test_the_master_is_what_all_deltas_add_up_to_however_coarse_the_broadcast() -> None:
+    """The broadcast's rounding is never in the master copy, and what workers have stays near it."""
+    server, worker = gateway("float32", "int4"), exchange_of(SPECS, m.Compression(up="float32", down="int4"))
+    params = dict(worker.take(m.Parameters(version=0), server.of_version(0)))
+    total = START["w"].astype(np.float64)
+    for round_ in range(1, 12):
+        ends = trained(params, round_)
+        total += ends["w"].astype(np.float64) - params["w"]
+        sent = worker.give(params, ends)
+        _, tensors = server.read(result(round_, sent.digest), sent.tensors)
+        server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], 1.0, 0.0, Mean())
+        change = m.Parameters(version=round_, since=round_ - 1, digest=server.change_digest)
+        params = dict(worker.take(change, server.change_of(round_)))
+    np.testing.assert_allclose(server.state.params["w"], total, atol=1e-5)
+    far = np.linalg.norm(params["w"] - server.state.params["w"])
+    assert 0 < far < 0.3 * np.linalg.norm(trained(params, 0)["w"] - params["w"])
+
+
+def test_a_delta_that_was_altered_is_named_and_nothing_of_it_kept() -> None:
+    server, worker = gateway("int8", "none"), CodedUpdates(SPECS, m.Compression(up="int8"))
+    sent = worker.give(START, trained(START, 1))
+    defect, tensors = server.read(result(1, "0" * 32), sent.tensors)
+    assert "it was altered" in defect
+    assert tensors == {}
+    assert server.read(result(1, sent.digest), {PAYLOAD: sent.tensors[PAYLOAD][1:]})[0].startswith("reading an update")
+    assert server.read(result(1, sent.digest), {}) == ("it came without its delta", {})
+
+
+def test_a_change_that_was_altered_or_is_for_another_version_is_refused() -> None:
+    worker = CodedUpdates(SPECS, m.Compression(up="int4", down="int4"))
+    payload = PayloadForm("int4", SPECS).encode({"w": START["w"], "b": np.ones(40, np.float32)})
+    change = m.Parameters(version=3, since=2, digest=payload_digest(payload))
+    with pytest.raises(RemoteProtocolError, match="a change since 2, which this worker has not"):
+        worker.take(change, {PAYLOAD: payload})
+    worker.take(m.Parameters(version=2), {"w": START["w"], "b": np.ones(40, np.float32)})
+    with pytest.raises(ProtocolError, match="digest"):
+        worker.take(change, {PAYLOAD: payload ^ np.uint8(1)})
+
+
+def test_feedback_is_saved_and_loaded_by_round(tmp_path: Path) -> None:
+    """A worker that is started again goes on from the residual of the round before, as from its optimizer state."""
+    compression = m.Compression(up="int4")
+    first, states = (
+        CodedUpdates(SPECS, compression),
+        InnerStates(tmp_path, CodedUpdates(SPECS, compression).residual_specs),
+    )
+    first.give(START, trained(START, 1))
+    assert first.residual is not None
+    states.save(1, first.residual)
+    again = CodedUpdates(SPECS, compression)
+    found = states.load(2)
+    assert found is not None
+    again.residual = found[1]
+    one, other = first.give(START, trained(START, 2)), again.give(START, trained(START, 2))
+    assert one.digest == other.digest
+    fresh = CodedUpdates(SPECS, compression)
+    assert fresh.give(START, trained(START, 2)).digest != one.digest
+
+
+def test_a_nan_is_found_before_it_is_sent() -> None:
+    worker = CodedUpdates(SPECS, m.Compression(up="int4"))
+    with pytest.raises(NumericsError, match="tensor 'w' contains NaN"):
+        worker.give(START, {**START, "w": np.full((70, 90), np.nan, np.float32)})
+    assert worker.residual is None
+
+
+def test_without_codecs_everything_is_whole() -> None:
+    worker = exchange_of(SPECS, m.Compression())
+    assert isinstance(worker, WholeParameters)
+    assert worker.give(START, START).tensors is START
+    assert worker.take(m.Parameters(version=1), START) is START

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.data.tokenizer import Tokenizer
 from planetary.models.context import CacheSizes, StateSizes
 from planetary.serve.program.serving_program import Decode
@@ -53,11 +53,11 @@ class ServedModel:
     refresh: Callable[[int], ServedModel | None] | None = None
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the parameters by name."""
+        """Return the parameters by name, as a host has them."""
         import jax
 
-        leaves = jax.tree.leaves(self.params)
-        return {spec.name: np.asarray(leaf, np.float32) for spec, leaf in zip(self.specs, leaves, strict=True)}
+        leaves = zip(self.specs, jax.tree.leaves(self.params), strict=True)
+        return {spec.name: np.ascontiguousarray(np.asarray(leaf)).view(host_dtype(spec.dtype)) for spec, leaf in leaves}
 
     @property
     def param_count(self) -> int:

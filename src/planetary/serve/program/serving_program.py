@@ -41,7 +41,7 @@ def serving_program(decode: Decode, params: Any, specs: tuple[TensorSpec, ...], 
         CompileError: the model cannot be lowered.
     """
     functions = shape.functions(specs)
-    templates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), leaf.dtype), params)
+    templates = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
     with ir.new_context():
         module = ir.empty_module()
         for name, spec in functions.items():

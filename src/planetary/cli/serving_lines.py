@@ -48,9 +48,9 @@ class ServingLines:
             if t > self._told:
                 self._told = t
                 print(text, flush=True)
-        ready = status.state == "training"
+        ready = status.state == "serving"
         if ready and not self._ready:
-            count = sum(worker.state in {"ready", "evaluating"} for worker in status.workers)
+            count = sum(worker.state in {"ready", "serving"} for worker in status.workers)
             print(f"serving at {self._endpoint}/v1 with {count} worker{'' if count == 1 else 's'}", flush=True)
         elif not ready and status.stage and status.stage != self._stage:
             print(status.stage, flush=True)

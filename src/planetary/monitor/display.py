@@ -20,6 +20,7 @@ _RUN_STYLE = {
     "preparing": "cyan",
     "waiting": "yellow",
     "training": "green",
+    "serving": "green",
     "finishing": "cyan",
     "finished": "bold green",
     "failed": "bold red",
@@ -31,6 +32,7 @@ _WORKER_STYLE = {
     "ready": "blue",
     "training": "green",
     "evaluating": "magenta",
+    "serving": "green",
     "lost": "bold red",
     "stopped": "dim",
 }

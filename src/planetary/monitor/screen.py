@@ -12,7 +12,7 @@ from planetary.core.printable import one_line
 from planetary.fabric.protocol.status import FINAL_STATES, RunStatus
 from planetary.monitor import human_numbers as human
 
-_PRESENT = frozenset({"ready", "training", "evaluating"})
+_PRESENT = frozenset({"ready", "training", "evaluating", "serving"})
 
 
 def plain_lines(before: RunStatus | None, after: RunStatus) -> list[str]:

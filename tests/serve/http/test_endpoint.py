@@ -167,7 +167,7 @@ def test_a_client_that_leaves_cancels_its_text() -> None:
         ("/v1/completions", {"prompt": "a", "n": 0}, 400, "n"),
         ("/v1/completions", {"prompt": "a", "stop": [""]}, 400, "stop"),
         ("/v1/completions", {"prompt": "a", "model": "other"}, 404, "'other' is not served"),
-        ("/v1/completions", {"prompt": "a", "response_format": {"type": "json_object"}}, 400, "response_format"),
+        ("/v1/completions", {"prompt": "a", "response_format": {"type": "xml"}}, 400, "response_format"),
         ("/v1/chat/completions", {"messages": []}, 400, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "king", "content": "a"}]}, 400, "king"),
         ("/detokenize", {"tokens": [-1]}, 400, "found -1"),

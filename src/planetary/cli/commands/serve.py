@@ -43,6 +43,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--context", type=int, metavar="TOKENS", help="the longest text, prompt included")
     parser.add_argument("--batch", type=int, metavar="N", help="texts that a worker continues at once (default: 8)")
     parser.add_argument("--cache-mb", type=float, metavar="MB", help="memory for keys and values (default: 256)")
+    parser.add_argument("--weights", choices=("f32", "bf16", "int8", "int4"), help="bits of parameters (default: f32)")
     parser.add_argument(
         "--experts", metavar="WHICH", help="of a mixture's run: real, surrogates, or composer:N (default: real)"
     )
@@ -81,7 +82,7 @@ def _config(args: argparse.Namespace) -> Config:
     if not args.model.exists():
         raise UserError(f"serve: there is no {args.model}: expected a run folder, a checkpoint or a pretrained model")
     serve: dict[str, Any] = {"model": str(args.model.resolve()), "follow": args.follow}
-    for name in ("host", "port", "name", "context", "batch", "cache_mb", "experts"):
+    for name in ("host", "port", "name", "context", "batch", "cache_mb", "experts", "weights"):
         if getattr(args, name) is not None:
             serve[name] = getattr(args, name)
     for name in ("keys", "chat_template"):

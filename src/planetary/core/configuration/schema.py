@@ -252,6 +252,8 @@ class ServeConfig(msgspec.Struct, frozen=True):
     queue: Count = 256  # texts that may wait for a worker; what comes then is refused (429)
     cache_mb: Positive = 256.0  # memory of each worker for keys and values, in MiB
     cache_precision: Literal["f32", "bf16"] = "f32"  # of keys and values
+    # of the parameters: in fewer bits they take less memory; they are widened where they are used
+    weights: Literal["f32", "bf16", "int8", "int4"] = "f32"
     # which experts a mixture's run is served with: real, surrogates in place of all, or composer:N, that composer's own
     # and surrogates for the others
     experts: str = "real"

@@ -146,7 +146,7 @@ def stage_of(host: Gateway[Any, Any, Any], state: RunState, why: str) -> tuple[s
     else, unless something is compiled.
     """
     stage, since = host.compiling
-    idle = "" if state == "training" or state in FINAL_STATES else host.stage
+    idle = "" if state in ("training", "serving") or state in FINAL_STATES else host.stage
     return stage or why or idle, since
 
 

@@ -14,11 +14,11 @@ from typing import Literal
 
 import msgspec
 
-RunState = Literal["preparing", "waiting", "training", "finishing", "finished", "failed", "stopped"]
+RunState = Literal["preparing", "waiting", "training", "serving", "finishing", "finished", "failed", "stopped"]
 """preparing: data, export, compilation; waiting: too few workers for a round; training: a round is open;
 finishing: last evaluation and pictures; finished, failed and stopped are final."""
 
-WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating", "lost", "stopped"]
+WorkerState = Literal["starting", "fetching", "ready", "training", "evaluating", "serving", "lost", "stopped"]
 """starting: its process runs; fetching: it loads the artifact; ready: connected and idle; lost: gone, may
 come back; stopped: it ended on purpose."""
 

@@ -30,6 +30,7 @@ from planetary.run.kinds import kind_of
 from planetary.run.model.trained_model import code_of, fill_tree, tokenizer_of_run
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_program import Decode
+from planetary.serve.program.weight_precision import narrowed
 
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
@@ -59,6 +60,7 @@ def load_served(config: Config) -> ServedModel:
             raise UserError(
                 f"cannot read the chat template {config.serve.chat_template}: {error.strerror or error}"
             ) from error
+    model = narrowed(model, config.serve.weights)
     return replace(model, name=config.serve.name) if config.serve.name else model
 
 

@@ -213,8 +213,8 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         status = base_status(self, state, 0)
         return msgspec.structs.replace(
             status,
-            state=ended_as(state.ended) or ("training" if controller.scheduler.seats else "waiting"),
-            stage=self.why_not_ready,
+            state=ended_as(state.ended) or ("serving" if self.is_ready else "waiting"),
+            stage=self.why_not_ready or f"{self.endpoint}: {self.running} texts are continued, {self.waiting} wait",
             workers=workers_seen(controller.desk, state.losses, lambda worker: _seen(worker, controller)),
             tokens_total=controller.tokens,
         )
@@ -473,7 +473,7 @@ def _seen(worker: WorkerSession, controller: ServingController) -> WorkerStatus:
         name=worker.worker,
         node=worker.node,
         pid=worker.pid,
-        state="evaluating" if seat is not None and seat.texts else state,
+        state="serving" if seat is not None and seat.texts else state,
         backend=worker.backend,
         target=worker.target,
         device=worker.device,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.resources
 import json
 import logging
 import secrets
@@ -22,6 +24,7 @@ from planetary.net.addresses import is_loopback
 from planetary.serve.http import answers
 from planetary.serve.http.chat_template import ChatTemplate
 from planetary.serve.http.generation import Choice, ChoicePiece, Generation
+from planetary.serve.http.grammar import Grammars
 from planetary.serve.http.keys import KeyFile
 from planetary.serve.http.requests import (
     ChatRequest,
@@ -34,6 +37,7 @@ from planetary.serve.http.service import Service
 from planetary.serve.http.serving_metrics import ServingMetrics
 from planetary.serve.http.text_assembly import TextPiece
 from planetary.serve.program.served_model import ServedModel
+from planetary.serve.scheduling.constraint import Constraint
 from planetary.serve.scheduling.texts import TextRequest
 from planetary.web.bodies import parsed, read_body
 from planetary.web.errors import ApiError, wrong
@@ -43,6 +47,11 @@ log = logging.getLogger(__name__)
 
 MOST_BODY = 16 << 20  # bytes
 RETRY_S = 1
+_PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; frame-ancestors 'none'",
+    "referrer-policy": "no-referrer",
+}
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -65,6 +74,7 @@ class Endpoint:
             )
         self._metrics = ServingMetrics(service)
         self._template: tuple[ServedModel, ChatTemplate] | None = None
+        self._grammars: tuple[ServedModel, Grammars] | None = None
         self.url = ""
         self._server: WebServer | None = None
 
@@ -94,7 +104,11 @@ class Endpoint:
             ("/detokenize", "POST"): self._detokenize,
             ("/metrics", "GET"): self._metrics_text,
         }
-        open_to_all = {("/health", "GET"): self._health, ("/ready", "GET"): self._ready}
+        open_to_all = {
+            ("/", "GET"): self._page,
+            ("/health", "GET"): self._health,
+            ("/ready", "GET"): self._ready,
+        }
         routes = [
             *(Route(path, self._answered(handler), methods=[method]) for (path, method), handler in guarded.items()),
             *(
@@ -175,6 +189,7 @@ class Endpoint:
             "owned_by": "planetary",
             "max_model_len": 0 if shape is None else shape.window,
             "version": model.version,
+            "has_chat_template": bool(model.chat_template),
         }
 
     async def _tokenize(self, request: Request) -> Response:
@@ -188,6 +203,11 @@ class Endpoint:
         model = self._named(body.model)
         _known(body.tokens, model, "tokens")
         return _json({"prompt": model.tokenizer.decode(body.tokens).decode(errors="replace")})
+
+    async def _page(self, request: Request) -> Response:
+        """Return the chat page, which asks for a key where one is needed."""
+        page = importlib.resources.files("planetary.serve.http").joinpath("chat_page.html").read_bytes()
+        return Response(page, media_type="text/html; charset=utf-8", headers=_PAGE_HEADERS)
 
     async def _health(self, request: Request) -> Response:
         return _json({"status": "ok"})
@@ -211,7 +231,10 @@ class Endpoint:
             raise wrong("max_tokens", "expected 1 or more, unless the prompt is echoed")
         likeliest = body.logprobs or 0
         scores = body.echo and body.logprobs is not None
-        texts = self._texts(request, body, model, prompts, most=max(most, 1), likeliest=likeliest, scores=scores)
+        make = await self._constraints(model, body)
+        texts = self._texts(
+            request, body, model, prompts, most=max(most, 1), likeliest=likeliest, scores=scores, make=make
+        )
         generation = self._generation(request, body, model, texts)
         number = f"cmpl-{secrets.token_hex(12)}"
         echoes = [model.tokenizer.decode(one.prompt).decode(errors="replace") if body.echo else "" for one in texts]
@@ -264,7 +287,8 @@ class Endpoint:
             raise wrong("top_logprobs", "needs logprobs to be true")
         shape = self._service.shape
         most = body.max_completion_tokens or body.max_tokens or (shape.window if shape is not None else 1)
-        texts = self._texts(request, body, model, [prompt], most=most, likeliest=body.top_logprobs or 0)
+        make = await self._constraints(model, body)
+        texts = self._texts(request, body, model, [prompt], most=most, likeliest=body.top_logprobs or 0, make=make)
         generation = self._generation(request, body, model, texts)
         number = f"chatcmpl-{secrets.token_hex(12)}"
 
@@ -317,6 +341,14 @@ class Endpoint:
 
     # --- both -------------------------------------------------------------------------------------------------
 
+    async def _constraints(self, model: ServedModel, body: GenerationRequest) -> Callable[[], Constraint] | None:
+        """Return what makes the constraints of a request's texts; None: they may be anything. Raises `ApiError`."""
+        if body.response_format is None:
+            return None
+        if self._grammars is None or self._grammars[0].tokenizer is not model.tokenizer:
+            self._grammars = model, Grammars(model)
+        return await asyncio.to_thread(self._grammars[1].constraints, body.response_format)
+
     def _texts(
         self,
         request: Request,
@@ -327,8 +359,12 @@ class Endpoint:
         most: int,
         likeliest: int,
         scores: bool = False,
+        make: Callable[[], Constraint] | None = None,
     ) -> list[TextRequest]:
-        """Return the texts of a request. Raises `ApiError` for prompts that are too long, or too many texts."""
+        """Return the texts of a request. Raises `ApiError` for prompts that are too long, or too many texts.
+
+        `make` returns what a text's tokens have to obey.
+        """
         shape = self._service.shape
         assert shape is not None
         texts = []
@@ -353,6 +389,7 @@ class Endpoint:
                         ends=frozenset() if body.ignore_eos else model.ends,
                         likeliest=min(likeliest, shape.candidates),
                         scores_prompt=scores,
+                        constraint=None if make is None else make(),
                     )
                 )
         if self._service.waiting + len(texts) > self._options.queue:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from planetary.core.errors import UserError
+from planetary.serve.http.grammar import ResponseFormat
 from planetary.serve.scheduling.sampling import SamplingOptions
 from planetary.web.errors import ApiError, wrong
 
@@ -23,12 +24,6 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a stream has beside the text."""
 
     include_usage: bool = False
-
-
-class ResponseFormat(msgspec.Struct, frozen=True):
-    """What the text has to be."""
-
-    type: str
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,8 +71,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
     def options(self, vocabulary: int) -> SamplingOptions:
         """Return how tokens are drawn. Raises `ApiError` for values that cannot be."""
-        if self.response_format is not None and self.response_format.type != "text":
-            raise wrong("response_format", f'expected the type "text", found "{self.response_format.type}"')
         bias: dict[int, float] = {}
         for token, value in (self.logit_bias or {}).items():
             if not token.isdecimal() or int(token) >= vocabulary:

@@ -110,6 +110,7 @@ def draw(
     *,
     generated: Sequence[int] = (),
     most: int | None = None,
+    allowed: np.ndarray | None = None,
 ) -> Drawn:
     """Return the next token.
 
@@ -119,6 +120,7 @@ def draw(
         position: of the token in its text.
         generated: tokens before it that are no part of the prompt.
         most: tokens below this can be drawn; None: all.
+        allowed: bool [V], tokens that can be drawn, one at least below `most`; with the row. None: all.
     """
     if found.row is None:
         ids, values = found.ids, found.values
@@ -126,6 +128,9 @@ def draw(
         ids, values = np.arange(len(found.row)), found.row
     if most is not None and most < len(ids):
         kept = ids < most
+        ids, values = ids[kept], values[kept]
+    if allowed is not None:
+        kept = allowed[ids]
         ids, values = ids[kept], values[kept]
     scores = _changed(ids, values.astype(np.float64), options, generated)
     if options.temperature == 0 or options.top_k == 1:

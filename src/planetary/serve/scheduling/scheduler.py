@@ -319,7 +319,8 @@ class Scheduler:
     def _needs_row(self, text: Text, row: Row) -> bool:
         """Whether all log-probabilities are needed of what a row finds."""
         most = self._shape.candidates
-        return row.ends and (text.request.options.needs_row(most) or self._vocabulary < self._shape.vocabulary)
+        constrained = text.request.constraint is not None or self._vocabulary < self._shape.vocabulary
+        return row.ends and (constrained or text.request.options.needs_row(most))
 
     def _reserve(self, seat: Seat, text: Text, tokens: int, spared: Sequence[Text] = ()) -> bool:
         """Give a text pages for so many tokens; the youngest text, maybe this one, may have to go and wait for that."""
@@ -351,11 +352,25 @@ class Scheduler:
             scored = self._scored(text, row, found)
         if not row.ends:
             return Given(request.text, tuple(scored)) if scored else None
-        drawn = draw(found, request.options, len(text.tokens), generated=text.generated, most=self._vocabulary)
+        allowed = None
+        if request.constraint is not None:
+            allowed = request.constraint.allowed(text.generated)
+            if not allowed[: self._vocabulary].any():
+                return Given(request.text, tuple(scored), "stop")
+        drawn = draw(
+            found,
+            request.options,
+            len(text.tokens),
+            generated=text.generated,
+            most=self._vocabulary,
+            allowed=allowed,
+        )
         if drawn.token in request.ends:
             return Given(request.text, tuple(scored), "stop")
         text.tokens.append(drawn.token)
         given = (*scored, self._token(drawn, found, request.likeliest))
+        if request.constraint is not None and request.constraint.is_complete(text.generated):
+            return Given(request.text, given, "stop")
         full = len(text.tokens) >= self._shape.window or len(text.generated) >= request.most
         return Given(request.text, given, "length" if full else "")
 

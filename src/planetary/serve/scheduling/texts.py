@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from planetary.serve.scheduling.constraint import Constraint
 from planetary.serve.scheduling.page_pool import Prefix, prefixes
 from planetary.serve.scheduling.sampling import SamplingOptions
 
@@ -26,6 +27,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
         ends: tokens that end the text; they are not given out.
         likeliest: for how many of the likeliest tokens log-probabilities are wanted beside the drawn one's.
         scores_prompt: whether the prompt's own log-probabilities are wanted.
+        constraint: that the generated tokens obey; None: there is none. It is this text's alone.
     """
 
     text: int
@@ -36,6 +38,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     ends: frozenset[int] = frozenset()
     likeliest: int = 0
     scores_prompt: bool = False
+    constraint: Constraint | None = None
 
 
 class Token(msgspec.Struct, frozen=True):

@@ -24,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 import openai
 import psutil
 
 from planetary.core.config import config_from_tables
 from planetary.models.context import WholeText
+from planetary.models.llama import LlamaConfig
 from planetary.run.model.served import load_served
 
 STREAMS = 8
@@ -45,10 +47,11 @@ def random_run(folder: Path) -> Path:
     return folder / "random"
 
 
-def serve(run: Path, folder: Path, backend: str) -> tuple[subprocess.Popen[bytes], str]:
-    """Start a server with one worker; return it and its URL."""
+def serve(run: Path, folder: Path, backend: str, workers: int) -> tuple[subprocess.Popen[bytes], str]:
+    """Start a server; return it and its URL."""
     log = folder / "serve.log"
     command = [sys.executable, "-m", "planetary", "serve", str(run), "--port=0", f"--backend={backend}"]
+    command.append(f"--workers={workers}")
     with log.open("wb") as file:
         process = subprocess.Popen([*command, f"--batch={STREAMS}"], stdout=file, stderr=subprocess.STDOUT)
     while process.poll() is None:
@@ -69,15 +72,16 @@ def timed(work: Callable[[], Any], times: int = 5) -> float:
     return statistics.median(found)
 
 
-def worker_of(process: subprocess.Popen[bytes]) -> int | None:
-    """Return the worker's process; None while there is none."""
+def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """Return the processes of workers that run now."""
+    found = []
     for child in psutil.Process(process.pid).children(recursive=True):
         try:
             if "worker" in child.cmdline()[1:5]:
-                return child.pid
+                found.append(child.pid)
         except psutil.Error:
             continue
-    return None
+    return found
 
 
 def transformers_text(run: Path, prompt: list[int], count: int) -> Callable[[], Any]:
@@ -107,13 +111,15 @@ def main() -> None:
     parser.add_argument("--backend", default="cpu")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--only-kills", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         run = args.run or random_run(folder)
         model = load_served(config_from_tables({"serve": {"model": str(run.resolve())}}))
         args.source = run
-        process, url = serve(run, folder, args.backend)
+        process, url = serve(run, folder, args.backend, args.workers)
         try:
             measure(args, model, process, openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=300))
         finally:
@@ -136,6 +142,24 @@ def measure(args: argparse.Namespace, model: Any, process: subprocess.Popen[byte
         asked: dict[str, Any] = {"model": name, "prompt": prompt, "max_tokens": count, "temperature": 0.0, **options}
         return client.completions.create(**asked, extra_body=extra)
 
+    short = rng.integers(0, size, 8).tolist()
+    count = window - 24
+    if not args.only_kills:
+        compare(args, model, complete=complete, whole=whole, short=short, count=count)
+    kill(args, process, complete, short, count)
+
+
+def compare(
+    args: argparse.Namespace,
+    model: Any,
+    *,
+    complete: Callable[..., Any],
+    whole: Callable[..., Any],
+    short: list[int],
+    count: int,
+) -> None:
+    """Print how tokens compare with the whole forward pass, and times with those of others."""
+    window, rng, size = model.window // 16 * 16, np.random.default_rng(0), model.tokenizer.vocab_size
     prompts = [rng.integers(0, size, rng.integers(1, window // 2)).tolist() for _ in range(args.prompts)]
     equal = worst = 0.0
     for prompt in prompts:
@@ -148,8 +172,6 @@ def measure(args: argparse.Namespace, model: Any, process: subprocess.Popen[byte
     print(f"first greedy tokens equal to the whole forward pass: {int(equal)} of {len(prompts)}")
     print(f"largest difference of their log-probabilities: {worst:.1e}")
 
-    count = window - 24
-    short = prompts[0][:8]
     one = timed(lambda: complete(short, count))
 
     def together() -> None:
@@ -166,6 +188,25 @@ def measure(args: argparse.Namespace, model: Any, process: subprocess.Popen[byte
         theirs = timed(transformers_text(args.source, short, count), 5)
         print(f"time of a token in a stream, of transformers' generate with its cache: {one / theirs:.2f}")
 
+    if "llama" in str(model.decode) and all(importlib.util.find_spec(name) for name in ("gguf", "llama_cpp")):
+        from serving_llama_cpp import continues, write_gguf
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.gguf"
+            write_gguf(model, msgspec.convert(model.decode.keywords, LlamaConfig), path)
+            for threads in (1, 2):
+                theirs = timed(continues(path, short, count, threads), 3)
+                print(f"time of a token in a stream, of llama.cpp with {threads} threads: {one / theirs:.2f}")
+
+
+def kill(
+    args: argparse.Namespace,
+    process: subprocess.Popen[bytes],
+    complete: Callable[..., Any],
+    short: list[int],
+    count: int,
+) -> None:
+    """Kill workers in streams, and print how many texts differ."""
     asked: dict[str, Any] = {"seed": 1, "temperature": 1.0, "logprobs": 1}
     expected = complete(short, count, **asked).choices[0].logprobs.tokens
     kills = differ = 0
@@ -173,12 +214,12 @@ def measure(args: argparse.Namespace, model: Any, process: subprocess.Popen[byte
         found: list[str] = []
         for place, piece in enumerate(complete(short, count, stream=True, **asked)):
             found += piece.choices[0].logprobs.tokens if piece.choices[0].logprobs else []
-            worker = worker_of(process) if place in (5, 40) else None
-            if worker is not None and kills < args.kills:
-                os.kill(worker, signal.SIGKILL)
+            workers = workers_of(process) if place % 35 == 5 else []
+            if workers and kills < args.kills:
+                os.kill(workers[kills % len(workers)], signal.SIGKILL)
                 kills += 1
         differ += found != expected
-    print(f"texts that differ or fail after {kills} kills of the only worker in streams: {differ}")
+    print(f"texts that differ or fail after {kills} kills of {args.workers} workers in streams: {differ}")
 
 
 if __name__ == "__main__":

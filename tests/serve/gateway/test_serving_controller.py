@@ -21,10 +21,12 @@ from planetary.serve.gateway.serving_controller import (
     Submit,
     UseWeights,
 )
+from planetary.serve.program.serving_shape import IDS, ROW, VALUES
 from planetary.serve.protocol.serving_messages import Compute, ServingJob, ServingReady
 from planetary.serve.scheduling.sampling import SamplingOptions
 from planetary.serve.scheduling.scheduler import Call, Row
 from planetary.serve.scheduling.texts import TextRequest
+from planetary.serve.worker.drawing_ahead import next_call
 from planetary.version import __version__
 
 
@@ -44,6 +46,7 @@ class Fabric:
             weights="first",
         )
         self.now, self.sessions = 0.0, 0
+        self.seconds, self.longest = 0.01, 0
         self.controller = ServingController(ServingDesk(policy, ServingState()), 10.0, 0.0)
         self.workers: dict[int, FakeWorker] = {}
         self.calls: dict[int, Compute] = {}
@@ -92,13 +95,22 @@ class Fabric:
         self.post(e.Received(session, ServingReady(artifact=job.artifact, weights=job.weights, device="", verified="")))
 
     def compute(self, session: int) -> None:
+        """Compute a call; where the worker draws by itself, the one that follows from it is next."""
         message = self.calls.pop(session)
         rows = tuple(
             Row(0, tokens, start, pages, ends=True)
             for tokens, start, pages in zip(message.tokens, message.starts, message.pages, strict=True)
         )
         found = self.workers[session].compute(Call(message.function, rows, message.full))
-        self.post(CallComputed(session, message.call, 0.01, Results(tuple(found))))
+        arrays = {VALUES: np.stack([one.values for one in found]), IDS: np.stack([one.ids for one in found])}
+        if message.full:
+            arrays[ROW] = np.stack([one.row for one in found if one.row is not None])
+        following = next_call(message, arrays)
+        self.longest = max(self.longest, message.ahead)
+        if following is not None:
+            self.calls[session] = following
+        event = CallComputed(session, message.call, self.seconds, Results(tuple(found)), following is None)
+        self.post(event)
 
     def forget(self, session: int) -> None:
         self.workers.pop(session, None)
@@ -111,12 +123,15 @@ class Fabric:
 
 def request(number: int, rng: np.random.Generator) -> TextRequest:
     prompt = tuple(int(token) for token in rng.integers(0, 3, rng.integers(1, 70)))
-    return TextRequest(text=number, prompt=prompt, most=int(rng.integers(1, 40)), options=SamplingOptions(seed=number))
+    ends = frozenset({7}) if rng.random() < 0.5 else frozenset()
+    options = SamplingOptions(seed=number, presence_penalty=float(rng.random() < 0.2))
+    return TextRequest(text=number, prompt=prompt, most=int(rng.integers(1, 40)), options=options, ends=ends)
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_texts_are_the_same_whatever_happens_to_workers(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "drawing_ahead"), [(seed, seed % 3 > 0) for seed in range(20)])
+def test_texts_are_the_same_whatever_happens_to_workers(seed: int, drawing_ahead: bool) -> None:
     rng, fabric = np.random.default_rng(seed), Fabric()
+    fabric.seconds = 0.01 if drawing_ahead else 1.0  # so slow a worker never computes by itself
     requests = {number: request(number, rng) for number in range(1, 9)}
     coming, names, faults = list(requests.values()), 0, 0
     while len(fabric.finished) < len(requests):
@@ -147,8 +162,9 @@ def test_texts_are_the_same_whatever_happens_to_workers(seed: int) -> None:
         elif busy:
             fabric.compute(int(rng.choice(busy)))
     assert faults > 0
+    assert (fabric.longest > 0) == drawing_ahead
     for number, one in requests.items():
-        assert fabric.finished[number] == "length"
+        assert fabric.finished[number] in ("length", "stop")
         assert fabric.got[number] == alone(one)
 
 

@@ -18,7 +18,7 @@ from planetary.fabric.protocol.records import EndKind
 from planetary.fabric.protocol.run_fold import RunFold
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.serve.program.serving_shape import ServingShape
-from planetary.serve.protocol.serving_messages import Compute, ServingJob, ServingReady
+from planetary.serve.protocol.serving_messages import Compute, Drawing, ServingJob, ServingReady
 from planetary.serve.scheduling.sampling import Candidates
 from planetary.serve.scheduling.scheduler import Call, Given, Scheduler
 from planetary.serve.scheduling.texts import TextRequest
@@ -26,6 +26,9 @@ from planetary.serve.scheduling.texts import TextRequest
 FIRST_CALL_S = 300.0
 """A worker may compile a function when it is first called."""
 CALL_S = 30.0
+AHEAD_S = 0.05
+"""So long a worker may compute by itself: a text that comes meanwhile waits for it."""
+MOST_AHEAD = 15
 CALL_FACTOR = 20.0
 """A call that takes so many times as long as the longest before, and `CALL_S`, is stuck."""
 
@@ -56,6 +59,7 @@ class CallComputed(e.Event, frozen=True):
     call: int
     seconds: float
     results: Results
+    last: bool = True
 
 
 class UseWeights(e.Event, frozen=True):
@@ -169,7 +173,7 @@ class ServingController(RunController[ServingDesk]):
         under_way = self._calls.get(worker.session)
         if under_way is None or under_way.number != event.call:
             return  # of an earlier connection, or of other weights
-        if not _fits(under_way.call, event.results.rows):
+        if not _fits(under_way.call, event.results.rows, last=event.last):
             reason = f"the results of {under_way.call.function} are not those of its {len(under_way.call.rows)} texts"
             failure = m.TaskFailed(task=event.call, kind="internal", reason=reason)
             self._take_failure(worker, failure, now)
@@ -178,9 +182,13 @@ class ServingController(RunController[ServingDesk]):
         self.membership.succeeded(worker)
         key = (worker.session, under_way.call.function)
         self._slowest[key] = max(self._slowest.get(key, 0.0), event.seconds)
-        for given in self.scheduler.computed(worker.session, event.results.rows):
+        for given in self.scheduler.computed(worker.session, event.results.rows, last=event.last):
             self.tokens += len(given.tokens)
             self.desk.out.append(GiveTokens(given))
+        self.scheduler.ahead = min(MOST_AHEAD, int(AHEAD_S / max(event.seconds, 1e-4)))
+        call = self.scheduler.seats[worker.session].call
+        if call is not None:
+            self._calls[worker.session] = UnderWay(event.call, call, now)
 
     def _use(self, digest: str, trial: str) -> None:
         """Give every worker the new weights; texts go on where a worker has them first."""
@@ -211,7 +219,25 @@ class ServingController(RunController[ServingDesk]):
         for session, call in self.scheduler.next_calls():
             self._number += 1
             self._calls[session] = UnderWay(self._number, call, now)
-            self.desk.send(session, _message(self._number, call))
+            self.desk.send(session, self._message(self._number, call))
+
+    def _message(self, number: int, call: Call) -> Compute:
+        message = Compute(
+            call=number,
+            function=call.function,
+            tokens=tuple(row.tokens for row in call.rows),
+            starts=tuple(row.start for row in call.rows),
+            pages=tuple(row.pages for row in call.rows),
+            full=call.full,
+            following=tuple(row.following for row in call.rows) if call.scores else (),
+        )
+        if not call.ahead:
+            return message
+        requests = [self.scheduler.request(row.text) for row in call.rows]
+        drawings = tuple(Drawing(request.options, request.ends) for request in requests)
+        return msgspec.structs.replace(
+            message, ahead=call.ahead, drawings=drawings, vocabulary=self.desk.policy.vocabulary
+        )
 
     def _why_nothing_goes_on(self) -> str:
         return "" if self.scheduler.seats else self.membership.whom_we_wait_for()
@@ -238,22 +264,14 @@ class ServingController(RunController[ServingDesk]):
         yield set(self.scheduler.seats) <= set(self.desk.workers), "a worker that is gone has a seat"
 
 
-def _fits(call: Call, found: Sequence[Candidates]) -> bool:
+def _fits(call: Call, found: Sequence[Candidates], *, last: bool) -> bool:
     """Whether a worker's results can be those of a call."""
-    return len(found) == len(call.rows) and all(
-        (one.row is not None or not call.full)
-        and (not call.scores or (one.scores is not None and len(one.scores.values) >= len(row.tokens)))
-        for one, row in zip(found, call.rows, strict=True)
-    )
-
-
-def _message(number: int, call: Call) -> Compute:
-    return Compute(
-        call=number,
-        function=call.function,
-        tokens=tuple(row.tokens for row in call.rows),
-        starts=tuple(row.start for row in call.rows),
-        pages=tuple(row.pages for row in call.rows),
-        full=call.full,
-        following=tuple(row.following for row in call.rows) if call.scores else (),
+    return (
+        (last or call.ahead > 0)
+        and len(found) == len(call.rows)
+        and all(
+            (one.row is not None or not call.full)
+            and (not call.scores or (one.scores is not None and len(one.scores.values) >= len(row.tokens)))
+            for one, row in zip(found, call.rows, strict=True)
+        )
     )

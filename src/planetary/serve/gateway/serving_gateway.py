@@ -32,6 +32,7 @@ from planetary.machine.journal import Record
 from planetary.models.context import CacheSizes, StateSizes
 from planetary.runtime.program_runner import Program
 from planetary.serve.gateway.serving_controller import (
+    MOST_AHEAD,
     CallComputed,
     Cancel,
     GiveTokens,
@@ -316,11 +317,11 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         assert self.prepared is not None
         shape = self.prepared.shape
         return Limits(
-            tensor_bytes=shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
+            tensor_bytes=(MOST_AHEAD + 2) * shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
             + shape.chunks[-1] * (4 + 8 * shape.candidates)
             + MIB,
             tensors=1,
-            messages_under_way=2,
+            messages_under_way=MOST_AHEAD + 2,
         )
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
@@ -341,7 +342,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         except RemoteProtocolError as error:
             self._post(e.Received(session, m.TaskFailed(task=message.call, kind="internal", reason=str(error))))
             return
-        self._post(CallComputed(session, message.call, message.seconds, Results(rows)))
+        self._post(CallComputed(session, message.call, message.seconds, Results(rows), message.last))
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:
         if isinstance(instruction, GiveTokens):

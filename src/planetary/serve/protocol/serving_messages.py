@@ -7,6 +7,7 @@ import msgspec
 from planetary.core.step import FunctionSpec
 from planetary.fabric.protocol import messages as m
 from planetary.serve.program.serving_shape import ServingShape
+from planetary.serve.scheduling.sampling import SamplingOptions
 
 WEIGHTS = "weights of a served model"
 """What the packed parameters of a model say that they are."""
@@ -52,8 +53,15 @@ class ServingReady(m.RoleMessage, frozen=True, kw_only=True):
     verified: str
 
 
+class Drawing(msgspec.Struct, frozen=True):
+    """How a text's next tokens are drawn, and which of them end it."""
+
+    options: SamplingOptions
+    ends: frozenset[int]
+
+
 class Compute(m.RoleMessage, frozen=True, kw_only=True):
-    """Compute a call. A worker gets the next one when it has answered.
+    """Compute a call. A worker gets the next one when it has answered, the last time if it draws tokens itself.
 
     All lists have one entry a text. Texts keep their pages from call to call; the gateway alone knows whose they are.
     """
@@ -64,6 +72,9 @@ class Compute(m.RoleMessage, frozen=True, kw_only=True):
     starts: tuple[int, ...]  # position of the first of them
     pages: tuple[tuple[int, ...], ...]  # of the text, in order
     full: bool  # whether the log-probabilities of all tokens are sent, beside the likeliest
+    ahead: int = 0  # further calls with tokens that the worker draws itself, unless a text ends before
+    drawings: tuple[Drawing, ...] = ()  # with `ahead`: how they are drawn
+    vocabulary: int | None = None  # with `ahead`: tokens below it can be drawn; None: all
     following: tuple[int, ...] = ()  # the token after the new ones, for a scoring call; -1: there is none yet
 
 
@@ -76,6 +87,7 @@ class Computed(m.RoleMessage, frozen=True, kw_only=True):
 
     call: int
     seconds: float  # that the device took
+    last: bool = True  # whether no further results of this call follow, of tokens that the worker drew itself
 
 
 SERVING = m.FABRIC.extended(ServingJob, ServingReady, Compute, Computed)

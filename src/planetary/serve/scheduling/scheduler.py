@@ -8,7 +8,7 @@ turns (Agrawal et al. 2024, arXiv:2403.02310), so that neither waits for the oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from planetary.serve.program.serving_shape import PAGE, ServingShape, decode_name, prefill_name, score_name
@@ -51,12 +51,15 @@ class Call:
         rows: the texts, as many as the function has places, or fewer.
         full: whether the log-probabilities of all tokens are needed, and not only of the likeliest.
         scores: whether the tokens of a prompt are scored.
+        ahead: how many further calls the worker makes of it, each with the tokens that it draws from the one before.
+            What it has drawn is drawn again here, from the same numbers.
     """
 
     function: str
     rows: tuple[Row, ...]
     full: bool
     scores: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class Scheduler:
     Attributes:
         seats: the workers, by session.
         waiting: texts without a worker, the oldest first.
+        ahead: how many calls a worker may make by itself after the one that it is given, while no text waits. A text
+            that comes then waits for them.
     """
 
     def __init__(self, shape: ServingShape, vocabulary: int) -> None:
@@ -113,6 +118,7 @@ class Scheduler:
         self._shape, self._vocabulary = shape, vocabulary
         self.seats: dict[int, Seat] = {}
         self.waiting: list[Text] = []
+        self.ahead = 0
         self._turn = 0
 
     # --- workers ----------------------------------------------------------------------------------------------
@@ -161,6 +167,10 @@ class Scheduler:
                 return True
         return False
 
+    def request(self, number: int) -> TextRequest:
+        """Return the request of a text that a worker computes."""
+        return next(seat.texts[number] for seat in self.seats.values() if number in seat.texts).request
+
     def has(self, number: int) -> bool:
         """Whether a text is neither finished nor cancelled."""
         return any(text.request.text == number for text in self.waiting) or any(
@@ -193,15 +203,20 @@ class Scheduler:
             if len(found) == before or not self.waiting:  # a text that made room for another may go to an idle worker
                 return found
 
-    def computed(self, session: int, results: Sequence[Candidates]) -> list[Given]:
-        """Take the results of a worker's call, in the order of its rows; return what texts have got."""
+    def computed(self, session: int, results: Sequence[Candidates], *, last: bool = True) -> list[Given]:
+        """Take the results of a worker's call, in the order of its rows; return what texts have got.
+
+        `last`: whether the worker has no further results of the call.
+        """
         seat = self.seats[session]
         assert seat.call is not None
         call, seat.call = seat.call, None
         found = []
+        following = []  # rows of the call that the worker makes by itself
         for row, candidates in zip(call.rows, results, strict=True):
             text = seat.texts.get(row.text)
             if text is None:
+                following.append(row)
                 continue  # cancelled meanwhile
             text.failures = 0
             self._cache(seat, text, row)
@@ -210,6 +225,9 @@ class Scheduler:
                 found.append(given)
                 if given.finished:
                     self._remove(seat, row.text)
+            following.append(replace(row, tokens=(text.tokens[-1],), start=text.cached))
+        if not last:
+            seat.call = replace(call, rows=tuple(following), ahead=call.ahead - 1)
         return found
 
     def invariants(self) -> Iterator[tuple[bool, str]]:
@@ -306,9 +324,29 @@ class Scheduler:
         if not chosen:
             return None
         rows = tuple(self._row(text, 1) for text in chosen)
+        ahead = self._steps_ahead(seat, chosen)
+        rows = tuple(replace(row, pages=tuple(text.pages)) for row, text in zip(rows, chosen, strict=True))
         reach = self._shape.reach_for(max(len(text.pages) for text in chosen))
         full = any(self._needs_row(text, row) for text, row in zip(chosen, rows, strict=True))
-        return Call(decode_name(self._shape.batch_for(len(rows)), reach), rows, full)
+        return Call(decode_name(self._shape.batch_for(len(rows)), reach), rows, full, ahead=ahead)
+
+    def _steps_ahead(self, seat: Seat, chosen: Sequence[Text]) -> int:
+        """Return how many calls a worker makes by itself after one that continues these texts; give them the pages."""
+        by_itself = all(
+            text.request.constraint is None and not text.request.options.changes_scores and text.missing == 1
+            for text in chosen
+        )
+        if self.waiting or len(chosen) < len(seat.texts) or not by_itself:
+            return 0
+        most = (min(text.request.most - len(text.generated), self._shape.window - len(text.tokens)) for text in chosen)
+        ahead = max(0, min(self.ahead, min(most) - 1))
+        for text in chosen:
+            while ahead and self._shape.pages_for(text.cached + 1 + ahead) > len(text.pages):
+                if seat.pool.available:
+                    text.pages.append(seat.pool.take())
+                else:
+                    ahead -= 1
+        return ahead
 
     def _row(self, text: Text, count: int) -> Row:
         start = text.cached

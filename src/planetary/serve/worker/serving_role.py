@@ -34,6 +34,7 @@ from planetary.serve.program.serving_shape import (
 )
 from planetary.serve.program.serving_trial import decode_trial
 from planetary.serve.protocol.serving_messages import WEIGHTS, Compute, Computed, ServingJob, ServingReady
+from planetary.serve.worker.drawing_ahead import next_call
 from planetary.serve.worker.model_check import check_model
 
 log = logging.getLogger(__name__)
@@ -163,14 +164,23 @@ class ServingRole:
 
     def _run(self) -> None:
         while (message := self._calls.get()) is not None:
-            began = time.perf_counter()
-            try:
-                found = self._model.compute(message)
-            except Exception as error:
-                log.exception("call %d failed", message.call)
-                reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
-                kind = "resource" if isinstance(error, PlanetaryError) else "internal"
-                self._send(m.TaskFailed(task=message.call, kind=kind, reason=reason), None)
-                continue
-            done = Computed(call=message.call, seconds=time.perf_counter() - began)
-            self._send(done, pack_arrays("results", None, found))
+            following: Compute | None = message
+            while following is not None:
+                following = self._compute(following)
+
+    def _compute(self, message: Compute) -> Compute | None:
+        """Compute a call and send its results; return the one that follows from them, if one does."""
+        began = time.perf_counter()
+        try:
+            found = self._model.compute(message)
+            seconds = time.perf_counter() - began
+            following = next_call(message, found)
+        except Exception as error:
+            log.exception("call %d failed", message.call)
+            reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
+            kind = "resource" if isinstance(error, PlanetaryError) else "internal"
+            self._send(m.TaskFailed(task=message.call, kind=kind, reason=reason), None)
+            return None
+        done = Computed(call=message.call, seconds=seconds, last=following is None)
+        self._send(done, pack_arrays("results", None, found))
+        return following

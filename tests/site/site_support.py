@@ -61,6 +61,7 @@ class Running:
         self.site, self.url, self.folder, self.client = site, url, folder, client
         self.workers: dict[str, asyncio.Task[None]] = {}
         self.joined: list[tuple[str, str]] = []  # worker and run, in the order of their greetings
+        self.restarts: list[tuple[str, str]] = []  # worker and why, as supervisors are told
 
     async def get(self, path: str, **more: Any) -> httpx.Response:
         return await self.client.get(path, **more)
@@ -96,21 +97,26 @@ class Running:
         """Start a worker that dials again whenever its connection ends."""
         self.workers[name] = asyncio.ensure_future(self._work(name, answers=answers, roles=roles))
 
+    def supervise(self, name: str) -> None:
+        """Start the supervisor of a worker, which dials again like it."""
+        work = self._work(name, answers=False, roles=(), role="supervisor")
+        self.workers[f"supervisor of {name}"] = asyncio.ensure_future(work)
+
     async def kill(self, name: str) -> None:
         self.workers[name].cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self.workers.pop(name)
 
-    async def _work(self, name: str, *, answers: bool, roles: tuple[str, ...]) -> None:
+    async def _work(self, name: str, *, answers: bool, roles: tuple[str, ...], role: str = "worker") -> None:
         while True:
             with contextlib.suppress(PlanetaryError, TimeoutError):
-                await self._session(name, answers=answers, roles=roles)
+                await self._session(name, role, answers=answers, roles=roles)
             await asyncio.sleep(0.02)
 
-    async def _session(self, name: str, *, answers: bool, roles: tuple[str, ...]) -> None:
+    async def _session(self, name: str, role: str, *, answers: bool, roles: tuple[str, ...]) -> None:
         connection = await connect("127.0.0.1", self.site.port, Trust.plain_loopback(), PROTOCOL)
         greeting = m.Hello(
-            role="worker",
+            role=role,
             protocol=PROTOCOL.version,
             software=__version__,
             token="",
@@ -126,9 +132,11 @@ class Running:
         try:
             welcome = await say_hello(connection, greeting, 10.0)
             if isinstance(welcome, m.Welcome):
-                self.joined.append((name, welcome.run))
+                self.joined.append((name if role == "worker" else f"supervisor of {name}", welcome.run))
             while True:
                 message = (await connection.receive(10.0)).message
+                if isinstance(message, m.RestartWorker):
+                    self.restarts.append((name, message.reason))
                 if isinstance(message, RollCall) and answers:
                     await connection.send(Present(name=name))
         finally:
@@ -142,13 +150,17 @@ CONTROLLERS = Controllers(
 
 @contextlib.asynccontextmanager
 async def running(
-    folder: Path, controllers: Controllers = CONTROLLERS, *, access: Access | None = None
+    folder: Path,
+    controllers: Controllers = CONTROLLERS,
+    *,
+    access: Access | None = None,
+    security: Security | None = None,
 ) -> AsyncIterator[Running]:
     options = SiteOptions(
         name="lab", folder=folder / "runs", cache=folder / "cache", host="127.0.0.1", port=0, controllers=controllers
     )
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    site = Site(options, Security(), wall=SystemClock().wall)
+    site = Site(options, security or Security(), wall=SystemClock().wall)
     await site.open()
     access = access or Access(
         TokenFile(folder / "state"), anonymous=Scope.READ, known={"the test": (Scope.ADMIN, ADMIN)}

@@ -12,7 +12,11 @@ import pytest
 from openapi_spec_validator import validate
 from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
 
-from planetary.web.access import Scope, TokenFile
+from planetary.core.clock import SystemClock
+from planetary.fabric.gateway.gateway import Security
+from planetary.net import invite
+from planetary.net.authority import Authority
+from planetary.web.access import Access, Scope, TokenFile
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 
@@ -261,6 +265,23 @@ def test_metrics_are_json_and_for_prometheus(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
+def test_beyond_loopback_nothing_is_told_without_a_token(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        async with httpx.AsyncClient(base_url=site.url) as stranger:
+            for path in ("/v1/jobs", "/", "/status.json", "/v1/events", "/metrics", "/v1/federation/status"):
+                assert (await stranger.get(path)).status_code == 401, path
+            for path in ("/health", "/healthz", "/readyz", "/v1/openapi.json"):
+                assert (await stranger.get(path)).status_code == 200, path
+            assert (await stranger.get("/status.json?token=page")).status_code == 200
+            assert (
+                await stranger.post("/v1/jobs?token=root", json={})
+            ).status_code == 401  # in an address it only reads
+        assert (await site.get("/v1/federation/status")).json() == {"enabled": False, "runs": []}
+
+    known = {"the page's": (Scope.READ, "page"), "root": (Scope.ADMIN, "root"), "the test": (Scope.ADMIN, ADMIN)}
+    run(tmp_path, test, access=Access(known=known))
+
+
 def test_no_model_is_said_when_none_is_served(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         answer = await site.post("/v1/inference/chat/completions", {"messages": []})
@@ -276,6 +297,24 @@ def test_invites_are_refused_where_there_are_none(tmp_path: Path) -> None:
         assert "--plain-loopback" in message_of(answer)
 
     run(tmp_path, test)
+
+
+def test_invites_are_made_listed_and_revoked(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        made = await site.post("/v1/invites", {"expires_in_s": 60, "node": "gpu-box"})
+        assert made.status_code == 201
+        read = invite.read(made.json()["token"])
+        assert (read.id, read.node) == (made.json()["id"], "gpu-box")
+        listed = await site.get("/v1/invites")
+        assert made.json()["token"] not in listed.text
+        (one,) = listed.json()["invites"]
+        assert (one["id"], one["node"], one["revoked_at"]) == (read.id, "gpu-box", None)
+        assert (await site.client.delete(f"/v1/invites/{read.id[:6]}")).json()["revoked_at"] > 0
+        assert (await site.client.delete("/v1/invites/zzz")).status_code == 404
+        assert (await site.post("/v1/invites", {"node": "a b"})).status_code == 400
+        assert (await site.post("/v1/invites", {"expires_in_s": -1})).status_code == 400
+
+    run(tmp_path, test, security=Security.by(Authority.open(tmp_path / "state", SystemClock().wall())))
 
 
 def test_jobs_outlive_the_site(tmp_path: Path) -> None:

@@ -165,3 +165,32 @@ def test_the_configured_job_begins_with_the_site_and_only_once(tmp_path: Path) -
             assert (await site.post("/v1/training/jobs")).json()["job_id"] == "toy-2"
 
     asyncio.run(whole())
+
+
+def test_a_supervisor_follows_its_worker_and_restarts_it(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        site.supervise("a")
+        site.join("a")
+        await works_for(site, a="")
+        await site.submit()
+        await works_for(site, a="toy")
+
+        async def told() -> bool:
+            """Ask until the supervisor has dialled again, which a restart needs."""
+            await site.post("/v1/workers/a/restart")
+            return bool(site.restarts)
+
+        await site.until(told)
+        assert site.restarts[0] == ("a", "restarted by the test")
+        assert ("supervisor of a", "toy") in site.joined
+        await site.submit(name="toy-serve")
+        await works_for(site, a="toy-serve")
+
+        peers = site.site.peers
+
+        async def together() -> bool:
+            return {peer.run for peer in peers} == {"toy-serve"} and len(peers) == 2
+
+        await site.until(together)
+
+    run(tmp_path, test)

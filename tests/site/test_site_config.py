@@ -34,7 +34,8 @@ def written(folder: Path, **more: Any) -> Path:
 def test_pcps_file_loads_and_names_once_what_has_no_effect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "experiment.json").write_text("{}")
     training = {"enabled": True, "config_path": "experiment.json", "api": {"port": 1}, "no_dashboard": True}
-    path = written(tmp_path, controllers={"training": training}, neo4j={"uri": "bolt://x", "user": "u"})
+    hub = {"federation_hub_endpoint": "hub:1"}
+    path = written(tmp_path, controllers={"training": training}, neo4j={"uri": "bolt://x", "user": "u"}, **hub)
     with caplog.at_level(logging.WARNING):
         config = load_site(path)
     assert is_site_file(path)
@@ -43,14 +44,14 @@ def test_pcps_file_loads_and_names_once_what_has_no_effect(tmp_path: Path, caplo
         "lab-alpha",
         PCP["api_token_env"],
     )
-    assert (config.api.port, config.worker_fabric.port, config.hub) == (18010, 8080, "")
+    assert (config.api.port, config.worker_fabric.port, config.federation.enabled) == (18010, 8080, False)
     chosen = config.controllers.of("training")
     assert (chosen.enabled, chosen.config_path) == (True, str(tmp_path / "experiment.json"))
     assert config.controllers.of("rl") == Controller()
     (warning,) = [record.getMessage() for record in caplog.records]
-    for key in ("neo4j", "internal_api_token_env", "controllers.*.api"):
+    for key in ("neo4j", "internal_api_token_env", "controllers.*.api", "federation_hub_endpoint"):
         assert key in warning
-    for key in ("graph_backend", "no_dashboard", "federation", "api_token_env,"):
+    for key in ("graph_backend", "no_dashboard", "federation.enabled", "federation.token_env"):
         assert key not in warning
 
 

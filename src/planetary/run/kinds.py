@@ -28,7 +28,7 @@ class RunKind(ABC):
     Attributes:
         name: of the kind, in messages.
         roles: what workers may be in it, by the names that `--role` takes; empty: there is one role only.
-        controller: of a gateway with several, the one that runs it: "training", "inference" or "rl".
+        controller: of a gateway with several, the one that runs it: "training", "inference" or "rl"; "": none does.
     """
 
     name: ClassVar[str]
@@ -191,6 +191,7 @@ class Reinforcement(RunKind):
 
     name = "reinforcement"
     roles = ("actor", "learner")
+    controller = "rl"
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""
@@ -259,6 +260,7 @@ class Hub(Rounds):
 
     name = "hub"
     roles = ("site",)
+    controller = ""
 
     def claims(self, config: Config) -> bool:
         """See `RunKind`."""

@@ -304,6 +304,10 @@ class Site:
         """
         folder = self._takes_jobs()
         kind = kind_of(config)
+        if not kind.controller:
+            raise UserError(
+                f"a run of the kind {kind.name!r} is none of a gateway with several: it has its own command"
+            )
         if controller not in ("", kind.controller):
             raise UserError(f"a configuration of the kind {kind.name!r} is for {kind.controller}, not for {controller}")
         chosen = self.options.controllers.of(kind.controller)

@@ -111,11 +111,6 @@ class SiteConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Name of the environment variable with the token that may do everything; "": none."""
         return self.api.token_env or self.api_token_env or ""
 
-    @property
-    def hub(self) -> str:
-        """Address of the hub; "": none."""
-        return self.federation.upstream or self.federation_hub_endpoint or ""
-
 
 _GRAPH = "there is no knowledge graph here"
 NO_EFFECT: Mapping[str, str] = {
@@ -126,13 +121,20 @@ NO_EFFECT: Mapping[str, str] = {
     "custom_extensions": "extensions are Python packages here",
     "internal_api_token_env": "controllers are parts of this process and need no token for each other",
     "api.internal_token_env": "controllers are parts of this process and need no token for each other",
-    "global_controller_endpoint": "the hub's address is federation.upstream",
+    "global_controller_endpoint": "a job's configuration names its hub: federation.hub",
+    "federation_hub_endpoint": "a job's configuration names its hub: federation.hub",
+    "federation.upstream": "a job's configuration names its hub: federation.hub",
+    "federation.enabled": "a job's configuration names its hub: federation.hub",
     "controllers.*.api": "controllers answer on the gateway's own port",
     "controllers.*.no_dashboard": "the dashboard is a page of the gateway's own port",
     "controllers.*.backend": "workers say which backend they have",
 }
 """Key -> why it has no effect."""
-_SAME_HERE: Mapping[str, Any] = {"graph_backend": "memory", "controllers.*.no_dashboard": True}
+_SAME_HERE: Mapping[str, Any] = {
+    "graph_backend": "memory",
+    "federation.enabled": False,
+    "controllers.*.no_dashboard": True,
+}
 
 
 def is_site_file(path: Path) -> bool:
@@ -223,7 +225,9 @@ def _without_nothing(value: Any) -> Any:
 
 
 def _warn(tables: Mapping[str, Any], path: Path) -> None:
-    given = {**tables, **{f"api.{key}": value for key, value in (tables.get("api") or {}).items()}}
+    given = dict(tables)
+    for section in ("api", "federation"):
+        given |= {f"{section}.{key}": value for key, value in (tables.get(section) or {}).items()}
     for controller in (tables.get("controllers") or {}).values():
         given |= {f"controllers.*.{key}": value for key, value in (controller or {}).items()}
     reasons: dict[str, list[str]] = {}

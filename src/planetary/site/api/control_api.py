@@ -11,6 +11,7 @@ from starlette.requests import HTTPConnection, Request
 from planetary.fabric.gateway.run_files import CONFIG, METRICS
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.dashboard import PageOperations
+from planetary.site.api.federation_operations import FederationOperations
 from planetary.site.api.invite_operations import InviteOperations
 from planetary.site.api.job_operations import JobOperations, status_of
 from planetary.site.api.observing_operations import ObservingOperations
@@ -40,6 +41,7 @@ def operations_of(site: Site, *, lab: str = "") -> tuple[Operations, ...]:
         CheckpointOperations(site),
         ArtifactOperations(site),
         ObservingOperations(site, lab=lab),
+        FederationOperations(site),
         page_of(site),
     )
 

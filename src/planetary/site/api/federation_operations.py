@@ -1,0 +1,94 @@
+"""Federations that runs of this gateway take part in: as a hub, or as a site of one. PCP's paths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Literal
+
+import msgspec
+from starlette.requests import Request
+
+from planetary.fabric.protocol.status import WorkerStatus
+from planetary.site.hosted_run import HostedRun
+from planetary.site.site import Site
+from planetary.web.access import Scope
+from planetary.web.operations import Operation
+
+FederationRole = Literal["hub", "site"]
+
+
+class FederatedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run that takes part in a federation."""
+
+    job_id: str
+    role: FederationRole
+    hub: str  # "HOST:PORT"; "": it is the hub itself
+    site: str  # its name at the hub; "": it is the hub itself
+    round: int  # finished ones
+
+
+class FederationView(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether this gateway takes part in federations, and how."""
+
+    enabled: bool
+    runs: tuple[FederatedRun, ...]
+
+
+class PeerList(msgspec.Struct, frozen=True, kw_only=True):
+    """Sites of the hubs that run here, as their hubs see them."""
+
+    peers: tuple[WorkerStatus, ...]
+
+
+class FederationOperations:
+    """See the module."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    def operations(self) -> Sequence[Operation]:
+        """See `web.operations.Operations`."""
+        read = partial(Operation, method="GET", group="federation", scope=Scope.READ)
+        return (
+            read(
+                path="/v1/federation/status",
+                name="get_federation",
+                text="Return which runs take part in a federation.",
+                handler=self._status,
+                answer=FederationView,
+            ),
+            read(
+                path="/v1/federation/peers",
+                name="list_federation_peers",
+                text="List the sites of the hubs that run here.",
+                handler=self._peers,
+                answer=PeerList,
+            ),
+        )
+
+    async def _status(self, request: Request) -> FederationView:
+        runs = tuple(
+            _view(name, run, role) for name, run in self._site.runs.items() if (role := _role(run)) is not None
+        )
+        return FederationView(enabled=bool(runs), runs=runs)
+
+    async def _peers(self, request: Request) -> PeerList:
+        hubs = [run for run in self._site.runs.values() if _role(run) == "hub"]
+        return PeerList(peers=tuple(peer for run in hubs for peer in run.status().workers))
+
+
+def _role(run: HostedRun) -> FederationRole | None:
+    federation = run.gateway.config.federation
+    return "hub" if federation.sites else "site" if federation.hub else None
+
+
+def _view(name: str, run: HostedRun, role: FederationRole) -> FederatedRun:
+    config = run.gateway.config
+    return FederatedRun(
+        job_id=name,
+        role=role,
+        hub=config.federation.hub if role == "site" else "",
+        site=(config.federation.site or config.run.name) if role == "site" else "",
+        round=run.status().rounds_finished,
+    )

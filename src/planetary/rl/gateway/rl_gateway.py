@@ -97,6 +97,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         self._attachments = 0
         self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of its batches
         self._reference: Tensors | None = None
+        self._reference_is_kept = True  # on the disk, or made of the configuration again
         self._chooses = random.SystemRandom()  # no worker can know which of its texts are computed again
 
     # --- the run ----------------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             defect = await asyncio.to_thread(check_contribution, prepared.model.specs, tensors)
         except RemoteProtocolError as error:
             defect = str(error)
-        steps, tokens = self._batches.get(message.task, (0, 0))
+        steps, tokens = self._batches.pop(message.task, (0, 0))
         if not defect and (message.steps, message.tokens) != (steps, tokens):
             defect = (
                 f"it has trained {message.steps} steps of {message.tokens} tokens, and was given {steps} of {tokens}"
@@ -279,9 +280,8 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation)
 
     def _keep_reference(self) -> None:
-        prepared, start, _ = self._parts
-        self._reference = dict(start.parameters.state.params)
-        self._work.add(asyncio.to_thread(keep_reference, self.options, prepared.model.specs, self._reference))
+        _, start, _ = self._parts
+        self._reference, self._reference_is_kept = dict(start.parameters.state.params), False
 
     def _checkpoint(self, instruction: e.WriteCheckpoint) -> Checkpoint:
         prepared, start, _ = self._parts
@@ -302,6 +302,9 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         began, round_ = self._clock.monotonic(), checkpoint.info.round
         folder, keep = self.options.folder / CHECKPOINTS, self.config.checkpoint.keep
         try:
+            if self._reference is not None and not self._reference_is_kept:  # before what is resumed with it
+                keep_reference(self.options, checkpoint.info.param_specs, self._reference, self._system.files)
+                self._reference_is_kept = True
             path = write_checkpoint(folder, checkpoint, keep=keep, files=self._system.files)
         except ResourceError as error:
             return e.CheckpointLost(round_, str(error))

@@ -59,7 +59,9 @@ class PagedContext:
 
     def rows(self, table: jax.Array) -> jax.Array:
         """See `Context`."""
-        return jnp.take(table, self._positions(), axis=0, mode="clip")
+        # Clipped before it is looked up: a look-up that becomes a selection would find nothing beyond the table, and a
+        # chunk's unused end may be there.
+        return jnp.take(table, jnp.clip(self._positions(), 0, len(table) - 1), axis=0, mode="clip")
 
     def attend(self, layer: int, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
         """See `Context`. One softmax over what the cache has and what is new."""
@@ -93,15 +95,16 @@ class PagedContext:
         cache = self._cache
         layers = [part for layer in sorted(self._new) for part in self._new[layer]]
         new = jnp.stack(layers, axis=1).astype(cache.dtype)  # [B, 2 L, S, G, D]
+        last = self._pages.shape[1] - 1
         for text in range(new.shape[0]):
             first = self._start[text] // PAGE
             if self._count == 1:
-                page = jnp.take(self._pages[text], first, mode="clip")
+                page = jnp.take(self._pages[text], jnp.minimum(first, last), mode="clip")
                 place = (page, 0, self._start[text] % PAGE, 0, 0)
                 cache = jax.lax.dynamic_update_slice(cache, new[text][None], place)
                 continue
             for part in range(self._count // PAGE):
-                page = jnp.take(self._pages[text], first + part, mode="clip")
+                page = jnp.take(self._pages[text], jnp.minimum(first + part, last), mode="clip")
                 # A chunk may end before its last pages: the text has none there, and they go where nobody reads.
                 page = jnp.where(part * PAGE < self._length[text], page, 0)
                 one = new[text, :, part * PAGE : (part + 1) * PAGE][None]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import planetary
+from planetary.core.errors import PlanetaryError
 from planetary.fabric.gateway.run_files import holder_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(280)]
@@ -59,7 +60,7 @@ def test_rounds_go_on_after_a_worker_and_the_gateway_are_killed(tmp_path: Path, 
     gateway = holder_of(folder)
     assert gateway is not None
     os.kill(gateway, signal.SIGKILL)
-    with pytest.raises(planetary.PlanetaryError):
+    with pytest.raises(PlanetaryError):
         run.wait(60)
     finished = run.metrics[-1].round
     again = planetary.Run.open(folder).resume(rounds=finished + 4, cache=shared_cache, plain_loopback=True)

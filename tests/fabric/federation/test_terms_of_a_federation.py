@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
+from planetary.cli.main import main
 from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config, apply_overrides, config_hash, to_toml
 from planetary.core.configuration.schema import OuterConfig, SiteEntry
 from planetary.core.errors import UserError
 from planetary.core.tensors import TensorSpec
 from planetary.fabric.federation.facts import differences, facts_of
+from planetary.fabric.federation.federation_status import FederationStanding
+from planetary.fabric.federation.hub_gateway import HubGateway
 from planetary.fabric.federation.hub_policy import terms_of
-from planetary.fabric.protocol.records import RoundFinished, WorkerBanned, WorkerRefused
+from planetary.fabric.federation.site_gateway import SiteGateway
+from planetary.fabric.protocol.records import RoundFinished, WorkerBanned, WorkerJoined, WorkerRefused
 from planetary.simulation.federation import SimFederation, hub_config, site_config
 from planetary.simulation.small_training import SmallTraining, small_training
 
@@ -133,6 +138,52 @@ def test_a_site_that_begins_anew_under_its_old_name_is_refused() -> None:
     run(made)
     assert "its run folder has 0: it is another folder" in end_of(made, "b")
     assert not [r for r in made.hub.journal if isinstance(r, WorkerBanned)]
+
+
+def test_a_site_of_another_hub_is_refused_with_the_names_of_both() -> None:
+    """The hub's run is begun again in another folder: for the sites it is another hub."""
+    made = federation({"a": {}, "b": {}}, rounds=30)
+    hub = made.hub
+
+    def begin_another() -> None:
+        hub.kill_gateway()
+        (hub.run_folder / "hub").unlink()
+
+    made.world.at(14.0, begin_another)
+    made.run(2000.0)
+    for name in "ab":
+        assert "belongs to the hub run sim-" in end_of(made, name)
+        assert "this hub runs sim-" in end_of(made, name)
+
+
+def test_a_hub_and_its_sites_say_how_they_stand() -> None:
+    made = federation({"a": {"most_share": 0.5}, "b": {"role": "standby"}}, rounds=4)
+    seen: list[FederationStanding] = []
+
+    def look() -> None:
+        gateways = [made.hub.gateway, made.sites["a"].gateway]
+        seen.extend(one.federation() for one in gateways if isinstance(one, HubGateway | SiteGateway))
+
+    for second in (0.01, 12.0, 14.0):
+        made.world.at(second, look)
+    run(made)
+    look()
+    [hub] = [view for view in seen[-2:] if view.role == "hub"]
+    assert (hub.version, hub.tokens_total) == (4, 128)
+    assert [(one.terms.name, one.tokens, one.banned) for one in hub.sites] == [("a", 128, ""), ("b", 0, "")]
+    [site] = [view for view in seen[-2:] if view.role == "site"]
+    assert (site.hub, site.version, site.uncounted) == (hub.hub, 4, 0)
+    joined = {r.worker: r.verified for r in made.hub.journal if isinstance(r, WorkerJoined)}
+    assert joined == {"a": "part 1 of 2, at most 50% of the weight", "b": "part 2 of 2, standby"}
+
+
+def test_a_hub_without_sites_is_told_what_to_give(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("[train]\nrounds = 2\n")
+    assert main(["federation-hub", "--gateway-config", str(config)]) == 2
+    assert "federation.sites = [" in capsys.readouterr().err
+    assert main(["gateway", "--gateway-config", str(config), "--site", "paris"]) == 2
+    assert "--hub HOST:PORT" in capsys.readouterr().err
 
 
 def test_facts_differ_where_training_would() -> None:

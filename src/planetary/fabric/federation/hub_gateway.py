@@ -11,6 +11,7 @@ from planetary.core.errors import TrustError
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.federation.federation_messages import FEDERATION
+from planetary.fabric.federation.federation_status import FederatedSite, FederationStanding
 from planetary.fabric.federation.hub_policy import HubPolicy, hub_policy
 from planetary.fabric.federation.sites import Sites
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
@@ -45,6 +46,40 @@ class HubGateway(RoundsGateway):
 
     def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
         return HubController(start.policy, start.state, self._clock.monotonic(), start.unreported)
+
+    def federation(self) -> FederationStanding:
+        """Return the federation as it is now. Called on the event loop."""
+        controller, start = self.controller, self._start
+        if controller is None or start is None:
+            return FederationStanding(
+                role="hub", hub="", version=None, tokens_total=0, uncounted=0, waits=self.stage, sites=()
+            )
+        policy, state = start.policy, controller.state
+        assert isinstance(policy, HubPolicy)
+        here = {site.worker: site for site in controller.desk.workers.values()}
+        sites = [
+            FederatedSite(
+                terms=terms.entry,
+                part=terms.part,
+                parts=terms.parts,
+                connected=name in here,
+                joined=name in here and here[name].ready,
+                tokens=state.counted.get(name, 0),
+                task_rounds=train.step if name in here and (train := here[name].train) is not None else None,
+                lost=state.losses.get(name, 0),
+                banned=controller.membership.banned.get(name, ""),
+            )
+            for name, terms in policy.sites.items()
+        ]
+        return FederationStanding(
+            role="hub",
+            hub=policy.hub,
+            version=state.version,
+            tokens_total=state.tokens_total,
+            uncounted=0,
+            waits=controller.stalls.why,
+            sites=tuple(sites),
+        )
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         """Sites compile for their own workers: nothing is to be made, and the digest of the model names the job."""

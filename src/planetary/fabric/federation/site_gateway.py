@@ -15,6 +15,7 @@ from planetary.fabric.controller.controller import Controller
 from planetary.fabric.federation import site_events as s
 from planetary.fabric.federation.border import adoption_of
 from planetary.fabric.federation.facts import facts_of
+from planetary.fabric.federation.federation_status import FederationStanding
 from planetary.fabric.federation.site_controller import SiteController
 from planetary.fabric.federation.site_points import Anchor, SitePoints
 from planetary.fabric.federation.uplink import Uplink, UplinkOptions
@@ -81,6 +82,22 @@ class SiteGateway(RoundsGateway):
         if self._uplink is not None:
             await self._uplink.stop()
         await super()._close()
+
+    def federation(self) -> FederationStanding:
+        """Return the site's place in its federation. Called on the event loop."""
+        controller = self.controller
+        anchor = controller.border.anchor if isinstance(controller, SiteController) else None
+        tokens = 0 if controller is None else controller.state.tokens_total
+        waits = controller.border.wait() if isinstance(controller, SiteController) else self.stage
+        return FederationStanding(
+            role="site",
+            hub=self._uplink.hub if self._uplink is not None else "",
+            version=None if anchor is None else anchor.version,
+            tokens_total=tokens,
+            uncounted=tokens if anchor is None else tokens - anchor.tokens,
+            waits=waits,
+            sites=(),
+        )
 
     # --- instructions -----------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from planetary.core.tensors import Tensors
 from planetary.fabric.federation import site_events as s
 from planetary.fabric.federation.facts import differences
 from planetary.fabric.federation.federation_messages import FEDERATION, Facts, SiteJob
+from planetary.fabric.federation.federation_status import terms_in_words
 from planetary.fabric.federation.hub_policy import SITE
 from planetary.fabric.federation.site_points import SitePoints
 from planetary.fabric.protocol import messages as m
@@ -144,8 +145,7 @@ class Uplink:
         self.hub, self.terms = job.hub, terms
         self.work.report = place.post
         saved = self._points.anchor.round if self._points.anchor is not None else 0
-        verified = f"part {terms.part + 1} of {terms.parts}" if terms.entry.data == "part" else "data of its own"
-        ready = m.Ready(artifact=job.artifact, opt_state_round=saved, device="gateway", verified=verified)
+        ready = m.Ready(artifact=job.artifact, opt_state_round=saved, device="gateway", verified=terms_in_words(terms))
         return SiteRole(job, place, self.work, ready, self._points.is_anchor)
 
 

@@ -9,6 +9,9 @@ from typing import Literal
 import msgspec
 from starlette.requests import Request
 
+from planetary.fabric.federation.federation_status import FederationStanding
+from planetary.fabric.federation.hub_gateway import HubGateway
+from planetary.fabric.federation.site_gateway import SiteGateway
 from planetary.fabric.protocol.status import WorkerStatus
 from planetary.site.hosted_run import HostedRun
 from planetary.site.site import Site
@@ -26,6 +29,7 @@ class FederatedRun(msgspec.Struct, frozen=True, kw_only=True):
     hub: str  # "HOST:PORT"; "": it is the hub itself
     site: str  # its name at the hub; "": it is the hub itself
     round: int  # finished ones
+    standing: FederationStanding
 
 
 class FederationView(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,11 +88,13 @@ def _role(run: HostedRun) -> FederationRole | None:
 
 
 def _view(name: str, run: HostedRun, role: FederationRole) -> FederatedRun:
-    config = run.gateway.config
+    config, gateway = run.gateway.config, run.gateway
+    assert isinstance(gateway, HubGateway | SiteGateway), "the kind of a run is that of its configuration"
     return FederatedRun(
         job_id=name,
         role=role,
         hub=config.federation.hub if role == "site" else "",
         site=(config.federation.site or config.run.name) if role == "site" else "",
         round=run.status().rounds_finished,
+        standing=gateway.federation(),
     )

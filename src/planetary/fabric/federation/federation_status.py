@@ -1,0 +1,46 @@
+"""What a federation looks like at one moment, from its hub and from one of its sites."""
+
+from __future__ import annotations
+
+import msgspec
+
+from planetary.core.configuration.schema import SiteEntry
+from planetary.fabric.federation.federation_messages import SiteTerms
+
+
+class FederatedSite(msgspec.Struct, frozen=True, kw_only=True):
+    """One site, as its hub sees it."""
+
+    terms: SiteEntry
+    part: int  # of the hub's data, from 0
+    parts: int  # 1: it has data of its own, or is the only one
+    connected: bool
+    joined: bool  # whether it can be asked for contributions
+    tokens: int  # of it in the newest version
+    task_rounds: int | None  # rounds done of those that it was asked for; None: it was asked for none
+    lost: int  # how often it was
+    banned: str  # why it is not used any more; "": it is
+
+
+class FederationStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run stands that is a hub, or belongs to one."""
+
+    role: str  # "hub" or "site"
+    hub: str  # which run of which hub; "": the site was not told yet
+    version: int | None  # newest of the hub, or the one that the site trains from; None: it has none yet
+    tokens_total: int  # that are in the hub's version; of a site: that it trained
+    uncounted: int  # of a site: its tokens that are not in the version that it trains from
+    waits: str  # of a site: what it waits for between two rounds, "" for nothing
+    sites: tuple[FederatedSite, ...]  # of a hub, in the order of its configuration
+
+
+def terms_in_words(terms: SiteTerms) -> str:
+    """Say what a site is in its federation."""
+    entry = terms.entry
+    texts = [f"part {terms.part + 1} of {terms.parts}" if entry.data == "part" else "data of its own"]
+    texts += ["standby"] if entry.role == "standby" else []
+    texts += [f"every {entry.every_rounds} rounds"] if entry.every_rounds else []
+    texts += [f"at most {entry.most_share:.0%} of the weight"] if entry.most_share < 1 else []
+    texts += ["judged"] if entry.trust == "judged" else []
+    texts += [f"{entry.mbit_per_s:g} Mbit/s"] if entry.mbit_per_s else []
+    return ", ".join(texts)

@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
+import typing
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
@@ -23,6 +24,31 @@ from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
 
 T = TypeVar("T")
+
+
+class BackgroundLoop(typing.Protocol):
+    """An event loop beside the threads that use it; see `LoopThread`. The simulator has another one."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing more is taken."""
+        ...
+
+    def call(self, coroutine: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run a coroutine on the loop and wait for it; see `LoopThread.call`."""
+        ...
+
+    def post(self, action: Callable[..., object], *arguments: Any) -> None:
+        """Call something on the loop soon, and wait for nothing. Dropped when the loop was stopped."""
+        ...
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the loop has ended; false when it has not within `timeout_s` seconds."""
+        ...
+
+    def stop(self, timeout_s: float) -> None:
+        """Cancel what runs on the loop, and wait for its end. Does nothing the second time."""
+        ...
 
 
 class LoopThread:

@@ -13,6 +13,7 @@ from planetary.collectives.reduction.operation import Operation, OutgoingPiece
 from planetary.collectives.reduction.ring_plan import plan
 from planetary.collectives.transport.frames import Introduction, pack_header
 from planetary.collectives.transport.lanes import Lane, Route
+from planetary.collectives.transport.ports import HERE
 from planetary.collectives.transport.sockets import SocketOptions
 
 
@@ -59,6 +60,7 @@ def test_nothing_goes_between_the_parts_of_a_frame() -> None:
         lends=False,
         slot_bytes=0,
         on_fault=lambda peer, reason: faults.append(reason),
+        ports=HERE,
     )
     lane = Lane(way, "test lane")
 

@@ -6,10 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import queue
-import secrets
-import threading
-import time
 from collections.abc import Container, Iterable
 from functools import partial
 from pathlib import Path
@@ -17,10 +13,12 @@ from typing import TypeGuard, get_args
 
 import msgspec
 
+from planetary.artifacts.durable_files import DISK, DurableFiles
 from planetary.collectives.master.master_events import Record, Solve, Solved
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
 from planetary.collectives.protocol import messages as m
+from planetary.collectives.transport.ports import HERE, Ports
 from planetary.collectives.transport.sockets import parse_address
 from planetary.core.errors import (
     LocalProtocolError,
@@ -30,12 +28,13 @@ from planetary.core.errors import (
     TrustError,
     UserError,
 )
+from planetary.core.threads import Queue
 from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick
 from planetary.net.addresses import address_text, is_loopback
 from planetary.net.authority import Authority
 from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck, judge_hello
-from planetary.net.loop_thread import LoopThread
+from planetary.net.loop_thread import BackgroundLoop
 from planetary.net.server import Server, ServerLimits, serve
 from planetary.net.strangers import StrangerLimits
 from planetary.version import __version__
@@ -43,6 +42,7 @@ from planetary.wire.inbox import refuse_tensors
 from planetary.wire.message import Message
 
 _COMPACT_LINES = 20_000
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 class Journal:
@@ -51,21 +51,21 @@ class Journal:
     The file survives the death of the process, not a power cut: nothing waits for the disk.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: DurableFiles = DISK) -> None:
         """Open or create `path`. Raises `ResourceError` when it cannot be written, `TrustError` when it is damaged."""
-        self._path = path
+        self._path, self._files = path, files
         self._decoder = msgspec.json.Decoder(Record)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            files.make_folder(path.parent)
             self.records = self._read()
-            self._file = path.open("ab", buffering=0)
+            self._descriptor = files.open(path, _APPEND)
         except OSError as error:
             raise ResourceError(f"cannot keep the master's journal in {path}: {error}") from None
         self._lines = len(self.records)
 
     def append(self, record: msgspec.Struct) -> None:
         """Add a record."""
-        self._file.write(msgspec.json.encode(record) + b"\n")
+        self._files.write(self._descriptor, msgspec.json.encode(record) + b"\n")
         self._lines += 1
 
     @property
@@ -77,18 +77,15 @@ class Journal:
         """Replace all by an equal, shorter story."""
         lines = [msgspec.json.encode(record) + b"\n" for record in records]
         temporary = self._path.with_name(f".{self._path.name}.new")
-        with temporary.open("wb") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
-        self._file.close()
-        self._file = self._path.open("ab", buffering=0)
+        self._files.write_file(temporary, lines)
+        self._files.replace(temporary, self._path)
+        self._files.close(self._descriptor)
+        self._descriptor = self._files.open(self._path, _APPEND)
         self._lines = len(lines)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._files.close(self._descriptor)
 
     def _read(self) -> list[Record]:
         if not self._path.exists():
@@ -96,7 +93,9 @@ class Journal:
         data = self._path.read_bytes()
         whole = data.rfind(b"\n") + 1
         if whole != len(data):
-            os.truncate(self._path, whole)  # the last line was cut off by the death; nobody was told of it
+            descriptor = self._files.open(self._path, os.O_WRONLY)
+            self._files.truncate(descriptor, whole)  # the last line was cut off by the death; nobody was told of it
+            self._files.close(descriptor)
         records = []
         for number, line in enumerate(data[:whole].splitlines(), 1):
             try:
@@ -135,6 +134,7 @@ class Master:
         connections_most: int = 1024,
         allow_unencrypted: bool = False,
         remeasure_s: float = 10.0,
+        ports: Ports | None = None,
     ) -> None:
         """Prepare; `start` listens.
 
@@ -144,6 +144,7 @@ class Master:
         `silent_s` seconds is lost. `allow_unencrypted`: listen without an authority on other addresses than loopback,
         too, where everybody on the network may join, read and change. `remeasure_s`: seconds from one measurement of
         a link in the background to the next, in each group of three and more peers on several machines; 0 for none.
+        `ports`: the machine that the master runs on, by default the real one; the simulator passes another one.
         """
         self._host, self._port = parse_address(listen_address)
         self._authority, self._revoked = authority, revoked
@@ -152,8 +153,10 @@ class Master:
         self._allow_unencrypted = allow_unencrypted
         self.encrypted = authority is not None
         self.on_loopback = False
+        self._ports = ports = ports or HERE
+        self._now = ports.clock.monotonic
         self._machine = MasterMachine(
-            lambda: secrets.token_hex(16),
+            ports.draw_id,
             alive_s=alive_s,
             silent_s=silent_s,
             peers_most=connections_most,
@@ -165,15 +168,15 @@ class Master:
         self._count = 0
         self._parting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._loop: LoopThread | None = None
-        self._problems: queue.SimpleQueue[Solve | None] = queue.SimpleQueue()
+        self._loop: BackgroundLoop | None = None
+        self._problems: Queue[Solve | None] = ports.threads.queue()
         self.address = ""
 
     def start(self) -> None:
         """Listen, and serve in a thread of its own. Raises `UserError` for an address that cannot be used."""
         if self._loop is not None:
             raise UserError("the master was started already")
-        loop = LoopThread("planetary collectives master")
+        loop = self._ports.start_loop("planetary collectives master")
         try:
             loop.call(self._open())
         except BaseException as error:
@@ -182,7 +185,7 @@ class Master:
                 raise UserError(str(error)) from None
             raise
         self._loop = loop
-        threading.Thread(target=self._solve, args=(loop,), name="planetary ring order", daemon=True).start()
+        self._ports.threads.start("planetary ring order", partial(self._solve, loop))
 
     def stop(self) -> None:
         """Close every connection and end the thread."""
@@ -221,6 +224,7 @@ class Master:
                 messages=m.STRANGER,
             ),
             allocate=refuse_tensors,
+            network=self._ports.network,
             allow_unencrypted=self._allow_unencrypted,
             dismissal=lambda reason: m.Refused(code="protocol", reason=reason),
         )
@@ -229,8 +233,8 @@ class Master:
             self.on_loopback = is_loopback(server.host)
             self.address = address_text(server.host, server.port)
             if self._journal_path is not None:
-                self._journal = Journal(self._journal_path)
-                self._machine.restore(self._journal.records, time.monotonic(), self._grace_s)
+                self._journal = Journal(self._journal_path, self._ports.files)
+                self._machine.restore(self._journal.records, self._now(), self._grace_s)
                 self._journal.rewrite(self._machine.records())
         except BaseException:
             await server.close()
@@ -286,7 +290,7 @@ class Master:
             welcome=None,  # it is the machine's
             software=__version__,
             tokens=tokens,
-            now=time.time(),
+            now=self._ports.clock.wall(),
             server="master",
         )
 
@@ -294,7 +298,9 @@ class Master:
         if self._server is None:
             return  # it stops
         try:
-            for instruction in self._machine.handle(event, time.monotonic()):
+            instructions = self._machine.handle(event, self._now())
+            self._ports.observe(self._machine, event, instructions)
+            for instruction in instructions:
                 self._carry_out(instruction)
             if self._journal is not None and self._journal.long:
                 self._journal.rewrite(self._machine.records())
@@ -361,7 +367,7 @@ class Master:
     def _tick(self) -> None:
         self._timer = None
         deadline = self._machine.next_deadline()
-        if deadline is not None and deadline <= time.monotonic():
+        if deadline is not None and deadline <= self._now():
             self._handle(Tick())
         else:
             self._set_timer()
@@ -375,7 +381,7 @@ class Master:
         loop = self._loop
         task.add_done_callback(lambda _: loop.stop(_LINGER_S))
 
-    def _solve(self, loop: LoopThread) -> None:
+    def _solve(self, loop: BackgroundLoop) -> None:
         """Solve problems, one after the other, until there is None.
 
         A thread of the master's whole life: Python 3.12 starts none while a program ends, and a master may serve then.

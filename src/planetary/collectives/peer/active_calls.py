@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,7 +62,7 @@ class ActiveCall(ABC):
         return 0
 
     @abstractmethod
-    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], None] | None:
+    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], object] | None:
         """The master lets it begin. Runs under the peer's lock; what is returned runs afterwards, outside."""
 
     @abstractmethod
@@ -92,7 +90,7 @@ class ActiveCollective(ActiveCall):
         self.neighbours: tuple[str, str] = ("", "")
         self.previous_name = ""
 
-    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], None] | None:
+    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], object] | None:
         """See `ActiveCall.begin`."""
         shell, job, spec = self._shell, self._job, self._job.spec
         topology, rank = shell.ring.topology, shell.ring.rank
@@ -120,8 +118,9 @@ class ActiveCollective(ActiveCall):
             job.work,
             self._backup,
             pool=shell.ring.pool,
+            threads=shell.settings.ports.threads,
         )
-        self._progress_at = self._began_at = time.monotonic()
+        self._progress_at = self._began_at = shell.settings.ports.clock.monotonic()
         shell.ring.begin(self._seq, operation)
         return (lambda: shell.complete(operation)) if operation.announce() else None
 
@@ -183,12 +182,12 @@ class ActiveSync(ActiveCall):
         self._seq = 0
         self._revision = 0
 
-    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], None] | None:
+    def begin(self, call: int, instruction: e.BeginTransfer | e.BeginFetch) -> Callable[[], object] | None:
         """See `ActiveCall.begin`: the state was elected."""
         assert isinstance(instruction, e.BeginFetch)
         shell = self._shell
         self._seq, self._revision = instruction.seq, instruction.revision
-        self._session = StateSession(self.state)
+        self._session = StateSession(self.state, shell.settings.ports.threads)
         shell.ring.serve(self._seq, self._session)
         if not instruction.fetch:
             return lambda: shell.handle(e.PiecesComplete(call))
@@ -205,7 +204,7 @@ class ActiveSync(ActiveCall):
             else:
                 shell.handle(e.PiecesComplete(call))
 
-        return threading.Thread(target=run, name="planetary state sync", daemon=True).start
+        return lambda: shell.settings.ports.threads.start("planetary state sync", run)
 
     def end(self, ok: bool, value: Any) -> SyncInfo | None:
         """See `ActiveCall.end`: take over what was fetched, or nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,11 +21,16 @@ _MOST_REASON = 500  # characters
 
 
 class Calls:
-    """What all calls of a `Communicator` have in common."""
+    """What all calls of a `Communicator` have in common.
+
+    Attributes:
+        now: returns monotonic seconds.
+    """
 
     def __init__(self, shell: PeerShell) -> None:
         """`shell` is the peer that calls."""
-        self._shell = shell
+        self._shell, self._threads = shell, shell.settings.ports.threads
+        self.now = shell.settings.ports.clock.monotonic
 
     def limit(self, timeout_s: float | None) -> float:
         """Return the seconds that a call may take, by default what the communicator was made with."""
@@ -43,7 +47,7 @@ class Calls:
         """Make a call that the master answers; `event` takes the call's number and its seconds."""
 
         def start(limit: float) -> Work:
-            work = OpenWork(title)
+            work = OpenWork(title, self._threads)
             self.launch(work, lambda call: event(call, limit))
             return work
 
@@ -51,15 +55,15 @@ class Calls:
 
     def with_retry(self, timeout_s: float | None, start: Callable[[float], Work]) -> Any:
         """Try again while that can help; what aborts here aborts on all peers, so all of them try again."""
-        deadline = time.monotonic() + self.limit(timeout_s)
+        deadline = self.now() + self.limit(timeout_s)
         while True:
             try:
-                return start(max(deadline - time.monotonic(), 0.001)).wait()
+                return start(max(deadline - self.now(), 0.001)).wait()
             except AbortedError as error:
-                if time.monotonic() >= deadline or not self._shell.usable:
+                if self.now() >= deadline or not self._shell.usable:
                     raise
                 if error.peers == ("master",):
-                    time.sleep(_MASTER_AWAY_S)  # it may be restarting, and calls fail at once until it is back
+                    self._threads.sleep(_MASTER_AWAY_S)  # it may be restarting, and calls fail at once until it is back
 
     def launch(self, work: OpenWork, event: Callable[[int], e.Event]) -> None:
         """Give a call to the machine. Raises `UserError` before `connect`."""
@@ -96,7 +100,8 @@ class Calls:
                 )
         shell.calls.claim(job.tag, spec.kind)
         limit = self.limit(timeout_s)
-        work = OpenWork(f"{spec.kind} with tag {job.tag}", ActiveCollective(shell, job, self.stall_s(limit)))
+        active = ActiveCollective(shell, job, self.stall_s(limit))
+        work = OpenWork(f"{spec.kind} with tag {job.tag}", self._threads, active)
         try:
             data = job.source.tobytes() if is_small(spec, max(shell.world_size, 1)) else None
             self.launch(work, lambda call: e.CallCollective(call, limit, job.tag, spec, data))

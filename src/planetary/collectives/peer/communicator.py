@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -24,6 +23,7 @@ from planetary.collectives.reduction.elements import Flat
 from planetary.collectives.reduction.operation import good_piece_bytes, piece_elements
 from planetary.collectives.reduction.ring_plan import split
 from planetary.collectives.transport.neighbours import Reach
+from planetary.collectives.transport.ports import HERE, Ports
 from planetary.collectives.transport.shared_state import SharedState, SyncInfo
 from planetary.collectives.transport.sockets import SocketOptions, parse_address, parse_advertised
 from planetary.core.errors import PlanetaryError, UserError
@@ -58,6 +58,7 @@ class Communicator:
         transport: Literal["auto", "tcp"] = "auto",
         sockets: SocketOptions | None = None,
         allow_unencrypted: bool = False,
+        ports: Ports | None = None,
     ) -> None:
         """Prepare; `connect` does the work.
 
@@ -81,6 +82,7 @@ class Communicator:
             sockets: options of the bulk connections.
             allow_unencrypted: talk without TLS to a master on another machine, too; anybody between can read and change
                 everything.
+            ports: the machine that the peer runs on, by default the real one; the simulator passes another one.
         """
         if (
             (connections is not None and connections < 1)
@@ -93,7 +95,7 @@ class Communicator:
             )
         if name and not is_name(name):
             raise UserError(f"a peer's name is 1 to 128 letters, digits and . _ : / -, found {name[:128]!r}")
-        sockets = sockets or SocketOptions()
+        sockets, ports = sockets or SocketOptions(), ports or HERE
         settings = PeerSettings(
             master=parse_address(master_address),
             group=peer_group,
@@ -114,7 +116,9 @@ class Communicator:
                 piece_bytes=piece_bytes,
                 sockets=sockets,
                 stall_s=stall_s,
+                ports=ports,
             ),
+            ports=ports,
         )
         self._shell = PeerShell(settings)
         self._calls = Calls(self._shell)
@@ -311,7 +315,7 @@ class Communicator:
             raise UserError(f"max_in_flight must be 1 at least, found {max_in_flight}")
         if outs is not None and len(outs) != len(arrays):
             raise UserError(f"outs must have one array for each of the {len(arrays)}, it has {len(outs)}")
-        deadline = time.monotonic() + self._calls.limit(timeout_s)
+        deadline = self._calls.now() + self._calls.limit(timeout_s)
         left = list(range(len(arrays)))
         running: dict[int, Work] = {}
         try:
@@ -326,14 +330,14 @@ class Communicator:
                             out=None if outs is None else outs[index],
                             tag=first_tag + index,
                             quantization=quantization,
-                            timeout_s=max(deadline - time.monotonic(), 0.001),
+                            timeout_s=max(deadline - self._calls.now(), 0.001),
                         )
                 index = left[0]
                 try:
                     running[index].wait()
                     left.pop(0)
                 except AbortedError:
-                    if time.monotonic() >= deadline or not self._shell.usable:
+                    if self._calls.now() >= deadline or not self._shell.usable:
                         raise
                 del running[index]
         finally:
@@ -486,7 +490,11 @@ class Communicator:
                 raise UserError("sync_shared_state: this peer is not admitted; call update_topology first")
             offered.refresh()
             stall = self._calls.stall_s(limit)
-            work = OpenWork("sync_shared_state", ActiveSync(self._shell, offered, topology, stall))
+            work = OpenWork(
+                "sync_shared_state",
+                self._shell.settings.ports.threads,
+                ActiveSync(self._shell, offered, topology, stall),
+            )
             entries = offered.entries(topology.digest)
             self._calls.launch(work, lambda call: e.CallSync(call, limit, offered.revision, kind, entries, restart))
             return work

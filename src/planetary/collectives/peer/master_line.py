@@ -17,7 +17,6 @@ from planetary.collectives.protocol import messages as m
 from planetary.core.errors import ClosedError, LocalProtocolError, PlanetaryError, RemoteProtocolError
 from planetary.net.client import connect
 from planetary.net.connection import Connection
-from planetary.net.loop_thread import LoopThread
 from planetary.wire.inbox import refuse_tensors
 from planetary.wire.message import Message
 
@@ -47,7 +46,7 @@ class MasterLine:
         self._shell, self._settings = shell, settings
         self._machine: PeerMachine | None = None
         self._task: asyncio.Task[None] | None = None
-        self.loop = LoopThread("planetary ring control")
+        self.loop = settings.ports.start_loop("planetary ring control")
         try:
             self.connection = self.loop.call(self._dial(timeout_s))
         except BaseException:
@@ -98,6 +97,7 @@ class MasterLine:
             m.COLLECTIVES,
             timeout_s=timeout_s,
             allocate=refuse_tensors,
+            network=settings.ports.network,
             allow_unencrypted=settings.allow_unencrypted,
         )
         connection.open_to_threads()

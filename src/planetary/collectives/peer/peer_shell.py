@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable
+from functools import partial
 
 from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.active_calls import ActiveCollective
@@ -17,9 +16,9 @@ from planetary.collectives.peer.work import OpenWork
 from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.errors import PendingOperationsError
 from planetary.collectives.reduction.operation import Operation
-from planetary.collectives.transport.neighbours import machine_identity
 from planetary.collectives.transport.shared_state import digest, digest_algorithms
 from planetary.core.errors import ClosedError, PlanetaryError, UserError
+from planetary.core.threads import Lock
 
 
 class CallTable:
@@ -30,7 +29,7 @@ class CallTable:
         transfers: collectives that began, by number of the call.
     """
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: Lock) -> None:
         """`lock` guards the peer's state, of which this is a part."""
         self.works: dict[int, OpenWork] = {}
         self.transfers: dict[int, ActiveCollective] = {}
@@ -108,7 +107,8 @@ class PeerShell:
     def __init__(self, settings: PeerSettings) -> None:
         """Prepare; `connect` does the work."""
         self.settings = settings
-        self.lock = threading.RLock()
+        self._ports, self._now = settings.ports, settings.ports.clock.monotonic
+        self.lock = settings.ports.threads.rlock()
         self.calls = CallTable(self.lock)
         self.ring = RingConnections(
             settings, self.lock, complete=self.complete, fault=self._link_fault, spoil=self._spoil
@@ -134,7 +134,7 @@ class PeerShell:
                 raise
             self._line = line
             self._machine = PeerMachine(self._hello, grace_s=self.settings.grace_s)
-            registration = self.calls.works[0] = OpenWork("connect")
+            registration = self.calls.works[0] = OpenWork("connect", self._ports.threads)
             line.serve(self._machine)
         self.handle(e.Opened(FIRST_SESSION))
         try:
@@ -198,17 +198,19 @@ class PeerShell:
 
     def handle(self, event: e.Event) -> None:
         """Give the machine an event and carry out what it says; what takes time happens outside the lock."""
-        later: list[Callable[[], None]] = []
+        later: list[Callable[[], object]] = []
         with self.lock:
             machine = self._machine
             if machine is None:
                 return
-            for instruction in machine.handle(event, time.monotonic()):
+            instructions = machine.handle(event, self._now())
+            self._ports.observe(machine, event, instructions)
+            for instruction in instructions:
                 self._carry_out(instruction, later)
         for action in later:
             action()
 
-    def _carry_out(self, instruction: e.Instruction, later: list[Callable[[], None]]) -> None:
+    def _carry_out(self, instruction: e.Instruction, later: list[Callable[[], object]]) -> None:
         match instruction:
             case e.Send():
                 if self._line is not None:
@@ -229,7 +231,7 @@ class PeerShell:
                     later.append(lambda: work.end(error, value))
             case e.RunProbe(probe, to):
                 name = f"planetary ring measure to {to.name}"
-                threading.Thread(target=self._measure, args=(probe, to), name=name, daemon=True).start()
+                self._ports.threads.start(name, partial(self._measure, probe, to))
             case e.Hangup():
                 # Before arrays are restored: nobody must take what they hold then for a piece.
                 later.insert(0, self._hang_up)
@@ -245,7 +247,7 @@ class PeerShell:
             name=settings.name,
             host=host,
             port=port or self.ring.port,
-            machine=machine_identity(),
+            machine=self._ports.machine(),
             certificate=self.ring.fingerprint,
             token=settings.trust.token,
             digests=digest_algorithms(),
@@ -258,7 +260,7 @@ class PeerShell:
         with self.lock:
             call = self.calls.of(operation)
             topology = self.ring.topology
-            speed = self.calls.transfers[call].bytes_per_s(time.monotonic()) if call is not None else 0.0
+            speed = self.calls.transfers[call].bytes_per_s(self._now()) if call is not None else 0.0
         if call is None:
             return
         result = ""
@@ -295,7 +297,7 @@ class PeerShell:
 
     def watch(self) -> None:
         """Fail operations that make no progress."""
-        for call, transfer in self.calls.stalled(time.monotonic()):
+        for call, transfer in self.calls.stalled(self._now()):
             reason = f"nothing came from {transfer.previous_name} for {transfer.stall_s:.3g} s"
             self.handle(e.LocalFault(call, reason, transfer.neighbours[0]))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 
 from planetary.collectives.peer.settings import PeerSettings
@@ -15,9 +14,9 @@ from planetary.collectives.transport.frames import Introduction
 from planetary.collectives.transport.links import Link, measure
 from planetary.collectives.transport.neighbours import STREAMS
 from planetary.collectives.transport.shared_state import Fetcher, SharedState, StateSession
-from planetary.collectives.transport.sockets import listen
 from planetary.collectives.transport.tls import PeerCertificate
 from planetary.core.errors import PlanetaryError
+from planetary.core.threads import Lock
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ class RingConnections:
     def __init__(
         self,
         settings: PeerSettings,
-        lock: threading.RLock,
+        lock: Lock,
         *,
         complete: Callable[[Operation], None],
         fault: Callable[[str, str], None],
@@ -70,8 +69,8 @@ class RingConnections:
             self._certificate = PeerCertificate()
         if self.plane is not None:
             return
-        listener = listen(settings.data_host or local_host, settings.data_port)
-        self.port = int(listener.getsockname()[1])
+        listener = settings.ports.bulk.listen(settings.data_host or local_host, settings.data_port)
+        self.port = listener.port
         self.plane = DataPlane(
             listener,
             tls=self._certificate.context if self._certificate is not None else None,
@@ -82,6 +81,7 @@ class RingConnections:
             complete=self._complete,
             fault=self._fault,
             spoil=self._spoil,
+            ports=settings.ports,
         )
 
     def use(self, topology: m.Topology, rank: int, peer: str) -> None:
@@ -149,6 +149,7 @@ class RingConnections:
             options=self._settings.sockets,
             tls=self._certificate is not None,
             stall_s=stall_s,
+            ports=self._settings.ports,
         )
 
     def measure(self, to: m.PeerInfo, seconds: float) -> tuple[float, float] | None:
@@ -159,9 +160,10 @@ class RingConnections:
         topology = self.topology
         if topology is None:
             return None
-        introduction = Introduction("probe", self.peer, topology.key)
+        introduction, settings = Introduction("probe", self.peer, topology.key), self._settings
+        tls = self._certificate is not None
         try:
-            return measure(to, introduction, self._settings.sockets, tls=self._certificate is not None, seconds=seconds)
+            return measure(to, introduction, settings.sockets, settings.ports, tls=tls, seconds=seconds)
         except PlanetaryError as error:
             log.info("measuring the way to %s: %s", to.name, error)
             return 0.0, 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planetary.collectives.transport.neighbours import Reach
+from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.sockets import SocketOptions
 from planetary.net.client import Trust
 
@@ -33,3 +34,4 @@ class PeerSettings:
     min_world: int
     sockets: SocketOptions
     reach: Reach
+    ports: Ports

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from planetary.core.errors import PlanetaryError
+from planetary.core.threads import Threads
 
 if TYPE_CHECKING:
     from planetary.collectives.peer.active_calls import ActiveCall
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class Work:
     """A call that goes on in the background. Thread-safe."""
 
-    def __init__(self, title: str) -> None:
+    def __init__(self, title: str, threads: Threads) -> None:
         """Made by `Communicator`."""
         self.title = title
         self._done = False
-        self._until_done = threading.Lock()  # held until then; costs less than a `threading.Event`
+        self._until_done = threads.lock()  # held until then; costs less than a `threading.Event`
         self._until_done.acquire()
         self._error: PlanetaryError | None = None
         self._value: Any = None
@@ -45,9 +45,9 @@ class Work:
 class OpenWork(Work):
     """The same, for who has to end it."""
 
-    def __init__(self, title: str, active: ActiveCall | None = None) -> None:
+    def __init__(self, title: str, threads: Threads, active: ActiveCall | None = None) -> None:
         """`active`: what goes on once the master lets it begin; None for a call that the master answers."""
-        super().__init__(title)
+        super().__init__(title, threads)
         self.active = active
 
     def end(self, error: PlanetaryError | None, value: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from planetary.core.threads import THREADS, Threads
 
 
 class BufferGuard:
@@ -12,9 +12,9 @@ class BufferGuard:
     may wait for the network between `enter` and `leave`, so `close` is quick.
     """
 
-    def __init__(self) -> None:
-        """Open."""
-        self._condition = threading.Condition(threading.Lock())
+    def __init__(self, threads: Threads = THREADS) -> None:
+        """Open, for `threads`."""
+        self._condition = threads.condition()
         self._users = 0
         self._closed = False
 

@@ -17,6 +17,7 @@ from planetary.collectives.reduction.elements import TYPES, narrow_bf16, raw, wi
 from planetary.collectives.reduction.guard import BufferGuard
 from planetary.collectives.reduction.ring_plan import PieceAction, RingPlan
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
+from planetary.core.threads import THREADS, Threads
 
 _BYTES = np.dtype(np.uint8)
 PIECES = 32
@@ -62,9 +63,10 @@ class Operation(BufferGuard):
         backup: np.ndarray | None,
         *,
         pool: BufferPool | None = None,
+        threads: Threads = THREADS,
     ) -> None:
         """`backup`, like `work`, is given when `work` holds what must be restorable. Encoded pieces are in `pool`."""
-        super().__init__()
+        super().__init__(threads)
         self.spec, self.plan, self.source, self.work = spec, plan, source, work
         self._backup = backup
         self._saved: list[tuple[int, int]] = []

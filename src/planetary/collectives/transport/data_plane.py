@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
-import socket
 import ssl
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
 
 import msgspec
 
 from planetary.collectives.reduction.operation import Operation, OutgoingPiece
+from planetary.collectives.transport.bulk_network import BulkListener, Incoming
 from planetary.collectives.transport.direct_memory import Borrower, Loan, draw_challenge
 from planetary.collectives.transport.frames import (
     ACCEPTED,
@@ -30,17 +27,17 @@ from planetary.collectives.transport.frames import (
     StateAnswer,
     read_header,
 )
-from planetary.collectives.transport.neighbours import near_options
+from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import SlotReader
 from planetary.collectives.transport.shared_state import StateSession
-from planetary.collectives.transport.sockets import DataSocket, SocketOptions, prepare
+from planetary.collectives.transport.sockets import DataConnection, SocketOptions
 from planetary.core.errors import PeerError, PlanetaryError, RemoteProtocolError
 from planetary.net.strangers import Door, Place, StrangerLimits
 
 _ANSWER_S = 10.0
 
 
-def accept_slots(connection: DataSocket, introduction: Introduction) -> SlotReader | None:
+def accept_slots(connection: DataConnection, introduction: Introduction) -> SlotReader | None:
     """Open the shared memory that a peer offers, if any, and say whether it could be."""
     if not introduction.shared:
         return None
@@ -54,7 +51,7 @@ def accept_slots(connection: DataSocket, introduction: Introduction) -> SlotRead
     return slots
 
 
-def accept_loan(connection: DataSocket, loan: Loan) -> Borrower | None:
+def accept_loan(connection: DataConnection, loan: Loan) -> Borrower | None:
     """Try to read the memory that a peer lends, and say whether it could be."""
     challenge = draw_challenge()
     connection.write(_ANSWER_S, memoryview(challenge))
@@ -91,7 +88,7 @@ class DataPlane:
 
     def __init__(
         self,
-        listener: socket.socket,
+        listener: BulkListener,
         *,
         tls: ssl.SSLContext | None,
         options: SocketOptions,
@@ -101,20 +98,22 @@ class DataPlane:
         complete: Callable[[Operation], None],
         fault: Callable[[str, str], None],
         spoil: Callable[[Operation, str, str], None],
+        ports: Ports,
     ) -> None:
         """Start to accept."""
         self._listener, self._tls, self._options = listener, tls, options
         self._most, self._stall_s = connections_most, stall_s
         self._forward, self._complete, self._fault, self._spoil = forward, complete, fault, spoil
-        self._condition = threading.Condition()
+        self._clock, self._threads = ports.clock, ports.threads
+        self._condition = ports.threads.condition()
         self._operations: dict[int, Operation] = {}
         self._session: tuple[int, StateSession] | None = None
         self._commenced = 0  # highest number of an operation that began
         self._keys: list[str] = []
-        self._connections: set[DataSocket] = set()
+        self._connections: dict[DataConnection, None] = {}
         self._closed = False
         self._door = Door(STRANGERS)
-        threading.Thread(target=self._accept, name="planetary ring accept", daemon=True).start()
+        self._threads.start("planetary ring accept", self._accept)
 
     # --- what the communicator tells it
 
@@ -150,8 +149,6 @@ class DataPlane:
             self._closed = True
             connections = list(self._connections)
             self._condition.notify_all()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for connection in connections:
             connection.close()
@@ -161,29 +158,30 @@ class DataPlane:
     def _accept(self) -> None:
         while not self._closed:
             try:
-                sock, address = self._listener.accept()
+                incoming = self._listener.accept()
             except OSError:
                 if self._closed:
                     return
-                time.sleep(0.05)  # out of descriptors: others will close theirs
+                self._threads.sleep(0.05)  # out of descriptors: others will close theirs
                 continue
-            now = time.monotonic()
-            place = self._door.enter(str(address[0]), now)
+            now = self._clock.monotonic()
+            place = self._door.enter(incoming.host, now)
             if news := self._door.news(now):
                 log.warning("%s", news)
             if place is None:
-                sock.close()
+                incoming.close()
                 continue
-            name = f"planetary ring receive from {address[0]}:{address[1]}"
-            threading.Thread(target=self._attend, args=(sock, place), name=name, daemon=True).start()
+            self._threads.start(
+                f"planetary ring receive from {incoming.address}", partial(self._attend, incoming, place)
+            )
 
-    def _attend(self, sock: socket.socket, place: Place) -> None:
-        connection: DataSocket | None = None
+    def _attend(self, incoming: Incoming, place: Place) -> None:
+        connection: DataConnection | None = None
         peer = ""
         known = False
         try:
-            introduction, connection = self._introduced(sock, place)
-            sock, known = connection.sock, True
+            introduction, connection = self._introduced(incoming, place)
+            known = True
             self._keep(connection)
             place.leave()
             peer = introduction.peer if introduction.purpose == "ring" else ""
@@ -206,7 +204,7 @@ class DataPlane:
                     log.info("a connection from %s ended: %s", place.host, error)
                 else:  # anybody can cause this, as often as they like
                     self._door.turned_away(f"from {place.host} without the key of this group")
-                    if news := self._door.news(time.monotonic()):
+                    if news := self._door.news(self._clock.monotonic()):
                         log.warning("%s; the last one: %s", news, error)
                 if peer:
                     self._fault(peer, f"receiving: {error}")
@@ -214,26 +212,20 @@ class DataPlane:
             place.leave()
             with self._condition:
                 if connection is not None:
-                    self._connections.discard(connection)
+                    self._connections.pop(connection, None)
             if connection is not None:
                 connection.close()
             else:
-                sock.close()
+                incoming.close()
 
-    def _introduced(self, sock: socket.socket, place: Place) -> tuple[Introduction, DataSocket]:
+    def _introduced(self, incoming: Incoming, place: Place) -> tuple[Introduction, DataConnection]:
         """Return what a stranger introduces itself with, once it has shown the key of the group.
 
         There is one deadline for all of it, a TLS handshake included.
         """
         deadline = place.since + self._door.limits.introduction_s
-        place.end = partial(_shut, sock)
-        near = sock.getpeername()[0] == sock.getsockname()[0]
-        prepare(sock, near_options(self._options) if near else self._options)
-        if self._tls is not None:
-            sock.settimeout(max(0.001, deadline - time.monotonic()))  # for the whole handshake
-            sock = self._tls.wrap_socket(sock, server_side=True)
-            place.end = partial(_shut, sock)
-        connection = DataSocket(sock)
+        place.end = incoming.end
+        connection = incoming.open(self._tls, self._options, deadline)
         try:
             introduction = msgspec.json.decode(
                 connection.read_block_by(INTRODUCTION_BYTES, deadline), type=Introduction
@@ -244,7 +236,7 @@ class DataPlane:
 
             with self._condition:
                 # A neighbour may have learned of the new ring, and its key, before this peer did.
-                left = max(0.0, deadline - time.monotonic())
+                left = max(0.0, deadline - self._clock.monotonic())
                 if not self._condition.wait_for(lambda: known() or self._closed, left) or self._closed:
                     raise RemoteProtocolError("it showed no key of this group")
         except BaseException:
@@ -252,15 +244,15 @@ class DataPlane:
             raise
         return introduction, connection
 
-    def _keep(self, connection: DataSocket) -> None:
+    def _keep(self, connection: DataConnection) -> None:
         with self._condition:
             if len(self._connections) >= self._most:
                 raise RemoteProtocolError(f"there are {self._most} connections of peers already")
-            self._connections.add(connection)
+            self._connections[connection] = None
             if self._closed:
                 connection.close()
 
-    def _receive_lent(self, connection: DataSocket, peer: str, borrower: Borrower) -> None:
+    def _receive_lent(self, connection: DataConnection, peer: str, borrower: Borrower) -> None:
         frame = bytearray(HEADER_BYTES + ADDRESS.size)
         scratch = memoryview(bytearray(_SCRATCH))
         while True:
@@ -268,7 +260,7 @@ class DataPlane:
             header = read_header(frame[:HEADER_BYTES])
             self._take_lent(header, peer, borrower, ADDRESS.unpack_from(frame, HEADER_BYTES)[0], scratch)
 
-    def _receive_pieces(self, connection: DataSocket, slots: SlotReader | None) -> None:
+    def _receive_pieces(self, connection: DataConnection, slots: SlotReader | None) -> None:
         head, slot = bytearray(HEADER_BYTES), bytearray(1)
         scratch = memoryview(bytearray(_SCRATCH))
         while True:
@@ -365,7 +357,7 @@ class DataPlane:
             self._complete(operation)
 
     def _receive_into(
-        self, connection: DataSocket, operation: Operation, target: memoryview, scratch: memoryview
+        self, connection: DataConnection, operation: Operation, target: memoryview, scratch: memoryview
     ) -> bool:
         """Fill memory of the caller, touching it only inside the guard. False when the operation ended meanwhile."""
         done = 0
@@ -383,7 +375,7 @@ class DataPlane:
         return True
 
     def _receive_reduced(
-        self, connection: DataSocket, operation: Operation, header: Header, scratch: memoryview
+        self, connection: DataConnection, operation: Operation, header: Header, scratch: memoryview
     ) -> bool:
         """Combine a piece as it comes, in parts that stay in the cache. False when the operation ended meanwhile."""
         for done in range(0, header.length, len(scratch)):
@@ -398,13 +390,13 @@ class DataPlane:
                 operation.leave()
         return True
 
-    def _discard(self, connection: DataSocket, length: int, scratch: memoryview) -> None:
+    def _discard(self, connection: DataConnection, length: int, scratch: memoryview) -> None:
         while length:
             part = scratch[: min(length, len(scratch))]
             connection.read(part, self._stall_s)
             length -= len(part)
 
-    def _serve_state(self, connection: DataSocket) -> None:
+    def _serve_state(self, connection: DataConnection) -> None:
         while True:
             data = connection.read_block(INTRODUCTION_BYTES, self._stall_s)
             request = msgspec.json.decode(data, type=Request)
@@ -433,7 +425,7 @@ class DataPlane:
             current = self._session
         return current[1] if current is not None and current[0] == seq else None
 
-    def _answer_probes(self, connection: DataSocket) -> None:
+    def _answer_probes(self, connection: DataConnection) -> None:
         scratch = memoryview(bytearray(_SCRATCH))
         while True:
             request = msgspec.json.decode(connection.read_block(256, self._stall_s), type=ProbeRequest)
@@ -441,12 +433,6 @@ class DataPlane:
                 raise RemoteProtocolError(f"a measurement of {request.length} bytes was asked for")
             self._discard(connection, request.length, scratch)
             connection.write_block(b"ok", self._stall_s)
-
-
-def _shut(sock: socket.socket) -> None:
-    """End a connection that a thread may be reading from."""
-    with contextlib.suppress(OSError):
-        sock.shutdown(socket.SHUT_RDWR)
 
 
 def _enough(scratch: memoryview, nbytes: int) -> memoryview:

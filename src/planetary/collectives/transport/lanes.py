@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,10 +13,11 @@ from planetary.collectives.protocol.messages import PeerInfo
 from planetary.collectives.reduction.operation import Operation, OutgoingPiece
 from planetary.collectives.transport.direct_memory import CHALLENGE_BYTES, Lender, address_of
 from planetary.collectives.transport.frames import ACCEPTED, ADDRESS, IN_SLOT, Introduction, pack_header
+from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import SlotWriter
-from planetary.collectives.transport.sockets import DataSocket, SocketOptions, dial, prepare
-from planetary.collectives.transport.tls import wrap_to_peer
+from planetary.collectives.transport.sockets import DataConnection, SocketOptions
 from planetary.core.errors import PeerError, PlanetaryError
+from planetary.core.threads import Queue
 
 log = logging.getLogger(__name__)
 
@@ -26,18 +25,15 @@ CONNECT_S = 10.0
 _AT_ONCE_BYTES = 64 << 10  # so few are sent by whoever has them: waking the thread costs more
 
 
-def open_connection(to: PeerInfo, introduction: Introduction, options: SocketOptions, *, tls: bool) -> DataSocket:
+def open_connection(
+    to: PeerInfo, introduction: Introduction, options: SocketOptions, ports: Ports, *, tls: bool
+) -> DataConnection:
     """Connect to a peer and introduce this one. Raises `PeerError` or `TrustError`."""
-    sock = dial(to.host, to.port, CONNECT_S, options.source)
+    connection = ports.bulk.dial(to.host, to.port, CONNECT_S, options, to.certificate if tls else None)
     try:
-        prepare(sock, options)
-        if tls:
-            sock.settimeout(CONNECT_S)
-            sock = wrap_to_peer(sock, to.certificate)
-        connection = DataSocket(sock)
         connection.write_block(msgspec.json.encode(introduction), CONNECT_S)
     except BaseException:
-        sock.close()
+        connection.close()
         raise
     return connection
 
@@ -60,6 +56,7 @@ class Route:
     lends: bool
     slot_bytes: int
     on_fault: Callable[[str, str], None]
+    ports: Ports
 
 
 @dataclass
@@ -86,19 +83,19 @@ class Lane:
     def __init__(self, way: Route, name: str) -> None:
         """Connects when the first piece is sent."""
         self._way = way
-        self._queue: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        threads = way.ports.threads
+        self._queue: Queue[_Piece | None] = threads.queue()
         self._begun: _Piece | None = None  # whose frame is sent in part: nothing may go before its rest
-        self.connection: DataSocket | None = None
+        self.connection: DataConnection | None = None
         self.lends = way.lends
         self._lender = Lender()
         self._slot_bytes = way.slot_bytes
         self.slots: SlotWriter | None = None
-        self._writing = threading.Lock()
+        self._writing = threads.lock()
         self._closed = False
         self.given = 0
         self._done = 0  # of those
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        threads.start(name, self._run)
 
     @property
     def waiting(self) -> int:
@@ -239,7 +236,7 @@ class Lane:
     def _offer(self, introduction: Introduction) -> bool:
         """Connect; return whether the memory that is offered was accepted."""
         way = self._way
-        connection = self.connection = open_connection(way.to, introduction, way.options, tls=way.tls)
+        connection = self.connection = open_connection(way.to, introduction, way.options, way.ports, tls=way.tls)
         if introduction.loan is None and not introduction.shared:
             return True
         if introduction.loan is not None:

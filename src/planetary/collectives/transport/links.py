@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -12,7 +10,8 @@ from planetary.collectives.protocol.messages import PeerInfo
 from planetary.collectives.reduction.operation import Operation, OutgoingPiece
 from planetary.collectives.transport.frames import Introduction, ProbeRequest
 from planetary.collectives.transport.lanes import CONNECT_S, Lane, Route, open_connection
-from planetary.collectives.transport.sockets import DataSocket, SocketOptions
+from planetary.collectives.transport.ports import Ports
+from planetary.collectives.transport.sockets import DataConnection, SocketOptions
 
 _FILLER = bytes(1 << 20)
 
@@ -40,6 +39,7 @@ class Link:
         stall_s: float,
         slot_bytes: int,
         on_fault: Callable[[str, str], None],
+        ports: Ports,
     ) -> None:
         """Connections are made when the first piece is sent. `on_fault(peer, reason)` is called from a thread.
 
@@ -47,7 +47,7 @@ class Link:
         process's memory; 0 for neither.
         """
         self.to = to
-        self._lock = threading.Lock()
+        self._lock = ports.threads.lock()
         self._turn = 0
         way = Route(
             to=to,
@@ -58,6 +58,7 @@ class Link:
             lends=slot_bytes > 0,
             slot_bytes=slot_bytes,
             on_fault=on_fault,
+            ports=ports,
         )
         self.lanes = [Lane(way, f"planetary ring send {number} to {to.name}") for number in range(connections)]
 
@@ -77,22 +78,22 @@ class Link:
 
 
 def measure(
-    to: PeerInfo, introduction: Introduction, options: SocketOptions, *, tls: bool, seconds: float
+    to: PeerInfo, introduction: Introduction, options: SocketOptions, ports: Ports, *, tls: bool, seconds: float
 ) -> tuple[float, float]:
     """Return bytes per second and seconds of latency to a peer, measured for about `seconds`.
 
     Raises `PeerError` when it cannot be reached or does not answer.
     """
-    connection = open_connection(to, introduction, options, tls=tls)
+    connection, now = open_connection(to, introduction, options, ports, tls=tls), ports.clock.monotonic
     try:
-        trips = [_transfer(connection, 0) for _ in range(3)]
+        trips = [_transfer(connection, 0, now) for _ in range(3)]
         latency = min(trips) / 2
-        length, begun, speed = 256 << 10, time.monotonic(), 0.0
+        length, begun, speed = 256 << 10, now(), 0.0
         while True:
-            spent = _transfer(connection, length)
+            spent = _transfer(connection, length, now)
             moving = max(spent - min(trips), 1e-6)  # without the trip, which says nothing about the speed
             speed = max(speed, length / moving)  # what disturbs only ever slows down
-            left = seconds - (time.monotonic() - begun)
+            left = seconds - (now() - begun)
             if moving > seconds / 4 or left < spent * 2 or length >= 64 << 20:
                 return speed, latency
             length *= 2
@@ -100,8 +101,8 @@ def measure(
         connection.close()
 
 
-def _transfer(connection: DataSocket, length: int) -> float:
-    begun = time.monotonic()
+def _transfer(connection: DataConnection, length: int, now: Callable[[], float]) -> float:
+    begun = now()
     connection.write_block(msgspec.json.encode(ProbeRequest(length)), CONNECT_S)
     left = length
     while left:
@@ -109,4 +110,4 @@ def _transfer(connection: DataSocket, length: int) -> float:
         connection.write(CONNECT_S, part)
         left -= len(part)
     connection.read_block(16, CONNECT_S)
-    return time.monotonic() - begun
+    return now() - begun

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
-import socket
-import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 from planetary.collectives.protocol.messages import PeerInfo, Topology
 from planetary.collectives.reduction import quantise
 from planetary.collectives.reduction.operation import PIECE_LARGEST
 from planetary.collectives.transport.frames import Introduction
 from planetary.collectives.transport.links import Link
+from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import FOLDER
-from planetary.collectives.transport.sockets import SocketOptions
+from planetary.collectives.transport.sockets import SocketOptions, near_options
 
 STREAMS = 2  # to a peer, where nothing else is asked for
-_NEAR_BYTES = 1 << 20
-
-
-def machine_identity() -> str:
-    """Return what is equal for two peers on one machine, and differs between machines."""
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + socket.gethostname()
-    return f"{uuid.getnode():x}{socket.gethostname()}"
-
-
-def near_options(given: SocketOptions) -> SocketOptions:
-    """Within a machine nothing has to be paced, and what is in flight should fit into the processor's cache."""
-    return dataclasses.replace(
-        given, congestion=given.congestion or "cubic", buffer_bytes=given.buffer_bytes or _NEAR_BYTES
-    )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +33,7 @@ class Reach:
     piece_bytes: int | None
     sockets: SocketOptions
     stall_s: float
+    ports: Ports
 
     def link(
         self,
@@ -62,7 +45,7 @@ class Reach:
         on_fault: Callable[[str, str], None],
     ) -> Link:
         """Return the way to the peer that follows in the ring."""
-        here = machine_identity()
+        here = self.ports.machine()
         near = following.machine == here
         streams = STREAMS
         if near:
@@ -78,4 +61,5 @@ class Reach:
             stall_s=self.stall_s,
             slot_bytes=slot_bytes if near and self.direct and FOLDER.is_dir() else 0,
             on_fault=on_fault,
+            ports=self.ports,
         )

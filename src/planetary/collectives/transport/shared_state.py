@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import queue
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,8 +16,10 @@ from planetary.collectives.reduction.elements import Flat, raw
 from planetary.collectives.reduction.guard import BufferGuard
 from planetary.collectives.transport.frames import Introduction, Request, StateAnswer
 from planetary.collectives.transport.lanes import open_connection
-from planetary.collectives.transport.sockets import DataSocket, SocketOptions
+from planetary.collectives.transport.ports import Ports
+from planetary.collectives.transport.sockets import DataConnection, SocketOptions
 from planetary.core.errors import PeerError, PlanetaryError, TrustError, UserError
+from planetary.core.threads import Queue, Threads
 
 try:
     import xxhash  # pyright: ignore[reportMissingImports] - optional
@@ -100,9 +101,9 @@ class SharedState:
 class StateSession(BufferGuard):
     """A shared state during one synchronisation, in which its arrays must not change."""
 
-    def __init__(self, state: SharedState) -> None:
+    def __init__(self, state: SharedState, threads: Threads) -> None:
         """Offer a state to others."""
-        super().__init__()
+        super().__init__(threads)
         self._state = state
         self.tx_bytes = 0
         self.fetched: dict[str, np.ndarray] = {}
@@ -140,11 +141,12 @@ class Fetcher:
         options: SocketOptions,
         tls: bool,
         stall_s: float,
+        ports: Ports,
     ) -> None:
         self._session, self._wanted, self._seq, self._algorithm = session, wanted, seq, algorithm
         self._peers, self._introduction, self._options = peers, introduction, options
-        self._tls, self._stall_s = tls, stall_s
-        self._lock = threading.Lock()
+        self._tls, self._stall_s, self._ports = tls, stall_s, ports
+        self._lock = ports.threads.lock()
         self._errors: list[str] = []
         self._buffers = {item.name: np.empty_like(state.flats[item.name].flat) for item in wanted}
         self.rx_bytes = 0
@@ -157,7 +159,7 @@ class Fetcher:
         parts = [
             (item, offset) for item in self._wanted for offset in range(0, self._buffers[item.name].nbytes, PART_BYTES)
         ]
-        work: dict[str, queue.SimpleQueue[tuple[Fetch, int]]] = {donor: queue.SimpleQueue() for donor in donors}
+        work: dict[str, Queue[tuple[Fetch, int]]] = {donor: self._ports.threads.queue() for donor in donors}
         left: dict[tuple[str, int], Fetch] = {(item.name, offset): item for item, offset in parts}
         for attempt in range(_ATTEMPTS_PER_DONOR * max(len(donors), 1)):
             if not left:
@@ -168,14 +170,12 @@ class Fetcher:
                     raise PeerError(f"fetching {item.name!r}: no donor is left; {'; '.join(self._errors)}")
                 work[able[(number + attempt) % len(able)]].put((item, offset))
             threads = [
-                threading.Thread(target=self._from_donor, args=(donor, mine, left), name="planetary state fetch")
+                self._ports.threads.start("planetary state fetch", partial(self._from_donor, donor, mine, left))
                 for donor, mine in work.items()
             ]
             for thread in threads:
-                thread.start()
-            for thread in threads:
                 thread.join()  # every read in it has a deadline
-            work = {donor: queue.SimpleQueue() for donor, mine in work.items() if mine.empty()}
+            work = {donor: self._ports.threads.queue() for donor, mine in work.items() if mine.empty()}
         if left:
             raise PeerError(f"fetching the shared state: {'; '.join(self._errors)}")
         for item in self._wanted:
@@ -184,16 +184,16 @@ class Fetcher:
                 raise TrustError(f"fetching {item.name!r}: expected the digest {item.digest}, found {found}")
         self._session.fetched = self._buffers
 
-    def _from_donor(
-        self, donor: str, work: queue.SimpleQueue[tuple[Fetch, int]], left: dict[tuple[str, int], Fetch]
-    ) -> None:
+    def _from_donor(self, donor: str, work: Queue[tuple[Fetch, int]], left: dict[tuple[str, int], Fetch]) -> None:
         """Fetch what is in `work`; on an error the rest stays there, which marks the donor as failed."""
-        connection: DataSocket | None = None
+        connection: DataConnection | None = None
         item_offset: tuple[Fetch, int] | None = None
         try:
             while not work.empty():
                 if connection is None:
-                    connection = open_connection(self._peers[donor], self._introduction, self._options, tls=self._tls)
+                    connection = open_connection(
+                        self._peers[donor], self._introduction, self._options, self._ports, tls=self._tls
+                    )
                 item_offset = work.get()
                 item, offset = item_offset
                 self._fetch(connection, item.name, offset)
@@ -209,7 +209,7 @@ class Fetcher:
             if connection is not None:
                 connection.close()
 
-    def _fetch(self, connection: DataSocket, name: str, offset: int) -> None:
+    def _fetch(self, connection: DataConnection, name: str, offset: int) -> None:
         data = raw(self._buffers[name])[offset : offset + PART_BYTES]
         request = Request(self._seq, name, offset, len(data))
         connection.write_block(msgspec.json.encode(request), self._stall_s)

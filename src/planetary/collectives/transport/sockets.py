@@ -7,15 +7,18 @@ import select
 import socket
 import ssl
 import struct
-import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from planetary.core.clock import Clock, SystemClock
 from planetary.core.errors import PeerError, RemoteProtocolError, ResourceError, UserError
 from planetary.net.addresses import address_text, listening_socket, prepare_socket
 
 _LENGTH = struct.Struct(">I")
 _TIMEVAL = struct.Struct("@ll")
+_NEAR_BYTES = 1 << 20
+_CLOCK = SystemClock()
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class SocketOptions:
     buffer_bytes: int = 0  # of both directions; setting it turns the kernel's auto-tuning off
     congestion: str = ""  # e.g. "cubic" or "bbr", where the system has it
     source: str = ""  # the own address that connections leave from, on a machine with several
+
+
+def near_options(given: SocketOptions) -> SocketOptions:
+    """Within a machine nothing has to be paced, and what is in flight should fit into the processor's cache."""
+    return replace(given, congestion=given.congestion or "cubic", buffer_bytes=given.buffer_bytes or _NEAR_BYTES)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -81,15 +89,94 @@ def prepare(sock: socket.socket, options: SocketOptions | None = None) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, options.congestion.encode())
 
 
-class DataSocket:
-    """A connected socket whose waits have limits. One thread reads at a time, and one writes.
+class DataConnection(ABC):
+    """A connection for bulk data whose waits have limits. One thread reads at a time, and one writes.
 
-    `try_read` and `try_write` never wait. The others wait in the kernel, one call for a whole piece; with TLS in
-    `poll`, since a TLS socket that waits cannot be used from two threads.
+    `try_read` and `try_write` never wait.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """`clock`: for deadlines."""
+        self._clock = clock
+
+    @abstractmethod
+    def try_read(self, into: memoryview) -> int:
+        """Read what is there; 0 when nothing is. Raises `PeerError` at the end of the stream."""
+
+    @abstractmethod
+    def try_write(self, *parts: memoryview) -> int:
+        """Write what there is room for; 0 when there is none. Raises `PeerError`."""
+
+    @abstractmethod
+    def wait_readable(self, timeout_s: float | None) -> bool:
+        """Wait for something to read; false after `timeout_s` seconds."""
+
+    @abstractmethod
+    def wait_writable(self, timeout_s: float | None) -> bool:
+        """Wait for room; false after `timeout_s` seconds."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close; a thread that waits in `wait_readable` wakes."""
+
+    def read(self, into: memoryview, timeout_s: float | None) -> None:
+        """Fill a view. Raises `PeerError` when nothing comes for `timeout_s` seconds; None waits for ever."""
+        done = 0
+        while done < len(into):
+            count = self.try_read(into[done:])
+            if not count and not self.wait_readable(timeout_s):
+                raise _nothing_came(timeout_s)
+            done += count
+
+    def write(self, timeout_s: float, *parts: memoryview) -> None:
+        """Write all. Raises `PeerError` when there is no room for `timeout_s` seconds."""
+        left = list(parts)
+        while left:
+            count = self.try_write(*left)
+            if not count and not self.wait_writable(timeout_s):
+                raise _nothing_taken(timeout_s)
+            _drop_written(left, count)
+
+    def read_block(self, most: int, timeout_s: float | None) -> bytes:
+        """Read a run of bytes that stands behind its length."""
+        head = bytearray(_LENGTH.size)
+        self.read(memoryview(head), timeout_s)
+        data = _block(head, most)
+        self.read(memoryview(data), 10.0 if timeout_s is None else timeout_s)
+        return bytes(data)
+
+    def read_block_by(self, most: int, deadline: float) -> bytes:
+        """Read a run of bytes that stands behind its length, all of it until monotonic time `deadline`.
+
+        However slowly they come: a peer that sends a byte now and then is late all the same. Raises `PeerError`.
+        """
+        head = bytearray(_LENGTH.size)
+        self._read_by(memoryview(head), deadline)
+        data = _block(head, most)
+        self._read_by(memoryview(data), deadline)
+        return bytes(data)
+
+    def _read_by(self, into: memoryview, deadline: float) -> None:
+        done = 0
+        while done < len(into):
+            count = self.try_read(into[done:])
+            if not count and not self.wait_readable(deadline - self._clock.monotonic()):
+                raise PeerError(f"{done} of {len(into)} bytes came in time")
+            done += count
+
+    def write_block(self, data: bytes, timeout_s: float) -> None:
+        """Write a run of bytes behind its length."""
+        self.write(timeout_s, memoryview(_LENGTH.pack(len(data)) + data))
+
+
+class DataSocket(DataConnection):
+    """A connected socket. Reads and writes wait in the kernel, one call for a whole piece; with TLS in `poll`, since a
+    TLS socket that waits cannot be used from two threads.
     """
 
     def __init__(self, sock: socket.socket) -> None:
         """Take over a connected socket, plain or TLS."""
+        super().__init__(_CLOCK)
         self._tls = isinstance(sock, ssl.SSLSocket)
         sock.setblocking(not self._tls)
         self.sock = sock
@@ -100,94 +187,49 @@ class DataSocket:
         self._writes.register(sock, select.POLLOUT)
 
     def try_read(self, into: memoryview) -> int:
-        """Read what is there; 0 when nothing is. Raises `PeerError` at the end of the stream."""
+        """See `DataConnection`."""
         return self._receive(into, self._no_wait)
 
     def try_write(self, *parts: memoryview) -> int:
-        """Write what there is room for; 0 when there is none. Raises `PeerError`."""
+        """See `DataConnection`."""
         return self._send(parts, self._no_wait)
 
     def wait_readable(self, timeout_s: float | None) -> bool:
-        """Wait for something to read; false after `timeout_s` seconds."""
+        """See `DataConnection`."""
         return bool(self._reads.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
     def wait_writable(self, timeout_s: float | None) -> bool:
-        """Wait for room; false after `timeout_s` seconds."""
+        """See `DataConnection`."""
         return bool(self._writes.poll(None if timeout_s is None else max(timeout_s, 0) * 1000))
 
     def read(self, into: memoryview, timeout_s: float | None) -> None:
-        """Fill a view. Raises `PeerError` when nothing comes for `timeout_s` seconds; None waits for ever."""
+        """See `DataConnection`."""
+        if self._tls or timeout_s is None:
+            super().read(into, timeout_s)
+            return
         done = 0
-        polls = self._tls or timeout_s is None
         while done < len(into):
-            if polls:
-                count = self.try_read(into[done:])
-                late = not count and not self.wait_readable(timeout_s)
-            else:
-                self._limit(socket.SO_RCVTIMEO, timeout_s or 0.0)
-                count = self._receive(into[done:], socket.MSG_WAITALL)
-                late = not count
-            if late:
-                raise PeerError(f"nothing came for {timeout_s:g} s")
+            self._limit(socket.SO_RCVTIMEO, timeout_s)
+            count = self._receive(into[done:], socket.MSG_WAITALL)
+            if not count:
+                raise _nothing_came(timeout_s)
             done += count
 
     def write(self, timeout_s: float, *parts: memoryview) -> None:
-        """Write all. Raises `PeerError` when there is no room for `timeout_s` seconds."""
+        """See `DataConnection`."""
+        if self._tls:
+            super().write(timeout_s, *parts)
+            return
         left = list(parts)
         while left:
-            if self._tls:
-                count = self.try_write(*left)
-                late = not count and not self.wait_writable(timeout_s)
-            else:
-                self._limit(socket.SO_SNDTIMEO, timeout_s)
-                count = self._send(left, 0)
-                late = not count and any(len(part) for part in left)
-            if late:
-                raise PeerError(f"nothing was taken for {timeout_s:g} s")
-            while left and count >= len(left[0]):
-                count -= len(left.pop(0))
-            if count:
-                left[0] = left[0][count:]
-
-    def read_block(self, most: int, timeout_s: float | None) -> bytes:
-        """Read a run of bytes that stands behind its length."""
-        head = bytearray(_LENGTH.size)
-        self.read(memoryview(head), timeout_s)
-        (length,) = _LENGTH.unpack(head)
-        if length > most:
-            raise RemoteProtocolError(f"a block may have {most} bytes, one of {length} was announced")
-        data = bytearray(length)
-        self.read(memoryview(data), 10.0 if timeout_s is None else timeout_s)
-        return bytes(data)
-
-    def read_block_by(self, most: int, deadline: float) -> bytes:
-        """Read a run of bytes that stands behind its length, all of it until monotonic time `deadline`.
-
-        However slowly they come: who sends a byte now and then is late all the same. Raises `PeerError`.
-        """
-        head = bytearray(_LENGTH.size)
-        self._read_by(memoryview(head), deadline)
-        (length,) = _LENGTH.unpack(head)
-        if length > most:
-            raise RemoteProtocolError(f"a block may have {most} bytes, one of {length} was announced")
-        data = bytearray(length)
-        self._read_by(memoryview(data), deadline)
-        return bytes(data)
-
-    def _read_by(self, into: memoryview, deadline: float) -> None:
-        done = 0
-        while done < len(into):
-            count = self.try_read(into[done:])
-            if not count and not self.wait_readable(deadline - time.monotonic()):
-                raise PeerError(f"{done} of {len(into)} bytes came in time")
-            done += count
-
-    def write_block(self, data: bytes, timeout_s: float) -> None:
-        """Write a run of bytes behind its length."""
-        self.write(timeout_s, memoryview(_LENGTH.pack(len(data)) + data))
+            self._limit(socket.SO_SNDTIMEO, timeout_s)
+            count = self._send(left, 0)
+            if not count and any(len(part) for part in left):
+                raise _nothing_taken(timeout_s)
+            _drop_written(left, count)
 
     def close(self) -> None:
-        """Close; a thread that waits in `wait_readable` wakes."""
+        """See `DataConnection`."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(OSError):
@@ -225,3 +267,27 @@ class DataSocket:
             except OSError as error:
                 raise PeerError(f"the connection was closed: {error}") from None
             self._limits[option] = timeout_s
+
+
+def _block(head: bytearray, most: int) -> bytearray:
+    """Return memory for the bytes that a length announces. Raises `RemoteProtocolError` for more than `most`."""
+    (length,) = _LENGTH.unpack(head)
+    if length > most:
+        raise RemoteProtocolError(f"a block may have {most} bytes, one of {length} was announced")
+    return bytearray(length)
+
+
+def _drop_written(left: list[memoryview], count: int) -> None:
+    """Remove the first `count` bytes from what is left to write, and empty parts before the next ones."""
+    while left and count >= len(left[0]):
+        count -= len(left.pop(0))
+    if count:
+        left[0] = left[0][count:]
+
+
+def _nothing_came(timeout_s: float | None) -> PeerError:
+    return PeerError(f"nothing came for {timeout_s:g} s")
+
+
+def _nothing_taken(timeout_s: float) -> PeerError:
+    return PeerError(f"nothing was taken for {timeout_s:g} s")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard, get_args
@@ -14,6 +13,7 @@ from typing import TypeGuard, get_args
 import msgspec
 
 from planetary.artifacts.durable_files import DISK, DurableFiles
+from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.collectives.master.master_events import Record, Solve, Solved
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
@@ -42,7 +42,6 @@ from planetary.wire.inbox import refuse_tensors
 from planetary.wire.message import Message
 
 _COMPACT_LINES = 20_000
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 class Journal:
@@ -54,18 +53,18 @@ class Journal:
     def __init__(self, path: Path, files: DurableFiles = DISK) -> None:
         """Open or create `path`. Raises `ResourceError` when it cannot be written, `TrustError` when it is damaged."""
         self._path, self._files = path, files
-        self._decoder = msgspec.json.Decoder(Record)
-        try:
+        with self._as_resource():
             files.make_folder(path.parent)
-            self.records = self._read()
-            self._descriptor = files.open(path, _APPEND)
-        except OSError as error:
-            raise ResourceError(f"cannot keep the master's journal in {path}: {error}") from None
+        try:
+            self.records: list[Record] = list(read_json_lines(path, Record)) if path.exists() else []
+        except UserError as error:
+            raise TrustError(f"{error}; delete the file to start anew") from None
+        self._writer = JsonLinesWriter(path, files)
         self._lines = len(self.records)
 
     def append(self, record: msgspec.Struct) -> None:
-        """Add a record."""
-        self._files.write(self._descriptor, msgspec.json.encode(record) + b"\n")
+        """Add a record. Raises `ResourceError`."""
+        self._writer.append(record)
         self._lines += 1
 
     @property
@@ -74,35 +73,26 @@ class Journal:
         return self._lines > _COMPACT_LINES
 
     def rewrite(self, records: Iterable[Record]) -> None:
-        """Replace all by an equal, shorter story."""
+        """Replace all by an equal, shorter story. Raises `ResourceError`."""
         lines = [msgspec.json.encode(record) + b"\n" for record in records]
         temporary = self._path.with_name(f".{self._path.name}.new")
-        self._files.write_file(temporary, lines)
-        self._files.replace(temporary, self._path)
-        self._files.close(self._descriptor)
-        self._descriptor = self._files.open(self._path, _APPEND)
+        with self._as_resource():
+            self._files.write_file(temporary, lines)
+            self._files.replace(temporary, self._path)
+        self._writer.close()
+        self._writer = JsonLinesWriter(self._path, self._files)
         self._lines = len(lines)
 
     def close(self) -> None:
         """Close the file."""
-        self._files.close(self._descriptor)
+        self._writer.close()
 
-    def _read(self) -> list[Record]:
-        if not self._path.exists():
-            return []
-        data = self._path.read_bytes()
-        whole = data.rfind(b"\n") + 1
-        if whole != len(data):
-            descriptor = self._files.open(self._path, os.O_WRONLY)
-            self._files.truncate(descriptor, whole)  # the last line was cut off by the death; nobody was told of it
-            self._files.close(descriptor)
-        records = []
-        for number, line in enumerate(data[:whole].splitlines(), 1):
-            try:
-                records.append(self._decoder.decode(line))
-            except msgspec.MsgspecError as error:
-                raise TrustError(f"{self._path}, line {number}: {error}; delete the file to start anew") from None
-        return records
+    @contextlib.contextmanager
+    def _as_resource(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ResourceError(f"cannot keep the master's journal in {self._path}: {error}") from None
 
 
 log = logging.getLogger(__name__)

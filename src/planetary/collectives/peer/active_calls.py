@@ -75,6 +75,7 @@ class ActiveCollective(ActiveCall):
 
     Attributes:
         stall_s: how long nothing may come before it counts as failed.
+        seq: number of the operation; 0 before it began.
     """
 
     def __init__(self, shell: PeerShell, job: CollectiveJob, stall_s: float) -> None:
@@ -82,7 +83,7 @@ class ActiveCollective(ActiveCall):
         self._shell, self._job = shell, job
         self.stall_s = stall_s
         self._backup: np.ndarray | None = None
-        self._seq = 0
+        self.seq = 0
         self._rank, self._world = 0, 1
         self._progress, self._progress_at = -1, 0.0
         self._began_at = 0.0
@@ -96,7 +97,7 @@ class ActiveCollective(ActiveCall):
         topology, rank = shell.ring.topology, shell.ring.rank
         assert topology is not None
         ring, world = topology.ring, len(topology.ring)
-        self._seq, self._rank, self._world = instruction.seq, rank, world
+        self.seq, self._rank, self._world = instruction.seq, rank, world
         previous, following = ring[(rank - 1) % world], ring[(rank + 1) % world]
         self.neighbours, self.previous_name = (previous.peer, following.peer), previous.name
         shell.calls.transfers[call] = self
@@ -121,7 +122,7 @@ class ActiveCollective(ActiveCall):
             threads=shell.settings.ports.threads,
         )
         self._progress_at = self._began_at = shell.settings.ports.clock.monotonic()
-        shell.ring.begin(self._seq, operation)
+        shell.ring.begin(self.seq, operation)
         return (lambda: shell.complete(operation)) if operation.announce() else None
 
     def _combine(self, contributions: m.Contributions) -> None:
@@ -159,7 +160,7 @@ class ActiveCollective(ActiveCall):
                 self._combine(value)
             if operation is not None:
                 self.sent, self.received = operation.sent, operation.received
-                self._shell.ring.end(self._seq)
+                self._shell.ring.end(self.seq)
                 operation.close()
                 if not ok:
                     operation.restore()

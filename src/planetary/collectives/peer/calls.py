@@ -10,6 +10,7 @@ from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.active_calls import ActiveCollective, CollectiveJob
 from planetary.collectives.peer.peer_shell import PeerShell
 from planetary.collectives.peer.work import OpenWork, Work
+from planetary.collectives.protocol import messages as m
 from planetary.collectives.protocol.errors import AbortedError, TooFewPeersError
 from planetary.collectives.reduction.small_operations import is_small
 from planetary.core.errors import UserError
@@ -71,6 +72,19 @@ class Calls:
             raise UserError(f"{work.title}: the communicator is not connected; call connect first")
         self._shell.handle(event(self._shell.calls.open(work)))
 
+    def topology(self, what: str) -> m.Topology:
+        """Return the ring that this peer is a member of.
+
+        Raises `UserError` before it was admitted, and why it is out where it was lost or removed.
+        """
+        shell = self._shell
+        topology = shell.ring.topology
+        if topology is not None:
+            return topology
+        if (machine := shell.machine) is not None and machine.error is not None:
+            raise machine.error.with_traceback(None)
+        raise UserError(f"{what}: this peer is not admitted; call update_topology first")
+
     @contextlib.contextmanager
     def arguments(self, kind: str, tag: int, timeout_s: float | None) -> Iterator[None]:
         """Look at a collective's arguments: what is wrong with them is raised here and told to the others at once.
@@ -92,8 +106,7 @@ class Calls:
         """
         shell, spec = self._shell, job.spec
         if shell.registered:
-            if shell.ring.topology is None:
-                raise UserError(f"{spec.kind}: this peer is not admitted; call update_topology first")
+            self.topology(spec.kind)
             if shell.world_size < shell.settings.min_world:
                 raise TooFewPeersError(
                     f"{spec.kind}: the group has {shell.world_size} peers, min_world_size is {shell.settings.min_world}"

@@ -417,8 +417,7 @@ class Communicator:
 
         It is tried again after a loss, unless the root itself is lost.
         """
-        topology = self._shell.ring.topology
-        ring = topology.ring if topology is not None else ()
+        ring = self._calls.topology("broadcast").ring
         with self._calls.arguments("broadcast", tag, timeout_s):
             flat = Flat(array, writable=root != self.rank, what="the array to receive into")
             if not 0 <= root < len(ring):
@@ -485,9 +484,7 @@ class Communicator:
         offered, kind = state, SyncStrategy(strategy)
 
         def start(limit: float) -> Work:
-            topology = self._shell.ring.topology
-            if topology is None:
-                raise UserError("sync_shared_state: this peer is not admitted; call update_topology first")
+            topology = self._calls.topology("sync_shared_state")
             offered.refresh()
             stall = self._calls.stall_s(limit)
             work = OpenWork(

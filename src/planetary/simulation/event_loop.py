@@ -94,7 +94,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 ready.append((process, handle))
         process, handle = ready.popleft()
         if not handle.cancelled() and (process is None or process.alive):
-            handle._run()
+            if process is not None and process.is_stopped:
+                process.hold(handle)
+            else:
+                handle._run()
         return True
 
     def close(self) -> None:
@@ -130,7 +133,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """See `asyncio.AbstractEventLoop`."""
         context = copy_context() if context is None else context
         handle = asyncio.Handle(callback, args, self, context)
-        self._add(context.get(CURRENT), handle)
+        self.run_soon(context.get(CURRENT), handle)
         return handle
 
     call_soon_threadsafe = call_soon
@@ -152,7 +155,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """See `asyncio.AbstractEventLoop`."""
         return self.call_at(self.clock.monotonic() + delay, callback, *args, context=context)
 
-    def _add(self, process: Process | None, handle: asyncio.Handle) -> None:
+    def run_soon(self, process: Process | None, handle: asyncio.Handle) -> None:
+        """Run a callback of a process, behind those that are ready."""
         if not self._closed and (process is None or process.alive):
             self._ready.append((process, handle))
 

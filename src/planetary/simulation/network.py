@@ -48,6 +48,7 @@ class SimulatedNetwork:
         self._transports: dict[SimulatedTransport, None] = {}
         self._healed: list[asyncio.Future[None]] = []
         self._ports = FIRST_PORT
+        self._slow: dict[str, float] = {}  # node -> how many times as long its packets take
         self.context = copy_context()  # in which things arrive: nobody's
         self.context.run(CURRENT.set, None)
 
@@ -56,9 +57,10 @@ class SimulatedNetwork:
         process.on_exit.append(self._exited)
         return NetworkOf(self, process)
 
-    def delay(self) -> float:
-        """Draw the seconds that a packet takes."""
-        return self.loop.random.uniform(*self.delay_s)
+    def delay(self, *nodes: str) -> float:
+        """Draw the seconds that a packet between nodes takes."""
+        seconds = self.loop.random.uniform(*self.delay_s)
+        return seconds * max((self._slow.get(node, 1.0) for node in nodes), default=1.0) if self._slow else seconds
 
     # --- faults -----------------------------------------------------------------------------------------------
 
@@ -86,6 +88,11 @@ class SimulatedNetwork:
                     future.set_result(None)
 
         self.loop.call_later(seconds, heal, context=self.context)
+
+    def slow(self, node: str, factor: float, seconds: float) -> None:
+        """Let packets from and to a node take so many times as long, for some time."""
+        self._slow[node] = factor
+        self.loop.call_later(seconds, self._slow.pop, node, None, context=self.context)
 
     def partition(self, node: str, seconds: float) -> None:
         """Cut a node off, in both directions."""
@@ -263,7 +270,11 @@ class SimulatedTransport(asyncio.Transport):
     def _put(self, item: bytes | Exception) -> None:
         nbytes = len(item) if isinstance(item, bytes) else 0
         self._in_flight += nbytes
-        arrival = self._loop.time() + self._network.delay() + nbytes / self._network.bytes_per_s
+        arrival = (
+            self._loop.time()
+            + self._network.delay(self.process.node, self.peer.process.node)
+            + nbytes / self._network.bytes_per_s
+        )
         if self._under_way:
             arrival = max(arrival, self._under_way[-1][0])
         self._under_way.append((arrival, item))
@@ -279,7 +290,10 @@ class SimulatedTransport(asyncio.Transport):
         peer = self.peer
         if peer.process.alive and not peer._lost:
             peer._unread.append(item)
-            peer.process.in_context(peer._feed)
+            if peer.process.is_stopped:
+                self._loop.call_soon(peer._feed, context=peer.process.context)
+            else:
+                peer.process.in_context(peer._feed)
         if self._lost and not self._under_way:
             self._network.forget(self)
         self.go_on()

@@ -39,9 +39,13 @@ class Process:
         self.error: BaseException | None = None
         self.thread_s = 0.02
         self.on_exit: list[Callable[[Process], None]] = []  # the system's part: connections, descriptors, parents
+        self._whole = self  # of which this is a part
+        self._parts: list[Process] = []
+        self._stopped_until = 0.0
+        self._held: list[tuple[Process, asyncio.Handle]] = []  # callbacks of a stopped process
         self._context: Context = copy_context()
         self._context.run(CURRENT.set, self)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: dict[asyncio.Task[Any], None] = {}
         self._threads: list[SimulatedThread] = []
         self._signals: dict[int, Callable[[], object]] = {}
         self._ended = loop.create_future()
@@ -84,6 +88,46 @@ class Process:
         elif self.alive:
             self.in_context(lambda: self.loop.call_soon(handler))
 
+    def part(self, name: str) -> Process:
+        """Return a process that is a part of this one: it can end before it, and ends and stops with it."""
+        part = Process(self.loop, f"{self.name}: {name}", self.node, self.pid)
+        part._whole = self
+        self._parts.append(part)
+        self.on_exit.append(lambda _: part.exit(KILLED))
+        return part
+
+    @property
+    def tasks(self) -> list[asyncio.Task[Any]]:
+        """The tasks that have not ended, oldest first."""
+        return list(self._tasks)
+
+    @property
+    def live_threads(self) -> list[SimulatedThread]:
+        """The threads that are in the midst of a call."""
+        return [thread for thread in self._threads if not thread.is_idle]
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process stands still, as after SIGSTOP."""
+        return self._whole._stopped_until > self.loop.clock.monotonic()
+
+    def stop(self, seconds: float) -> None:
+        """Stand still for so long: connections stay, and what happens meanwhile is seen afterwards, in order."""
+        self._stopped_until = max(self._stopped_until, self.loop.clock.monotonic() + seconds)
+        nobody = copy_context()
+        nobody.run(CURRENT.set, None)
+        self.loop.call_at(self._stopped_until, self._go_on, context=nobody)
+
+    def hold(self, handle: asyncio.Handle) -> None:
+        """Keep a callback of a process that is stopped."""
+        self._whole._held.append((self, handle))
+
+    def _go_on(self) -> None:
+        if not self.is_stopped:
+            held, self._held = self._held, []
+            for process, handle in held:
+                self.loop.run_soon(process, handle)
+
     def exit(self, status: int) -> None:
         """End with a status; the system closes what the process had open."""
         if not self.alive:
@@ -98,8 +142,10 @@ class Process:
         """Unwind the stacks of a process that is not alive. Nothing that they still do reaches the world."""
         for thread in self._threads:
             thread.unwind()
+        for part in self._parts:
+            part.bury()
         while self._tasks:  # a `finally` may begin further ones
-            task = self._tasks.pop()
+            task, _ = self._tasks.popitem()
             task._log_destroy_pending = False  # type: ignore[attr-defined]
             if not task.done():
                 coroutine = task.get_coro()
@@ -114,8 +160,8 @@ class Process:
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
         """Count a task as a part of this process."""
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
     def on_signal(self, number: int, handler: Callable[[], object]) -> None:
         """Let `handler` be called for a signal."""
@@ -129,6 +175,13 @@ class Process:
     def aside(self, name: str, work: Callable[[], object]) -> None:
         """Call a function in a thread that nobody waits for; see `fabric.shell.system.System.aside`."""
         self.threads(name).submit(work)
+
+    def start_thread(self, name: str, work: Callable[[], object]) -> SimulatedThread:
+        """Call a function in a thread that ends with it."""
+        thread = self.threads(name)
+        thread.submit(work)
+        thread.shutdown(wait=False)
+        return thread
 
     def threads(self, name: str) -> SimulatedThread:
         """Return an executor with one thread; see `fabric.shell.system.System.threads`."""
@@ -176,7 +229,8 @@ class SimulatedThread(Executor):
 
     def __init__(self, process: Process, name: str) -> None:
         """Made by `Process.threads`."""
-        self._process, self._loop, self._name = process, process.loop, name
+        self.name = name
+        self._process, self._loop = process, process.loop
         self._work: deque[tuple[_Result[Any], Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
@@ -186,6 +240,8 @@ class SimulatedThread(Executor):
         self._hurry = False  # whether somebody waits for the end: sleeping takes no time
         self._closed = False
         self._over = False  # whether the real thread does nothing any more
+        self._hangs_until = 0.0
+        self._until_idle: list[Callable[[], None]] = []
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """See `concurrent.futures.Executor`."""
@@ -222,6 +278,33 @@ class SimulatedThread(Executor):
         self._loop.call_later(seconds, self._resume, self._turn)
         self._park()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all work is done."""
+        return not self._busy and not self._work
+
+    def when_idle(self, resume: Callable[[], None]) -> None:
+        """Let `resume` be called when all work is done."""
+        self._until_idle.append(resume)
+
+    def wait(self, register: Callable[[Callable[[], None]], object], seconds: float | None = None) -> None:
+        """In the thread: wait until the function that `register` gets is called, `seconds` at most."""
+        self._turn += 1
+        turn = self._turn
+        register(lambda: self._process.in_context(lambda: self._loop.call_soon(self._resume, turn)) and None)
+        if seconds is not None:
+            self._loop.call_later(max(seconds, 0.0), self._resume, turn)
+        self._park()
+
+    def go_on(self) -> None:
+        """On the event loop: end the present wait of the thread, and let it run."""
+        self._turn += 1
+        self._hand_over()
+
+    def hang(self, seconds: float) -> None:
+        """Let the thread's next steps wait for so long."""
+        self._hangs_until = self._loop.time() + seconds
+
     def park_until(self, register: Callable[[Callable[[], None]], object]) -> None:
         """In the thread: wait until the function that `register` gets is called, from anywhere."""
         if self._hurry:
@@ -241,13 +324,15 @@ class SimulatedThread(Executor):
 
     def _resume(self, turn: int) -> None:
         self._due = False
-        if turn == self._turn or (self._work and not self._busy):
+        if self._loop.time() < self._hangs_until:
+            self._loop.call_at(self._hangs_until, self._resume, turn)
+        elif turn == self._turn or (self._work and not self._busy):
             self._hand_over()
 
     def _hand_over(self) -> None:
         """Let the thread run until it parks."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._main, name=f"simulated {self._name}", daemon=True)
+            self._thread = threading.Thread(target=self._main, name=f"simulated {self.name}", daemon=True)
             self._thread.start()
         outer = asyncio._get_running_loop()
         self._go.release()
@@ -255,6 +340,8 @@ class SimulatedThread(Executor):
         assert asyncio._get_running_loop() is outer
 
     def _park(self) -> None:
+        if not self._process.alive:
+            raise ProcessKilled
         self._back.release()
         self._go.acquire()
         if not self._process.alive:
@@ -280,6 +367,11 @@ class SimulatedThread(Executor):
                         result.set_exception(error)
                 self._busy = False
             self._turn += 1
+            waiting, self._until_idle = self._until_idle, []
+            for resume in waiting:
+                resume()
+            if self._closed:
+                return
             self._park()
 
 
@@ -288,6 +380,11 @@ class _Current(threading.local):
 
 
 _THREAD = _Current()
+
+
+def current_thread() -> SimulatedThread | None:
+    """Return the simulated thread that calls; None on the event loop."""
+    return _THREAD.current
 
 
 def sleep(seconds: float) -> None:

@@ -178,8 +178,8 @@ class RingConnections:
 
     def close(self) -> None:
         """Leave, and close every connection of others."""
-        self.leave()
         with self._lock:
-            plane, self.plane = self.plane, None
+            plane, self.plane = self.plane, None  # no ring is taken over any more: its link would never be closed
+        self.leave()
         if plane is not None:
             plane.close()

@@ -188,7 +188,8 @@ def compare(
         theirs = timed(transformers_text(args.source, short, count), 5)
         print(f"time of a token in a stream, of transformers' generate with its cache: {one / theirs:.2f}")
 
-    if "llama" in str(model.decode) and all(importlib.util.find_spec(name) for name in ("gguf", "llama_cpp")):
+    is_llama = model.decode.func.__module__ == LlamaConfig.__module__
+    if is_llama and all(importlib.util.find_spec(name) for name in ("gguf", "llama_cpp")):
         from serving_llama_cpp import continues, write_gguf
 
         with tempfile.TemporaryDirectory() as folder:

@@ -118,13 +118,28 @@ def _config(app: Any) -> uvicorn.Config:
 
 
 class ImpatientProtocol(H11Protocol):
-    """uvicorn's, which ends connections that have not said in time what they want; uvicorn itself waits for ever."""
+    """uvicorn's, which ends connections without a request in time, or where there are too many. uvicorn waits for ever,
+    and refuses requests while others are idle.
+    """
 
     first_request_s = FIRST_REQUEST_S
+    _since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._since = self.loop.time()
         self.loop.call_later(self.first_request_s, self._end_if_silent)
+        if len(self.connections) >= MOST_CONNECTIONS:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """End the connection that has been without a request longest."""
+        others = [one for one in self.connections if isinstance(one, ImpatientProtocol) and one is not self]
+        silent = [one for one in others if one.cycle is None]
+        if silent:
+            oldest = min(silent, key=lambda one: one._since)
+            self.connections.discard(oldest)  # at once: its loss is noticed later
+            oldest.transport.abort()
 
     def _end_if_silent(self) -> None:
         if self.cycle is None:  # no request is complete up to its body

@@ -202,6 +202,21 @@ def test_connections_that_want_nothing_are_ended(monkeypatch: pytest.MonkeyPatch
     run(test)
 
 
+def test_idle_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
+
+    async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
+        port = web.base_url.port
+        assert port is not None
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(9)]
+        assert (await web.get("/health")).status_code == 200
+        assert await idle[0][0].read() == b""  # the one that has been idle longest was ended
+        for _, writer in idle:
+            writer.close()
+
+    run(test)
+
+
 def test_a_full_queue_is_told_with_when_to_come_again() -> None:
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         answer = await web.post("/v1/completions", json={"prompt": "a", "n": 9})

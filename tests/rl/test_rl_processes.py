@@ -34,6 +34,7 @@ TINY = {
         "options": {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "n_position": 16},
     },
     "train": {"rounds": 40, "inner_steps": 1, "batch_size": 8, "sequence_length": 15},
+    "optimizer": {"warmup_steps": 0},
     "outer": {"learning_rate": 1.0, "momentum": 0.0, "merge": "mean"},
     "fabric": {"workers": 2},
     "eval": {"every": 10},

@@ -156,6 +156,16 @@ def test_a_restart_moves_nobody_and_a_worker_that_stays_away_is_replaced() -> No
     assert len(found.moves) == 1
 
 
+def test_a_worker_that_was_away_while_its_run_ended_is_placed_with_the_reason() -> None:
+    found = world(2, wants("a", 1, 1), wants("b", 1, None))
+    (worker,) = [one for one, run in found.at.items() if run == "a"]
+    found.go(worker)
+    found.tell(RunOver("a"))
+    found.come(worker)
+    assert found.scheduler.workers[worker].why == "workers are shared evenly"
+    assert found.moves[-1] == (worker, "a", "b")
+
+
 def test_a_drained_worker_idles_and_one_that_is_assigned_works_for_its_controller_only() -> None:
     found = world(2, wants("train"))
     found.tell(Drain("w0", True))

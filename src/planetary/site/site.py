@@ -497,6 +497,9 @@ class Site:
             controller = run.gateway.controller
             if controller is None and self._only is None:
                 continue  # it is being prepared, and has nothing for a worker
+            if run.gateway.ended_at is not None and self._only is None:
+                self._tell(RunOver(name))  # it writes its report, and needs nobody for that
+                continue
             job, demand = self.book.jobs[name], run.gateway.demand
             banned = frozenset(controller.membership.banned) if controller is not None else frozenset()
             if run.gateway.ended_at is None:

@@ -249,7 +249,9 @@ class WorkerScheduler:
             self._share(level, free, goals)
             unlimited = unlimited[len(level) :]
         for one in self.workers.values():
-            one.goal, one.why = goals.get(one.worker, (IDLE, ""))
+            goal, why = goals.get(one.worker, (IDLE, ""))
+            still_goes = goal == one.goal != one.at and one.why  # the reason of a move is that of its beginning
+            one.goal, one.why = goal, one.why if still_goes else why
             if one.trial:
                 one.goal = next((need.wants.run for need in needs if self._may(one, need)), IDLE)
                 one.why = "it tries a backend"

@@ -17,10 +17,20 @@ from msgspec.structs import replace
 
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.cli.main import main
-from planetary.core.config import Config, DataConfig, ModelConfig, MoeConfig, TrainConfig, load_config, to_toml
+from planetary.core.config import (
+    Config,
+    DataConfig,
+    ModelConfig,
+    MoeConfig,
+    TrainConfig,
+    config_from_tables,
+    load_config,
+    to_toml,
+)
 from planetary.core.errors import TrustError, UserError
 from planetary.data.prepare import prepare
 from planetary.fabric.gateway.run_files import PAYLOADS
+from planetary.models.context import WholeText
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
 from planetary.moe.gateway.mixture_preparation import plan_of
 from planetary.moe.gateway.mixture_start import owners_of_run
@@ -31,6 +41,7 @@ from planetary.moe.results.inference import ExpertSelection, MixtureLosses, expe
 from planetary.moe.results.run_state import read_mixture, read_run
 from planetary.moe.training.saved_training import SavedTraining, write_training
 from planetary.moe.training.trainer import MoeTrainer
+from planetary.run.model.served import load_served
 from planetary.run.model.trained_model import load_trained
 
 STEPS, PER_ROUND = 8, 4
@@ -107,6 +118,17 @@ def test_losses_with_every_choice_of_experts_are_those_that_the_run_reported(run
     assert [row.split()[0] for row in rows] == ["real", "surrogates", "composer:0", "composer:1"]
     assert rows[0].split()[1] == rows[0].split()[2] == f"{found.losses.real:.4f}"
     assert rows[3].split()[1:] == [*[f"{found.losses.mixed[1]:.4f}"] * 2, *[f"{found.losses.alone[1]:.4f}"] * 2]
+
+
+@pytest.mark.parametrize("experts", ["real", "surrogates", "composer:1"])
+def test_every_choice_of_experts_can_be_served(run: Path, saved: SavedTraining, experts: str) -> None:
+    model = model_with(saved, experts_named(experts))
+    found = jax.jit(lambda params: model.decode(params, TOKENS, WholeText(TOKENS)))(model.params)
+    np.testing.assert_allclose(found, logits(saved, experts_named(experts)), rtol=1e-5, atol=1e-6)
+    if experts != "real":  # it is loaded, and its test data's tokens are no text
+        config = config_from_tables({"serve": {"model": str(run), "experts": experts}})
+        with pytest.raises(UserError, match=f"has 256 tokens, and the model knows {TINY.vocab_size}"):
+            load_served(config)
 
 
 def test_who_owned_what_is_read_from_the_journal(run: Path, saved: SavedTraining) -> None:

@@ -35,7 +35,18 @@ from planetary.simulation.federation import SimFederation, hub_config, site_conf
 from planetary.simulation.small_training import PARAMS, SmallTraining, small_training
 
 LIMIT_S = 3000.0
-FAULTS = ("cut_off", "cut_off", "kill_hub", "kill_site", "drop_site", "mute_site", "deafen_site", "kill_worker")
+FAULTS = (
+    "cut_off",
+    "cut_off",
+    "kill_hub",
+    "kill_site",
+    "power_hub",
+    "power_site",
+    "drop_site",
+    "mute_site",
+    "deafen_site",
+    "kill_worker",
+)
 
 
 def run_schedule(
@@ -85,6 +96,11 @@ def strike(federation: SimFederation, struck: collections.Counter[str], kind: st
             hit = hub.kill_gateway()
         case "kill_site":
             hit = site.kill_gateway()
+        case "power_hub" | "power_site":
+            cluster = hub if kind == "power_hub" else site
+            hit = cluster.gateway is not None and cluster.finished is None
+            if hit:
+                cluster.disk.cut_power(cluster.process)
         case "drop_site":
             hit = network.drop(site.place.node) > 0
         case "mute_site":

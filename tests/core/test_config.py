@@ -186,7 +186,7 @@ def test_overriding_changes_nothing_in_the_original() -> None:
         ("model.options.a=<>", "is no TOML value"),
         ("fabric.quorum=7", "fabric.quorum: expected at most fabric.workers (2)"),
         ("sync.overlap=async", 'sync.overlap: expected "none" with sync.topology = "star", found "async"'),
-        ("sync.overlap=on", 'sync.overlap: expected one of "async", "none"'),
+        ("sync.overlap=on", 'sync.overlap: expected one of "async", "eager", "none"'),
     ],
 )
 def test_wrong_overrides_are_named(override: str, words: str) -> None:

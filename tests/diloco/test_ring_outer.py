@@ -13,6 +13,7 @@ from planetary.diloco.ring import (
     HeldContribution,
     Precision,
     check_state,
+    eager_start,
     form_of,
     outer_step_of_sum,
     share,
@@ -160,3 +161,25 @@ def test_the_delayed_step_is_that_of_the_plain_loop(momentum: float) -> None:
         state = outer_step_of_sum(specs, state, (shares[0] + shares[1], form), RATE, momentum).state
         np.testing.assert_array_equal(state.params["w"], theta[round_], err_msg=f"round {round_}")
     np.testing.assert_array_equal(state.velocity["w"], velocity)
+
+
+def test_an_eager_start_is_the_telescoped_sum_of_the_papers_updates() -> None:
+    """Fed with Δ(t−1) + (Δₘ(t) − Δₘ(t−1)) / M, outer SGD leads where the shared parameters and the own part lead."""
+    spec, random, workers, rate = (TensorSpec("w", "f32", (50,)),), np.random.default_rng(5), 4, 0.7
+    shared = local = np.zeros(50)
+    mean_before, own_before = np.zeros(50), np.zeros(50)
+    for _ in range(6):
+        deltas = random.standard_normal((workers, 50))
+        local = local - rate * (mean_before + (deltas[0] - own_before) / workers)
+        params = {"w": shared.astype(np.float32)}
+        ends = {"w": (-deltas[0]).astype(np.float32)}
+        held = HeldContribution(Contribution(1, 10, ends), {"w": np.zeros(50, np.float32)})
+        np.testing.assert_allclose(eager_start(spec, params, [held], 40, rate)["w"], local, atol=1e-5)
+        shared = shared - rate * deltas.mean(axis=0)
+        mean_before, own_before = deltas.mean(axis=0), deltas[0]
+
+
+def test_whoever_contributed_nothing_begins_at_the_shared_parameters() -> None:
+    state = before()
+    found = eager_start(SPECS, state.params, [], 100, RATE)
+    assert all(found[name].tobytes() == state.params[name].tobytes() for name in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from fault_schedules import SLOW_SEEDS, run_schedule, sweep
 
-from planetary.fabric.protocol.records import RoundFinished, RunResumed
+from planetary.fabric.protocol.records import LeaseAssigned, RoundFinished, RunResumed
 
 RADIAL = ("outer.merge=rda", "sync.precision=f32")
 
@@ -40,6 +40,27 @@ def test_compressed_updates_survive_random_faults(given: tuple[str, ...]) -> Non
 )
 def test_compressed_updates_survive_more_random_faults(given: tuple[str, ...]) -> None:
     assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 15), given=given).records[RunResumed] > 0
+
+
+EAGER = ("sync.overlap=eager",)
+
+
+def test_eager_overlap_survives_random_faults() -> None:
+    assert sweep(range(4200, 4204), overlap=True, given=EAGER).records[RoundFinished] >= 4 * 6
+
+
+@pytest.mark.slow
+def test_eager_overlap_survives_more_random_faults() -> None:
+    assert sweep(range(SLOW_SEEDS, SLOW_SEEDS + 25), overlap=True, given=EAGER).records[RunResumed] > 0
+
+
+def test_eager_rounds_begin_with_the_workers_own_part_of_the_one_before() -> None:
+    cluster = run_schedule(4203, overlap=True, given=EAGER)
+    assigned = [r for r in cluster.journal if isinstance(r, LeaseAssigned)]
+    ahead = [r for r in assigned if r.ahead]
+    assert ahead
+    owners = {r.task: r.worker for r in assigned}
+    assert all(owners[task] == r.worker for r in ahead for task in r.ahead)
 
 
 def test_the_merged_delta_is_measured_in_every_round_of_the_star() -> None:

@@ -62,6 +62,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "artifact": Command(_IN + "artifact", "show, verify or clear away compiled steps", "tools"),
     "moe": Command("planetary.cli.commands.moe", "the cost of a mixture; its ordinary model", "tools"),
+    "plan": Command(_IN + "plan", "what each preset of synchronisation costs on a cluster", "tools"),
     "report": Command(_IN + "report", "write report.json and loss.png of a run folder again", "tools"),
 }
 

@@ -36,6 +36,23 @@ def seconds(text: str, flag: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
+def short_seconds(text: str, flag: str) -> float:
+    """Parse a short time such as `80ms`, `2s` or `1.5s` into seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", text.strip())
+    if not match:
+        raise UserError(f"{flag} expects a time such as 80ms or 2s, found {text!r}")
+    return float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
+
+
+def rate(text: str, flag: str) -> float:
+    """Parse a data rate such as `100Mbit`, `1.5Gbit` or `12MB` (a second) into bytes per second."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]?)(bit|B)(?:/s)?", text.strip())
+    if not match or float(match[1]) <= 0:
+        raise UserError(f"{flag} expects a rate such as 100Mbit or 12MB, found {text!r}")
+    scale = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}[match[2]]
+    return float(match[1]) * scale / (8 if match[3] == "bit" else 1)
+
+
 def port(text: str) -> int:
     """Parse a TCP port, 0 to 65535; a type for `argparse`, which turns the `ValueError` into its message."""
     number = int(text)

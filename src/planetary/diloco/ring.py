@@ -104,6 +104,43 @@ def _length(spec: TensorSpec, held: HeldContribution) -> float:
     return sum(float(np.add.reduce(np.square(_delta(spec, held, block)))) for block in blocks(spec.size)) ** 0.5
 
 
+def eager_start(
+    specs: Sequence[TensorSpec],
+    params: Tensors,
+    own: Sequence[HeldContribution],
+    tokens: int,
+    rate: float,
+) -> dict[str, np.ndarray]:
+    """Return where a worker begins while the round that it contributed to is reduced (arXiv:2502.12996, algorithm 2).
+
+    The paper feeds the outer optimizer with Δ(t−1) + (Δₘ(t) − Δₘ(t−1)) / M: its own fresh delta, the others' stale
+    ones. The sum over rounds telescopes, so without momentum a worker stands at the newest shared parameters less its
+    own part of the round under way, θ − η Σ w Δ. That has no state of its own, and a worker that contributed nothing
+    begins at θ. With momentum `eager_rate` takes the step of that part alone; the velocity of earlier own deltas is
+    left to the aggregate.
+
+    Args:
+        specs: the parameters' names, element types and shapes.
+        params: the newest shared master parameters, float32 by name.
+        own: the worker's contributions to the round under way.
+        tokens: behind all contributions to it.
+        rate: of `eager_rate`.
+    """
+    out = {spec.name: params[spec.name].astype(np.float32).reshape(-1) for spec in specs}
+    for spec in specs:
+        for block in blocks(spec.size):
+            values = out[spec.name][block].astype(np.float64)
+            for held in sorted(own, key=lambda one: one.contribution.task):
+                values -= rate * held.contribution.tokens / tokens * _delta(spec, held, block)
+            out[spec.name][block] = values
+    return {spec.name: out[spec.name].reshape(spec.shape) for spec in specs}
+
+
+def eager_rate(learning_rate: float, momentum: float) -> float:
+    """Return how far one delta moves the parameters in its own outer step: η (1 + μ)."""
+    return learning_rate * (1.0 + momentum)
+
+
 def outer_step_of_sum(
     specs: Sequence[TensorSpec],
     state: OuterState,

@@ -84,7 +84,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         def topology(*_: object) -> GatewayTopology:
             if self.config.sync.topology == "star":
                 return StarGateway(self.config.sync.compression)
-            overlap = self.config.sync.overlap == "async"
+            overlap = self.config.sync.overlap != "none"
 
             def master(*args: Any, **kwargs: Any) -> SimulatedMaster:
                 self._master = make_master(self.world, process, overlap=overlap)(*args, **kwargs)

@@ -32,7 +32,7 @@ from planetary.data.reader import read_slice
 from planetary.diloco.contributions import Contribution
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import OuterState, initial_state, outer_step, published_params
-from planetary.diloco.ring import HeldContribution, form_of, outer_step_of_sum, share
+from planetary.diloco.ring import HeldContribution, eager_rate, eager_start, form_of, outer_step_of_sum, share
 from planetary.fabric.gateway.rounds_start import policy_of
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.preparation.prepared_steps import StepRecord
@@ -159,7 +159,7 @@ class SmallTraining:
             contributions = [held.contribution for _, held in parts]
             merge = MERGE_RULES[rule](config.outer.trimmed)
             return outer_step(PARAMS, state, contributions, rate, momentum, rule=merge).state
-        overlap = config.sync.overlap == "async"
+        overlap = config.sync.overlap != "none"
         radial, peers = config.outer.merge == "rda", len({worker for worker, _ in parts})
         form = form_of(config.sync.precision, peers, overlap=overlap, radial=radial, contributions=len(parts))
         tokens = sum(held.contribution.tokens for _, held in parts)
@@ -170,6 +170,21 @@ class SmallTraining:
             total = total + other
         return outer_step_of_sum(PARAMS, state, (total, form), rate, momentum).state
 
+    def _held(
+        self,
+        record: DeltaAccepted,
+        begun: LeaseAssigned,
+        states: Mapping[int, OuterState],
+        held: Mapping[int, HeldContribution],
+    ) -> HeldContribution:
+        """Return what an accepted task gave, and what it was trained from."""
+        start: Tensors = states[begun.version].params
+        if begun.ahead:
+            outer, own = self.config.outer, [held[task] for task in begun.ahead]
+            start = eager_start(PARAMS, start, own, begun.ahead_tokens, eager_rate(outer.learning_rate, outer.momentum))
+        ends = self.trained(published_params(PARAMS, start), record.lease)
+        return HeldContribution(Contribution(record.task, record.tokens, ends), start)
+
     def replay(self, journal: Iterable[Record], received: Mapping[int, Tensors] | None = None) -> dict[str, np.ndarray]:
         """Compute the final parameters from the journal alone, following resumes back to their checkpoints.
 
@@ -178,7 +193,8 @@ class SmallTraining:
         """
         states = {0: self.start()}
         accepted: list[DeltaAccepted] = []
-        versions: dict[int, int] = {}  # task -> the version that it was trained from
+        begun: dict[int, LeaseAssigned] = {}  # task -> where it was trained from
+        held: dict[int, HeldContribution] = {}  # task -> what it gave
         rules: dict[int, str] = {}  # round -> how its contributions were merged
         round_ = 0
         for record in journal:
@@ -187,11 +203,13 @@ class SmallTraining:
                     round_ = record.mark.round
                     accepted = []
                 case LeaseAssigned():
-                    versions[record.task] = record.version
+                    begun[record.task] = record
                 case ContributionsJudged():
                     rules[record.round] = record.rule
                 case DeltaAccepted():
                     accepted.append(record)
+                    if self.config.sync.compression == "none":
+                        held[record.task] = self._held(record, begun[record.task], states, held)
                 case DeltaWithdrawn():
                     accepted = [a for a in accepted if a.task != record.task]
                 case RoundClosed():
@@ -202,9 +220,7 @@ class SmallTraining:
                             delta = Contribution(a.task, a.tokens, received[a.task], form="deltas")
                             parts.append((a.worker, HeldContribution(delta, {})))
                             continue
-                        start = states[versions[a.task]].params
-                        ends = self.trained(published_params(PARAMS, start), a.lease)
-                        parts.append((a.worker, HeldContribution(Contribution(a.task, a.tokens, ends), start)))
+                        parts.append((a.worker, held[a.task]))
                     states[record.round] = self.outer_step(states[round_], parts, rules.get(record.round, "mean"))
                     accepted = [a for a in accepted if a.round != record.round]
                 case RoundFinished():

@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary train examples/stdlib.toml",
             "planetary train examples/stdlib.toml --workers 4 --rounds 20 --set optimizer.learning_rate=0.002",
             "planetary train examples/stdlib.toml --full",
+            "planetary train examples/stdlib.toml --preset sparseloco",
             "planetary train --resume runs/stdlib",
         ],
     )
@@ -50,6 +51,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--full", action="store_true", help="train all of the configuration's rounds, however long that takes here"
     )
+    parser.add_argument("--preset", metavar="NAME", help="a published way to synchronise (docs/synchronisation.md)")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of the run (default: runs/NAME)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--json", action="store_true", help="print the report as JSON and nothing else")
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     from planetary.monitor.report import build_report
     from planetary.monitor.run_folder import load_history
     from planetary.run.baseline import baseline_of
-    from planetary.run.choice import new_run, resumed_run
+    from planetary.run.choice import new_run, read_config, resumed_run
     from planetary.run.kinds import kind_of
     from planetary.run.places import cache_folder
     from planetary.run.processes.local_run import LocalRunOptions
@@ -87,6 +89,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("train: --checkpoint says where to resume from, so it needs --resume RUN")
     if args.forgive and args.resume is None:
         raise UserError("train: --forgive lifts bans of a run that goes on, so it needs --resume RUN")
+    if args.preset is not None and args.resume is not None:
+        raise UserError("train: --preset is for a new run; one that goes on keeps its way to synchronise")
     overrides = list(args.set)
     overrides += [f"fabric.workers={args.workers}"] if args.workers is not None else []
     overrides += [f"train.rounds={args.rounds}"] if args.rounds is not None else []
@@ -94,6 +98,11 @@ def run(args: argparse.Namespace) -> int:
     if args.resume is not None:
         config, folder = resumed_run(args.resume, overrides)
     else:
+        if args.preset is not None:
+            from planetary.core.configuration.presets import preset_of
+
+            preset = preset_of(args.preset)
+            overrides = [*preset.overrides(read_config(args.config, overrides).fabric.workers), *overrides]
         config, folder = new_run(args.config, overrides, args.run_dir)
     kind = kind_of(config)
     if args.baseline:

@@ -179,8 +179,9 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # "star": through the gateway; "ring": the workers reduce their deltas among themselves, and the gateway gets the
     # parameters for checkpoints only
     topology: Literal["star", "ring"] = "star"
-    # "ring": "async" trains the next round while one is reduced, from parameters that are one outer step older
-    overlap: Literal["none", "async"] = "none"
+    # "ring": the next round is trained while one is reduced. "eager" starts it from the newest parameters and the
+    # worker's own part of the round under way; "async" from those of one outer step before, for comparison
+    overlap: Literal["none", "eager", "async"] = "none"
     # "star": codec of what workers send. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
     # "int4", "fp4" (E3M0), or "sparse" (SparseLoCo: the largest of each chunk in two bits). What a codec drops is sent
     # later

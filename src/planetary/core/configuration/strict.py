@@ -181,14 +181,15 @@ def _check_together(config: Config, origin: str) -> None:
             f"{origin}: fabric.quorum: expected at most fabric.workers ({config.fabric.workers}), found "
             f"{config.fabric.quorum}: such a round could never be closed by its quorum"
         )
-    if config.sync.overlap == "async" and config.sync.topology != "ring":
+    if (overlap := config.sync.overlap) != "none" and config.sync.topology != "ring":
         raise UserError(
-            f'{origin}: sync.overlap: expected "none" with sync.topology = "{config.sync.topology}", found "async": '
-            'only the workers of a ring can reduce while they train; set sync.topology = "ring" too'
+            f'{origin}: sync.overlap: expected "none" with sync.topology = "{config.sync.topology}", found '
+            f'"{overlap}": only the workers of a ring can reduce while they train; set sync.topology = "ring" too'
         )
-    if config.sync.overlap == "async" and config.sync.precision != "f32":
+    if overlap != "none" and config.sync.precision != "f32":
         raise UserError(
-            f'{origin}: sync.overlap: expected "none" with sync.precision = "{config.sync.precision}", found "async": '
+            f'{origin}: sync.overlap: expected "none" with sync.precision = "{config.sync.precision}", found '
+            f'"{overlap}": '
             "that precision sums end parameters, and with overlap the next step is not taken from where they began; "
             'leave out sync.precision, or set it to "f32"'
         )
@@ -214,6 +215,11 @@ def _check_together(config: Config, origin: str) -> None:
         raise UserError(
             f'{origin}: outer.merge: expected "senders", "mean", "rda" or "centred_clipping" with sync.compression = '
             f'"sparse", found "{config.outer.merge}": most numbers of most workers are 0, and so would be the result'
+        )
+    if overlap == "eager" and config.outer.merge != "mean":
+        raise UserError(
+            f'{origin}: outer.merge: expected "mean" with sync.overlap = "eager", found "{config.outer.merge}": a '
+            "worker knows its own part of a mean alone"
         )
     if config.outer.merge not in ("mean", "rda") and config.sync.topology != "star":
         raise UserError(
@@ -245,10 +251,12 @@ def _with_outer_rule(config: Config, given: object) -> Config:
     """Return `config` with the outer step that suits its length, unless the given table `[outer]` fixes one."""
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
     fixed = isinstance(given, Mapping) and bool(RULE_KEYS & given.keys())
-    if fixed or summed_ends or config.sync.overlap != "none" or config.moe.composers:
+    if fixed or summed_ends or config.sync.overlap == "async" or config.moe.composers:
         return config
-    replace = msgspec.structs.replace
-    return replace(config, outer=replace(config.outer, **chosen_rule(config.train.rounds)))
+    replace, chosen = msgspec.structs.replace, chosen_rule(config.train.rounds)
+    if chosen and config.sync.overlap == "eager":  # a worker's own part of a mean is known, of a mean direction not
+        chosen["merge"] = "mean"
+    return replace(config, outer=replace(config.outer, **chosen))
 
 
 def _check_sources(config: Config, origin: str) -> None:

@@ -85,6 +85,7 @@ class Leases:
     def _assign(self, worker: WorkerSession, lease: int, now: float) -> None:
         desk, opened = self._desk, self._desk.open_round()
         task, version = desk.state.next_task, desk.state.version
+        ahead, ahead_tokens = self._topology.ahead(worker)
         desk.append(
             LeaseAssigned(
                 round=opened.round,
@@ -94,6 +95,8 @@ class Leases:
                 pid=worker.pid,
                 node=worker.node,
                 version=version,
+                ahead=ahead,
+                ahead_tokens=ahead_tokens,
             )
         )
         worker.train = TrainInFlight(
@@ -111,6 +114,8 @@ class Leases:
                 slice=piece,
                 steps=desk.policy.steps_of(worker.worker),
                 first_step=desk.first_step,
+                ahead=ahead,
+                ahead_tokens=ahead_tokens,
             ),
             TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
         )

@@ -278,6 +278,14 @@ class Ring(Topology):
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
         """See `Topology`; a worker that is given a task has them."""
 
+    def ahead(self, worker: WorkerSession) -> tuple[tuple[int, ...], int]:
+        """See `Topology`."""
+        closing = self._desk.state.closing
+        if not self._policy.job.eager or closing is None:
+            return (), 0
+        own = [c.task for c in closing.contributions if self._held_by.get(c.task) == worker.session]
+        return tuple(own), closing.tokens
+
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """See `Topology`. Without overlap what a worker has changes under it while it reduces."""
         return worker.version == version and (self.overlaps or not self.busy)

@@ -70,6 +70,10 @@ class Topology(ABC):
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """Whether a worker that is ready has `version`, or can be sent it now."""
 
+    def ahead(self, worker: WorkerSession) -> tuple[tuple[int, ...], int]:
+        """Return whose part of the round that is reduced a worker begins the next one with, and that round's tokens."""
+        return (), 0
+
     def supply(self, now: float) -> Mark | None:
         """Bring every ready worker to the newest version; return the mark to go back to when nobody has that."""
         return None

@@ -251,7 +251,7 @@ class SiteRole(TrainingRole):
             super().carry_out(instruction)
             return
         version = instruction.version
-        params = self._start_from(version)()
+        params = self._start_from(instruction)()
         event = s.VersionArrived(version, self._counted.pop(version), self._is_anchor(version, params))
         self._work.use_version(event, params)
 

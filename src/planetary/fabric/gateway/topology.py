@@ -131,7 +131,8 @@ def ring_policy(config: Config, params: Sequence[TensorSpec], state: OuterState,
         learning_rate=config.outer.learning_rate,
         momentum=config.outer.momentum,
         gather_s=config.timings.ring_gather_s,
-        overlap=config.sync.overlap == "async",
+        overlap=config.sync.overlap != "none",
+        eager=config.sync.overlap == "eager",
         radial=config.outer.merge == "rda",
     )
     return RingPolicy(job=job, start_digest=state_digest(params, state))

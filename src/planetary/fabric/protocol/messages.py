@@ -129,6 +129,7 @@ class RingJob(msgspec.Struct, frozen=True, kw_only=True):
     gather_s: float  # how long a worker waits for the others to take part
     overlap: bool = False  # whether the next round is trained while one is reduced
     radial: bool = False  # radial-directional averaging in place of the mean
+    eager: bool = False  # overlap: a worker begins with its own part of the round that is reduced
 
 
 class Compression(msgspec.Struct, frozen=True, kw_only=True):
@@ -284,6 +285,8 @@ class TrainTask(Message, frozen=True, kw_only=True):
     slice: Slice
     steps: int
     first_step: int  # inner step index of the first step, for the schedule
+    ahead: tuple[int, ...] = ()  # eager: tasks of the round that is reduced, whose part the worker begins with
+    ahead_tokens: int = 0  # behind all contributions to that round
 
 
 class EvalTask(Message, frozen=True, kw_only=True):

@@ -156,6 +156,8 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
     pid: int
     node: str
     version: int = -1  # -1: the journal of an older planetary does not say; it is that of the round then
+    ahead: tuple[int, ...] = ()  # eager: own tasks of the round that is reduced, whose part it begins with
+    ahead_tokens: int = 0  # behind all contributions to that round
 
 
 class LeaseStarted(Record, frozen=True, kw_only=True, tag="lease_started"):

@@ -108,7 +108,10 @@ class RingMachine(LeaseMachine):
         return task.version in self._versions
 
     def _before(self, task: Task) -> None:
-        if task.version != self._in_use:
+        if isinstance(task, m.TrainTask) and task.ahead:
+            self._in_use = -1  # the next task does not start from there
+            self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens))
+        elif task.version != self._in_use:
             self._in_use = task.version
             self._out.append(UseParameters(task.version))
 

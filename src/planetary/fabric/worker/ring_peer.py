@@ -16,6 +16,8 @@ from planetary.diloco.contributions import Contribution
 from planetary.diloco.outer import OuterState, published_params
 from planetary.diloco.ring import (
     HeldContribution,
+    eager_rate,
+    eager_start,
     form_of,
     outer_step_of_sum,
     share,
@@ -77,19 +79,31 @@ class RingPeer:
     def use(self, version: int, versions: Collection[int]) -> None:
         """The newest outer state is this one from now on; parameters of other versions than `versions` are forgotten.
 
-        So are results of rounds that are in it.
+        So are results of rounds that are in it, but those of the last, which a task may begin with that waits.
         """
+        kept = version - 1 if self._job.eager else version
         self._state = self._coming[version]
         self._version = version
         self._coming = {v: state for v, state in self._coming.items() if v > version}  # one may wait for its turn
         self._params = {v: params for v, params in self._params.items() if v in versions}
         self._params[version] = self._state.params
-        self._held = {task: (round_, held) for task, (round_, held) in self._held.items() if round_ > version}
+        self._held = {task: (round_, held) for task, (round_, held) in self._held.items() if round_ > kept}
 
-    def start_from(self, version: int) -> Tensors:
-        """The next tasks start from a version: return its parameters."""
-        self._start = self._params[version]
-        return published_params(self._specs, self._start)
+    def start_from(self, version: int, ahead: Collection[int] = (), tokens: int = 0) -> Callable[[], Tensors]:
+        """The next tasks start from a version, and the own part of the tasks `ahead`: return what gives its parameters.
+
+        It is called once, before one of these tasks has ended.
+        """
+        params, job = self._params[version], self._job
+        own = [self._held[task][1] for task in ahead if task in self._held]
+
+        def begin() -> Tensors:
+            self._start = params
+            if own:
+                self._start = eager_start(self._specs, params, own, tokens, eager_rate(job.learning_rate, job.momentum))
+            return published_params(self._specs, self._start)
+
+        return begin
 
     def tensors(self, version: int) -> Tensors:
         """Return the outer state of `version`, which is the newest, as it travels."""

@@ -79,7 +79,7 @@ class TrainingRole:
         """See `Role`."""
         match instruction:
             case w.UseParameters():
-                self._compute.use_parameters(self._start_from(instruction.version))
+                self._compute.use_parameters(self._start_from(instruction))
             case w.StartTraining():
                 tokens = self._tokens.pop(instruction.task.task, None)
                 self._compute.train(instruction.task, instruction.schedule, tokens)
@@ -116,9 +116,9 @@ class TrainingRole:
         """See `Role`."""
         self._compute.close()
 
-    def _start_from(self, version: int) -> Callable[[], Tensors]:
+    def _start_from(self, use: w.UseParameters) -> Callable[[], Tensors]:
         """Return what gives the parameters of later tasks."""
-        return partial(self._compute.exchange.take, *self._params.pop(version))
+        return partial(self._compute.exchange.take, *self._params.pop(use.version))
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         """Keep what came with a message; return what is wrong with it."""
@@ -188,9 +188,8 @@ class RingRole(TrainingRole):
         self._ring.close()
         super().close()
 
-    def _start_from(self, version: int) -> Callable[[], Tensors]:
-        params = self._ring.start_from(version)
-        return lambda: params
+    def _start_from(self, use: w.UseParameters) -> Callable[[], Tensors]:
+        return self._ring.start_from(use.version, use.ahead, use.ahead_tokens)
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         if not isinstance(message, m.OuterState):

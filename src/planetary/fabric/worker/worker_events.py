@@ -96,10 +96,12 @@ class UseParameters(Instruction, frozen=True):
     """The parameters of `version` are those of the next tasks.
 
     Star: the tensors that came with `Parameters(version)`; older ones may be forgotten. Ring: those of an outer state
-    that the worker has.
+    that the worker has, less its own part of the round under way: that of the tasks `ahead`.
     """
 
     version: int
+    ahead: tuple[int, ...] = ()
+    ahead_tokens: int = 0  # behind all contributions to that round
 
 
 class UseOuterState(Instruction, frozen=True):

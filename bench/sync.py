@@ -1,0 +1,184 @@
+"""Ways to synchronise against one worker on the same tokens: held-out loss per seed, gaps with t-intervals, bytes.
+
+    python bench/sync.py examples/stdlib.toml --seeds 0,1,2 --rounds 20 --inner-steps 30
+    python bench/sync.py examples/stdlib.toml --ways rda,sparse-both --set model.options='{n_layer = 2, n_embd = 64}'
+
+Trains in this process with the compiled step, the data order and the pure functions of a real run (`outer_step`,
+`PayloadForm`, `Shown`, `eager_start`), so that all workers are in every round. Runs are paired by seed: the gap of a
+way is the mean over seeds of its loss over the reference's, with its 90 % t-interval. `sparse-no-feedback` is the
+negative control: it has to be worse than `sparse`. With `--factors` the reference is trained at several learning rates.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+from diloco_gap import as_baseline, held_out_loss, open_executors
+
+from planetary.core.config import Config, load_config
+from planetary.core.tensors import Tensors
+from planetary.data.reader import batches, read_slice
+from planetary.diloco.contributions import Contribution
+from planetary.diloco.merge import MERGE_RULES
+from planetary.diloco.outer import initial_state, outer_step, published_params
+from planetary.diloco.payload import PayloadForm, Shown, payload_digest
+from planetary.diloco.ring import HeldContribution, eager_rate, eager_start
+from planetary.fabric.preparation.preparation import prepare_run, schedule_of
+
+replace = msgspec.structs.replace
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One way to synchronise."""
+
+    merge: str = "mean"
+    outer: float = 1.0
+    momentum: float = 0.0
+    up: str = "none"
+    down: str = "none"
+    feedback: bool = True
+    delay: str = ""  # "eager", or "naive"
+
+
+WAYS = {
+    "mean": Way(),
+    "nesterov": Way(outer=0.7, momentum=0.9),
+    "rda": Way("rda"),
+    "int4-both": Way(up="int4", down="int4"),
+    "rda-int4-both": Way("rda", up="int4", down="int4"),
+    "sparse": Way("senders", up="sparse"),
+    "sparse-both": Way("senders", up="sparse", down="sparse"),
+    "sparse-no-feedback": Way("senders", up="sparse", feedback=False),
+    "eager": Way(delay="eager"),
+    "naive": Way(delay="naive"),
+}
+# Student's t at 95 % (two-sided 90 %), by degrees of freedom.
+T90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
+
+
+def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[float, float]:
+    """Return the held-out loss at the end, and the bytes of a worker and round, up and down."""
+    prepared = prepare_run(config, cache, lambda stage: None)
+    executors = open_executors(config, prepared, cache, threads)
+    specs, order = prepared.step.spec.params, prepared.data.order(config)
+    schedule = schedule_of(config, config.total_inner_steps)
+    [(held_out, _)] = prepared.data.eval_chunks(config)
+    state, rounds = initial_state(specs, prepared.params), config.train.rounds
+    steps, workers = config.train.inner_steps, config.fabric.workers
+    up = None if way.up == "none" else PayloadForm(way.up, specs)
+    shown = None if way.down == "none" else Shown(way.down, specs, state.params)
+    residuals: list[Tensors | None] = [None] * workers
+    waiting: list[Contribution] = []  # delayed: of the round before
+    own: list[HeldContribution | None] = [None] * workers
+    dense = 4.0 * sum(spec.size for spec in specs)
+    for executor in executors:
+        executor.load(published_params(specs, state.params), prepared.buffer_values, None)
+
+    def trained(worker: int, lease: int, start: Tensors, first: int) -> Tensors:
+        executor = executors[worker]
+        executor.set_params(published_params(specs, start))
+        pieces = batches(read_slice(order.locate(lease)), config.train.batch_size, config.train.sequence_length)
+        for step, batch in enumerate(pieces, start=first):
+            executor.train_step(step, schedule.rate(step), batch)
+        return executor.read_params()
+
+    with ThreadPoolExecutor(workers) as pool:
+        for round_ in range(rounds):
+            shared = state.params if shown is None else shown.params
+            starts: list[Tensors] = [shared] * workers
+            if way.delay == "eager":
+                tokens = workers * config.targets_per_slice
+                rate = eager_rate(way.outer, way.momentum)
+                starts = [eager_start(specs, shared, [] if held is None else [held], tokens, rate) for held in own]
+            leases = [round_ * workers + worker for worker in range(workers)]
+            ends = list(pool.map(trained, range(workers), leases, starts, [round_ * steps] * workers))
+            parts: list[Contribution] = []
+            for worker in range(workers):
+                deltas = {s.name: starts[worker][s.name] - ends[worker][s.name] for s in specs}
+                task = leases[worker]
+                own[worker] = HeldContribution(
+                    Contribution(task, config.targets_per_slice, ends[worker]), starts[worker]
+                )
+                if up is not None:
+                    payload, residual = up.compress(deltas, residuals[worker] if way.feedback else None)
+                    residuals[worker] = residual
+                    deltas = up.decode(payload, payload_digest(payload))
+                if up is not None or way.delay:
+                    parts.append(Contribution(task, config.targets_per_slice, deltas, form="deltas"))
+                else:
+                    parts.append(Contribution(task, config.targets_per_slice, ends[worker]))
+            taken, waiting = (waiting, parts) if way.delay else (parts, [])
+            if taken:
+                rule = MERGE_RULES[way.merge](0.2)
+                state = outer_step(specs, state, taken, way.outer, way.momentum, rule=rule).state
+                if shown is not None:
+                    shown.advance(state.params)
+    if waiting:  # the last round lands when nothing is trained any more
+        state = outer_step(specs, state, waiting, way.outer, way.momentum, rule=MERGE_RULES[way.merge](0.2)).state
+    executors[0].set_params(published_params(specs, state.params if shown is None else shown.params))
+    loss = held_out_loss(executors[0], read_slice(held_out), config)
+    for executor in executors:
+        executor.close()
+    moved = (dense if up is None else up.spec.size) + (dense if shown is None else shown.spec.size)
+    return loss, float(moved)
+
+
+def interval(gaps: list[float]) -> str:
+    """Return the mean of gaps and its 90 % t-interval, in percent."""
+    mean = statistics.mean(gaps)
+    if len(gaps) < 2:
+        return f"{mean:+.2%}"
+    half = T90[len(gaps) - 1] * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    return f"{mean:+.2%} [{mean - half:+.2%}, {mean + half:+.2%}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--ways", default=",".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--inner-steps", type=int, default=30)
+    parser.add_argument("--factors", default="1.0", help="of the reference's learning rate; the best counts")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "planetary-bench")
+    given = parser.parse_args()
+    seeds, ways = [int(s) for s in given.seeds.split(",")], given.ways.split(",")
+    shape = [f"train.rounds={given.rounds}", f"train.inner_steps={given.inner_steps}", "train.target_minutes=0"]
+    base = load_config(given.config, [*shape, *given.set])
+    reference: list[float] = []
+    found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    began = time.monotonic()
+    for seed in seeds:
+        config = replace(base, run=replace(base.run, seed=seed))
+        tried = [
+            train(Way(), as_baseline(config, float(factor)), given.cache, given.threads)[0]
+            for factor in given.factors.split(",")
+        ]
+        reference.append(min(tried))
+        print(f"# seed {seed}: one worker {tried}, {time.monotonic() - began:.0f} s", flush=True)
+        for way in ways:
+            found[way].append(train(WAYS[way], config, given.cache, given.threads))
+            print(f"# seed {seed}: {way} {found[way][-1][0]:.4f}, {time.monotonic() - began:.0f} s", flush=True)
+    print("| way | loss by seed | gap to one worker, 90 % t-interval | bytes against float32 both ways |")
+    print("|---|---|---|---:|")
+    print(f"| one worker | {', '.join(f'{loss:.4f}' for loss in reference)} | | |")
+    dense = found["mean"][0][1] if "mean" in found else None
+    for way, runs in found.items():
+        gaps = [loss / against - 1 for (loss, _), against in zip(runs, reference, strict=True)]
+        fewer = f"1/{dense / runs[0][1]:.0f}" if dense else "-"
+        print(f"| {way} | {', '.join(f'{loss:.4f}' for loss, _ in runs)} | {interval(gaps)} | {fewer} |")
+    if {"sparse", "sparse-no-feedback"} <= set(found):
+        gaps = [a / b - 1 for (a, _), (b, _) in zip(found["sparse-no-feedback"], found["sparse"], strict=True)]
+        print(f"\nnegative control, sparse without feedback against with: {interval(gaps)}")
+
+
+if __name__ == "__main__":
+    main()

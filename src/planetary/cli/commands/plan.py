@@ -1,0 +1,154 @@
+"""`planetary plan`: what each preset costs on a cluster; and after a run, prediction against measurement."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planetary.cli.command_table import command_parser
+from planetary.cli.option_values import rate, short_seconds
+
+if TYPE_CHECKING:
+    from planetary.diloco.sync_plan import Cluster
+
+COLUMNS = ("up", "down", "waits", "used", "a day", "worker", "gateway")
+
+
+def add_parser(subparsers: Any) -> argparse.ArgumentParser:
+    """Add the command's parser."""
+    parser = command_parser(
+        subparsers,
+        "plan",
+        description="""
+            Say what each preset of synchronisation costs on a cluster: bytes, utilisation, memory, the published loss
+            against training without it and its source, and which one is recommended. Pure arithmetic; nothing is
+            started. With --run: what the arithmetic gives for a finished run, beside what was measured.
+        """,
+        examples=[
+            "planetary plan --params 1e9 --workers 16 --bandwidth 100Mbit --rtt 80ms --step-time 2s",
+            "planetary plan --run runs/stdlib --bandwidth 1Gbit --rtt 1ms",
+        ],
+    )
+    parser.add_argument("--params", type=float, metavar="N", help="parameters of the model, e.g. 1e9")
+    parser.add_argument("--workers", type=int, metavar="M", help="workers that train at once")
+    parser.add_argument("--bandwidth", required=True, metavar="RATE", help="of each worker's link, e.g. 100Mbit")
+    parser.add_argument("--gateway-bandwidth", metavar="RATE", help="of the gateway's link (default: as the workers')")
+    parser.add_argument("--rtt", default="50ms", metavar="TIME", help="round trip to the gateway (default: 50ms)")
+    parser.add_argument("--step-time", metavar="TIME", help="of an inner step, e.g. 2s or 300ms")
+    parser.add_argument("--inner-steps", type=int, default=0, metavar="H", help="in place of each preset's own")
+    parser.add_argument("--price", type=float, default=0.0, metavar="P", help="of a worker and hour")
+    parser.add_argument("--run", dest="folder", type=Path, metavar="RUN", help="a run folder to compare with")
+    parser.add_argument("--json", action="store_true", help="print the predictions as JSON and nothing else")
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    import msgspec
+
+    from planetary.cli.errors import EXIT_OK
+    from planetary.core.configuration.presets import PRESETS
+    from planetary.core.errors import UserError
+    from planetary.diloco.sync_plan import Cluster, plan, predict
+
+    if args.folder is not None:
+        return _compare(args)
+    for name in ("params", "workers", "step_time"):
+        if getattr(args, name) is None:
+            raise UserError(f"plan: --{name.replace('_', '-')} is missing; or name a finished run with --run")
+    bandwidth = rate(args.bandwidth, "--bandwidth")
+    cluster = Cluster(
+        params=args.params,
+        workers=args.workers,
+        bandwidth=bandwidth,
+        gateway_bandwidth=rate(args.gateway_bandwidth, "--gateway-bandwidth") if args.gateway_bandwidth else bandwidth,
+        rtt_s=short_seconds(args.rtt, "--rtt"),
+        step_s=short_seconds(args.step_time, "--step-time"),
+        price_per_worker_hour=args.price,
+    )
+    found, recommended = plan(cluster)
+    if args.inner_steps:
+        found = [predict(preset, cluster, inner_steps=args.inner_steps) for preset in PRESETS.values()]
+    if args.json:
+        print(msgspec.json.encode({"presets": found, "recommended": recommended}).decode())
+        return EXIT_OK
+    _print(found, cluster)
+    print(f"\nrecommended: {recommended}")
+    if args.price:
+        print(f"cost: {cluster.workers * 24 * args.price:,.2f} a day for {cluster.workers} workers")
+    return EXIT_OK
+
+
+def _print(found: list[Any], cluster: Cluster) -> None:
+    from planetary.monitor import human_numbers as human
+
+    print(f"{'preset':14}{'H':>5}" + "".join(f"{name:>10}" for name in COLUMNS))
+    for one in found:
+        print(
+            f"{one.preset:14}{one.inner_steps:5}{human.size(one.up):>10}{human.size(one.down):>10}"
+            f"{human.duration(one.wait_s):>10}{human.percent(one.utilisation):>10}"
+            f"{human.size(one.bytes_per_day(cluster.workers)):>10}{human.size(one.worker_memory):>10}"
+            f"{human.size(one.gateway_memory):>10}"
+        )
+    print(
+        "\nup, down: of a worker and round; waits: of a round; used: part of the time that workers train; a day: bytes"
+        "\nof all links; worker, gateway: memory beside the step. Published loss against data-parallel training:"
+    )
+    for one in found:
+        print(f"  {one.preset}: {one.gap} ({one.source})")
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from statistics import median
+
+    from planetary.cli.errors import EXIT_OK
+    from planetary.core.config import load_config
+    from planetary.core.configuration.presets import Preset
+    from planetary.core.errors import UserError
+    from planetary.diloco.sync_plan import Cluster, predict
+    from planetary.fabric.gateway.run_files import CONFIG
+    from planetary.monitor import human_numbers as human
+    from planetary.monitor.run_folder import load_history
+
+    history, config = load_history(args.folder), load_config(args.folder / CONFIG)
+    lines = [line for line in history.metrics if line.contributions and line.round > 1]
+    if config.moe.composers or not lines:
+        raise UserError(f"plan: {args.folder} has no second round of a run in rounds that could be compared")
+    workers = round(median(line.workers for line in lines))
+    steps = [c.seconds / config.train.inner_steps for line in lines for c in line.contributions if c.seconds]
+    sync = config.sync
+    settings: dict[str, str | int | float] = {
+        "sync.topology": sync.topology,
+        "sync.overlap": sync.overlap,
+        "sync.compression": sync.compression,
+        "sync.broadcast_compression": sync.broadcast_compression,
+        "train.inner_steps": config.train.inner_steps,
+    }
+    started = [event for event in history.events if event.get("event") == "run_started"]
+    params = float(started[0]["params"]) if started else 0.0
+    bandwidth = rate(args.bandwidth, "--bandwidth")
+    cluster = Cluster(
+        params=params,
+        workers=workers,
+        bandwidth=bandwidth,
+        gateway_bandwidth=rate(args.gateway_bandwidth, "--gateway-bandwidth") if args.gateway_bandwidth else bandwidth,
+        rtt_s=short_seconds(args.rtt, "--rtt"),
+        step_s=median(steps),
+    )
+    found = predict(Preset("diloco", "", "", settings), cluster)
+    ring = sync.topology == "ring"
+    up = median(line.bytes_ring if ring else line.bytes_up for line in lines)
+    pairs = [
+        ("bytes sent by workers, a round", workers * found.up, up, human.size),
+        ("seconds a round", found.compute_s + found.wait_s, median(line.seconds for line in lines), human.duration),
+        ("utilisation", found.utilisation, median(line.compute_fraction for line in lines), human.percent),
+    ]
+    if not ring:
+        down = median(line.bytes_down for line in lines)
+        pairs.insert(1, ("bytes sent to workers, a round", workers * found.down, down, human.size))
+    print(f"{args.folder}: {len(lines)} rounds of {workers} workers, {params:,.0f} parameters, medians\n")
+    print(f"{'':34}{'predicted':>12}{'measured':>12}{'ratio':>8}")
+    for name, predicted, measured, show in pairs:
+        print(f"{name:34}{show(predicted):>12}{show(measured):>12}{measured / predicted if predicted else 0:8.2f}")
+    return EXIT_OK

@@ -1,0 +1,121 @@
+"""Presets of synchronisation: published methods as settings of a configuration, with their sources.
+
+A preset is a row of `PRESETS`; the docs print the table (`python docs/make_presets.py`). It fixes the keys that it
+names. Keys given with `--set` are on top of it, the rest stays as in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from planetary.core.configuration.toml import toml_value
+from planetary.core.errors import UserError, did_you_mean
+
+_STAR = {"sync.topology": "star", "sync.overlap": "none"}
+_WHOLE = {"sync.compression": "none", "sync.broadcast_compression": "none"}
+
+
+class Preset(msgspec.Struct, frozen=True):
+    """One way to synchronise.
+
+    Attributes:
+        name: as `--preset` takes it.
+        summary: what it does.
+        source: where its numbers are from.
+        settings: keys and values.
+        alone: keys that differ for one worker.
+    """
+
+    name: str
+    summary: str
+    source: str
+    settings: Mapping[str, str | int | float]
+    alone: Mapping[str, str | int | float] = {}
+
+    def overrides(self, workers: int) -> list[str]:
+        """Return the settings for a run of so many workers, as `--set` takes them."""
+        chosen = {**self.settings, **(self.alone if workers == 1 else {})}
+        return [f"{key}={toml_value(value)}" for key, value in chosen.items()]
+
+
+def _outer(rate: float, momentum: float, merge: str = "mean") -> dict[str, str | float]:
+    return {"outer.learning_rate": rate, "outer.momentum": momentum, "outer.merge": merge}
+
+
+PRESETS: Mapping[str, Preset] = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            "ddp",
+            "parameters are averaged after every step, each worker with its own optimizer state",
+            "H 1 and plain averaging; the reference that all others are compared with",
+            {**_STAR, **_WHOLE, "train.inner_steps": 1, **_outer(1.0, 0.0)},
+        ),
+        Preset(
+            "diloco",
+            "Nesterov's outer step on the mean delta",
+            "Douillard et al. 2023, arXiv:2311.08105, section 3 (0.7, 0.9); H 30 as in arXiv:2503.09799",
+            {**_STAR, **_WHOLE, "train.inner_steps": 30, **_outer(0.7, 0.9)},
+        ),
+        Preset(
+            "rda",
+            "mean length in the mean direction, no outer momentum: for fewer than about 1,000 rounds",
+            "Decoupled DiLoCo, arXiv:2604.21428 (the average); a LoRA study of 43 outer steps (rate 1, no momentum)",
+            {**_STAR, **_WHOLE, "train.inner_steps": 30, **_outer(1.0, 0.0, "rda")},
+        ),
+        Preset(
+            "eager-diloco",
+            "the next round is trained while one is reduced, from the worker's own part of it; in the ring",
+            "Kale et al. 2025, arXiv:2502.12996 (the update, H 30); rate 1, no momentum: the update has no state then",
+            {
+                "sync.topology": "ring",
+                "sync.overlap": "eager",
+                "sync.precision": "f32",
+                **_WHOLE,
+                "train.inner_steps": 30,
+                **_outer(1.0, 0.0),
+            },
+        ),
+        Preset(
+            "diloco-int4",
+            "as diloco, with updates of 4 bits both ways and error feedback",
+            "Douillard et al. 2025, arXiv:2501.18512, section 4.3 (4 bits up); down as well here",
+            {
+                **_STAR,
+                "train.inner_steps": 30,
+                **_outer(0.7, 0.9),
+                "sync.compression": "int4",
+                "sync.broadcast_compression": "int4",
+            },
+        ),
+        Preset(
+            "sparseloco",
+            "1.56 % of the numbers in 2 bits both ways, mean over the senders of a number",
+            "Sarfi et al. 2025, arXiv:2508.15706 (K 64 of 4096, β 0.95, H 30, outer SGD at rate 1)",
+            {
+                **_STAR,
+                "train.inner_steps": 30,
+                **_outer(1.0, 0.0, "senders"),
+                "sync.compression": "sparse",
+                "sync.broadcast_compression": "sparse",
+            },
+        ),
+        Preset(
+            "muloco",
+            "Muon on matrices as the inner optimizer, Nesterov's outer step",
+            "Thérien et al. 2025, arXiv:2505.23725 (H 30, outer 0.9 / 0.9; 0.7 / 0.6 for one worker)",
+            {**_STAR, **_WHOLE, "train.inner_steps": 30, "optimizer.name": "muon", **_outer(0.9, 0.9)},
+            _outer(0.7, 0.6),
+        ),
+    )
+}
+"""By their names. Methods whose mechanism does not exist here (streaming, decoupled) are not among them."""
+
+
+def preset_of(name: str) -> Preset:
+    """Return a preset. Raises `UserError` naming the known ones."""
+    if name not in PRESETS:
+        raise UserError(f"unknown preset {name!r}{did_you_mean(name, list(PRESETS))} Presets: {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,172 @@
+"""What a way to synchronise costs, by arithmetic: bytes, utilisation and memory of every preset before a run.
+
+A round of the star is H steps, then the update up and the next parameters down, one after the other. On a worker's link
+that is (up + down) / bandwidth + 2 round trips. The gateway's link carries that of all workers. A ring moves
+2 (M − 1) / M of the parameters each way over every worker's link, in 2 (M − 1) stages of a round trip each; with eager
+overlap only what takes longer than the H steps is waited for. Protocol headers and TLS are `OVERHEAD` of the bytes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from planetary.core.configuration.presets import PRESETS, Preset
+from planetary.core.errors import UserError
+from planetary.core.tensors import TensorSpec
+from planetary.diloco.payload import PayloadForm
+
+OVERHEAD = 0.01  # headers of frames, TLS records and TCP, of the bytes
+WELL_USED = 0.95  # utilisation that a recommendation asks for
+_DAY_S = 86_400.0
+_SIDE = 4096  # of the matrices that a model of a given size is taken to have
+
+GAPS: Mapping[str, tuple[str, str]] = {
+    "ddp": ("0", "the reference"),
+    "diloco": (
+        "+0.7/+2.0/+3.9 % (35M), +0.5/+1.5/+3.1 % (90M), -0.1/+0.3/+1.1 % (2.4B) at M 2/4/8",
+        "arXiv:2503.09799, C4, H 30, tuned; one run a cell",
+    ),
+    "rda": ("+0.56 % ± 1.3", "an open LoRA study of a 27B model, 43 outer steps"),
+    "eager-diloco": ("that of diloco +0.7 %", "arXiv:2502.12996, 500M, M 2, H 30; one run"),
+    "diloco-int4": ("that of diloco +0.09 %", "arXiv:2604.21428, from summaries; no error bar"),
+    "sparseloco": ("no worse than diloco", "arXiv:2508.15706; no error bar"),
+    "muloco": ("-1.2 % (M 1) to +2.0 % (M 16) of AdamW in parallel, 150M", "arXiv:2505.23725, H 30, tuned"),
+}
+"""Published loss against data-parallel training on the same tokens, and where it was measured."""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
+    """What a plan is for.
+
+    Attributes:
+        params: of the model.
+        workers: M.
+        bandwidth: of each worker's link, bytes/s each way.
+        gateway_bandwidth: of the gateway's link.
+        rtt_s: round trip between a worker and the gateway, or two workers.
+        step_s: an inner step.
+        price_per_worker_hour: 0: not given.
+    """
+
+    params: float
+    workers: int
+    bandwidth: float
+    gateway_bandwidth: float
+    rtt_s: float
+    step_s: float
+    price_per_worker_hour: float = 0.0
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What one preset costs on a cluster.
+
+    Attributes:
+        inner_steps: H.
+        up, down: bytes of one worker and round; of the ring what each worker sends and gets.
+        compute_s, wait_s: of a round.
+        worker_memory: bytes on the host of a worker, without the training step.
+        gateway_memory: bytes at the gateway.
+        gap: published loss, and its source.
+    """
+
+    preset: str
+    inner_steps: int
+    up: float
+    down: float
+    compute_s: float
+    wait_s: float
+    worker_memory: float
+    gateway_memory: float
+    gap: str
+    source: str
+
+    @property
+    def utilisation(self) -> float:
+        """Part of the time in which workers train."""
+        return self.compute_s / (self.compute_s + self.wait_s)
+
+    def bytes_per_day(self, workers: int) -> float:
+        """Return the bytes of all workers' links in a day, both ways."""
+        return workers * (self.up + self.down) * _DAY_S / (self.compute_s + self.wait_s)
+
+
+def check_cluster(cluster: Cluster) -> None:
+    """Raise `UserError` for numbers that no cluster has, naming the first."""
+    limits = {
+        "params": (cluster.params, 1, 1e14),
+        "workers": (cluster.workers, 1, 1e6),
+        "bandwidth (bytes/s)": (cluster.bandwidth, 1, 1e13),
+        "gateway bandwidth (bytes/s)": (cluster.gateway_bandwidth, 1, 1e13),
+        "rtt (s)": (cluster.rtt_s, 0, 60),
+        "step time (s)": (cluster.step_s, 1e-6, 86_400),
+        "price": (cluster.price_per_worker_hour, 0, 1e6),
+    }
+    for name, (value, low, high) in limits.items():
+        if not (math.isfinite(value) and low <= value <= high):
+            raise UserError(f"plan: {name}: expected a number from {low:g} to {high:g}, found {value:g}")
+
+
+def payload_bytes(codec: str, params: float) -> float:
+    """Return the bytes of an update of so many parameters in a codec; "none": float32."""
+    if codec == "none":
+        return 4.0 * params
+    tile = TensorSpec("w", "f32", (_SIDE, _SIDE))
+    return PayloadForm(codec, [tile]).spec.size / tile.size * params
+
+
+def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Prediction:
+    """Return what a preset costs; `inner_steps` in place of its own, where not 0. Raises `UserError`."""
+    check_cluster(cluster)
+    settings = preset.settings
+    steps = inner_steps or int(settings["train.inner_steps"])
+    compute, params, many = steps * cluster.step_s, cluster.params, cluster.workers
+    if settings["sync.topology"] == "ring":
+        moved = 2 * (many - 1) / many * 4 * params * (1 + OVERHEAD)
+        transfer = moved / cluster.bandwidth + 2 * (many - 1) * cluster.rtt_s
+        wait = max(0.0, transfer - compute) if settings["sync.overlap"] == "eager" else transfer
+        up = down = moved
+        # Two versions of parameters, velocity, the sum, the held delta and its start.
+        worker, gateway = 6 * 4 * params, 2 * 4 * params
+    else:
+        codecs = str(settings.get("sync.compression", "none")), str(settings.get("sync.broadcast_compression", "none"))
+        up, down = (payload_bytes(codec, params) * (1 + OVERHEAD) for codec in codecs)
+        slowest = max((up + down) / cluster.bandwidth, many * (up + down) / cluster.gateway_bandwidth)
+        wait = slowest + 2 * cluster.rtt_s
+        coded = codecs[0] != "none"
+        worker = (2 + 3 * coded) * 4 * params
+        gateway = (3 + 2 * coded + many) * 4 * params
+    gap, source = GAPS[preset.name]
+    return Prediction(
+        preset=preset.name,
+        inner_steps=steps,
+        up=up,
+        down=down,
+        compute_s=compute,
+        wait_s=wait,
+        worker_memory=worker,
+        gateway_memory=gateway,
+        gap=gap,
+        source=source,
+    )
+
+
+def plan(cluster: Cluster) -> tuple[list[Prediction], str]:
+    """Return the predictions of all presets, and which one is recommended with its reason.
+
+    The first of these that is used well: averaging every step, DiLoCo, DiLoCo in four bits, SparseLoCo; and where none
+    is, the one that is used best.
+    """
+    found = [predict(preset, cluster) for preset in PRESETS.values()]
+    by_name = {one.preset: one for one in found}
+    for name in ("ddp", "diloco", "diloco-int4", "sparseloco"):
+        if by_name[name].utilisation >= WELL_USED:
+            return found, f"{name}: the one of least loss whose workers train {WELL_USED:.0%} of the time or more"
+    best = max(found, key=lambda one: one.utilisation)
+    steps = math.ceil(best.wait_s * WELL_USED / (1 - WELL_USED) / cluster.step_s) if best.wait_s else best.inner_steps
+    return found, (
+        f"{best.preset}: none is used {WELL_USED:.0%} of the time; this one is by {best.utilisation:.0%}, and would be "
+        f"with train.inner_steps = {steps}, whose loss nothing published tells"
+    )

@@ -114,6 +114,7 @@ class Offload:
         self._fitted: dict[tuple[int, int], int] = {}  # by shard and layer: progress of the run at the last fit
         self._asked: set[int] = set()
         self._may_have_work = bool(desk.state.experts)
+        self._changed_since_asked = False  # whether there may be work that the queue's next answer does not know of
         self._next_task = desk.policy.first_task
         self._pool = _pool_of(desk.policy.plan)
         self._sent: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the version that is there
@@ -140,7 +141,7 @@ class Offload:
         recent.append(payload)
         sketch = OfferedSketch(message.shard, message.layer, message.step, message.progress, message.version, payload)
         for batch in self._pool.add(sketch):
-            self._may_have_work = True
+            self._may_have_work = self._changed_since_asked = True
             work = ExpertWork(sketch.layer, batch.shard, sketch.step, batch.payloads, sketch.progress, batch.version)
             self._desk.out.append(QueueWork(work))
         return True
@@ -169,6 +170,7 @@ class Offload:
         for worker in present:
             if worker.session not in self.improving and worker.session not in self._asked:
                 self._asked.add(worker.session)
+                self._changed_since_asked = False
                 self._desk.out.append(LeaseWork(worker.session, worker.worker, self._busy()))
                 return  # one at a time, until the queue has answered: the next must know what this one is busy with
 
@@ -178,7 +180,7 @@ class Offload:
         worker = self._desk.workers.get(event.session)
         lease = event.lease
         if lease is None:
-            self._may_have_work = False
+            self._may_have_work = self._changed_since_asked
             return None
         place = lease.work.owner, lease.work.layer
         if worker is None or place in self._busy():
@@ -231,7 +233,7 @@ class Offload:
         if one is None:
             return None
         self.improving = {s: i for s, i in self.improving.items() if i is not one}
-        self._may_have_work = True
+        self._may_have_work = self._changed_since_asked = True
         work = one.lease.work
         held = self._desk.state.experts[work.owner, work.layer]
         self._desk.out.append(EndWork(one.lease, event.payload))
@@ -276,7 +278,7 @@ class Offload:
             self._half.append(one)
         elif one is not None and one.task not in self._judging:
             self._desk.out.append(EndWork(one.lease, ""))
-            self._may_have_work = True
+            self._may_have_work = self._changed_since_asked = True
 
     def send_experts(self, session: int, shard: int, layer: int) -> None:
         """Send a composer the newest experts of a layer, or what has changed since those that it has got here."""

@@ -40,18 +40,17 @@ def test_what_a_kind_cannot_do_it_refuses_by_name_unless_it_says_otherwise(tmp_p
     config = apply_overrides(Config(), ["moe.composers=4", "fabric.workers=4"])
     assert toy.check(config) == rounds.check(config) == []
     rounds.check_baseline(config)
-    rounds.check_simulated(config)
     mixture.check_surrogates(tmp_path)
-    for check in (toy.check_baseline, toy.check_simulated):
+    for check in (toy.check_baseline, lambda config: toy.simulation(config, tmp_path)):
         with pytest.raises(UserError, match='kind "toy"'):
             check(config)
-    for check, name in ((hub.check_baseline, "hub"), (hub.check_simulated, "hub"), (site.check_simulated, "site")):
-        with pytest.raises(UserError, match=f'kind "{name}"'):
-            check(config)
+    with pytest.raises(UserError, match='kind "hub"'):
+        hub.check_baseline(config)
+    for kind in (hub, site):
+        with pytest.raises(UserError, match=f'kind "{kind.name}"'):
+            kind.simulation(config, tmp_path)
     with pytest.raises(UserError, match=r"train.batch_size=32"):
         mixture.check_baseline(config)
-    with pytest.raises(UserError, match=r"leave moe\.composers out"):
-        mixture.check_simulated(config)
     for kind in (toy, serving, learned, rounds):
         with pytest.raises(UserError, match=r"no composers and no surrogates"):
             kind.check_surrogates(tmp_path)

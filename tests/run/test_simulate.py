@@ -104,5 +104,33 @@ def test_equal_seeds_give_equal_bits_and_stories(tables: dict[str, Any], shared_
 def test_what_cannot_be_simulated_is_an_error(tables: dict[str, Any], shared_cache: Path) -> None:
     with pytest.raises(UserError, match="expected 0 to 2"):
         planetary.simulate(tables, faults=[planetary.Fault(1.0, "kill_worker", worker=3)], cache=shared_cache)
-    with pytest.raises(UserError, match="a mixture is not simulated"):
-        planetary.simulate({**tables, "moe": {"composers": 2}}, cache=shared_cache)
+    with pytest.raises(UserError, match='found the kind "serving"'):
+        planetary.simulate({"serve": {"model": "runs/x"}}, cache=shared_cache)
+
+
+@pytest.mark.slow
+def test_a_mixture_trains_through_faults_and_equal_seeds_give_equal_bits(shared_cache: Path) -> None:
+    small = {"model.options": {"n_layer": 1, "n_embd": 16, "n_expert": 4, "n_active": 2, "n_latent": 8, "n_hidden": 16}}
+    smaller = {"train.batch_size": 1, "train.sequence_length": 16, "train.inner_steps": 4, "eval.batches": 2}
+    rates = {"optimizer.learning_rate": 0.02, "optimizer.warmup_steps": 0, "moe.composers": 2, "moe.rank": 2}
+    kills = [planetary.Fault(9.0, "kill_worker", worker=0), planetary.Fault(11.0, "kill_gateway")]
+    first, second = (
+        planetary.simulate(
+            "examples/parallax-tiny.toml",
+            workers=2,
+            rounds=6,
+            overrides={**small, **smaller, **rates},
+            faults=kills,
+            cache=shared_cache,
+        )
+        for _ in range(2)
+    )
+    assert first.outcome == "finished"
+    assert first.faults == ("kill_worker", "kill_gateway")
+    assert [line.round for line in first.metrics] == [1, 2, 3, 4, 5, 6]
+    assert first.losses[-1] < first.losses[0]
+    assert first.events == second.events
+    assert first.params.keys() == second.params.keys()
+    assert first.params
+    for name, values in first.params.items():
+        np.testing.assert_array_equal(values, second.params[name])

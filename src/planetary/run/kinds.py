@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from planetary.fabric.protocol.events import Finish
     from planetary.fabric.shell.shell import Address
     from planetary.fabric.worker.role import Roles
+    from planetary.run.simulations import Simulation
     from planetary.wire.protocol import Protocol
 
 
@@ -79,9 +80,15 @@ class RunKind(ABC):
             f'train: --baseline trains the tokens of a run in rounds on one worker; found the kind "{self.name}"'
         )
 
-    def check_simulated(self, config: Config) -> None:
-        """Raise `UserError` unless `planetary.simulate` has this kind."""
-        raise UserError(f'simulate: expected a configuration of a run in rounds, found one of the kind "{self.name}"')
+    def simulation(self, config: Config, cache: Path) -> Simulation:
+        """Prepare a run for `planetary.simulate`; `cache`: of prepared data and functions.
+
+        Raises:
+            UserError: this kind is not simulated, or the configuration is wrong.
+        """
+        raise UserError(
+            f'simulate: expected a configuration of a run in rounds or of a mixture, found the kind "{self.name}"'
+        )
 
     def check_surrogates(self, folder: Path) -> None:
         """Raise `UserError` unless composers save their shards and surrogates in the run's folder."""
@@ -136,9 +143,11 @@ class Mixture(RunKind):
             f"train.batch_size={config.moe.composers * config.train.batch_size}"
         )
 
-    def check_simulated(self, config: Config) -> None:
+    def simulation(self, config: Config, cache: Path) -> Simulation:
         """See `RunKind`."""
-        raise UserError("simulate: a mixture is not simulated; leave moe.composers out")
+        from planetary.run.simulations import SimulatedMixture
+
+        return SimulatedMixture(config, cache)
 
     def check_surrogates(self, folder: Path) -> None:
         """See `RunKind`."""
@@ -251,8 +260,11 @@ class Rounds(RunKind):
     def check_baseline(self, config: Config) -> None:
         """See `RunKind`."""
 
-    def check_simulated(self, config: Config) -> None:
+    def simulation(self, config: Config, cache: Path) -> Simulation:
         """See `RunKind`."""
+        from planetary.run.simulations import SimulatedRounds
+
+        return SimulatedRounds(config, cache)
 
 
 class Hub(Rounds):
@@ -291,9 +303,9 @@ class Hub(Rounds):
         """See `RunKind`."""
         RunKind.check_baseline(self, config)
 
-    def check_simulated(self, config: Config) -> None:
+    def simulation(self, config: Config, cache: Path) -> Simulation:
         """See `RunKind`."""
-        RunKind.check_simulated(self, config)
+        return RunKind.simulation(self, config, cache)
 
 
 class Site(Rounds):
@@ -317,9 +329,9 @@ class Site(Rounds):
         site = UplinkOptions(address=address, name=name, cache=options.cache / "blobs")
         return SiteGateway(config, options, security, site=site)
 
-    def check_simulated(self, config: Config) -> None:
+    def simulation(self, config: Config, cache: Path) -> Simulation:
         """See `RunKind`."""
-        RunKind.check_simulated(self, config)
+        return RunKind.simulation(self, config, cache)
 
 
 def _hub_address(config: Config, key: Path) -> Address:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -12,24 +11,20 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import PeerError, UserError
-from planetary.core.step import StepSpec
 from planetary.fabric.preparation.model_shapes import with_model_shapes
-from planetary.fabric.preparation.preparation import prepare_run
 from planetary.monitor.report import Report, build_report
 from planetary.monitor.run_folder import Event, RunHistory
 from planetary.run.choice import ConfigSource, read_config
 from planetary.run.kinds import kind_of
 from planetary.run.metrics import Metrics
 from planetary.run.places import cache_folder
-from planetary.runtime.executor import Executor
-from planetary.simulation.cluster import SimCluster
+from planetary.run.simulations import Simulation
 from planetary.simulation.faults import Fault, draw_plan
 from planetary.simulation.node import STEP_S
-from planetary.simulation.training import StepTraining
+from planetary.simulation.simulated_cluster import SimulatedCluster
 
 TINY: Mapping[str, Any] = {
     "run": {"name": "simulated"},
@@ -51,7 +46,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
         outcome: "finished", or "stopped: " and the reason.
         metrics: the records of all finished rounds; times in them are simulated.
         events: the journal, oldest first; `t` is in simulated seconds from the start.
-        params: the parameters after the last outer step, float32, by their dotted names.
+        params: the parameters after the last outer step, float32, by their dotted names; of a mixture, those of its
+            last checkpoint, with all experts.
         faults: kinds of the faults that hit something, in the order in which they did.
         seconds: simulated, until the end.
         config: the configuration, fitted to the data.
@@ -90,12 +86,12 @@ def simulate(
     seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
 ) -> Simulated:
-    """Train in this process, in simulated time, with the run's real training step, data and outer steps.
+    """Train in this process, in simulated time, with the run's real compiled functions, data and merges.
 
     Gateway, supervisors and workers are those of a real run, with its journal and checkpoints in a temporary folder;
     connections, processes, the clock and what goes wrong on a disk are simulated, and a step takes a time drawn for
-    each worker. The step runs on XLA's CPU backend, so the losses are real, and hours of faults pass in seconds. Equal
-    arguments give equal bits.
+    each worker. A mixture has its composers, expert workers and payloads, too. Steps run on XLA's CPU backend, so the
+    losses are real, and hours of faults pass in seconds. Equal arguments give equal bits.
 
     Args:
         config: as of `planetary.train`; None: a small transformer on the standard library's own text.
@@ -109,7 +105,7 @@ def simulate(
 
     Raises:
         UserError: the configuration, the model or the data is wrong; a fault names a worker that is not there; or the
-            configuration makes a mixture, which is not simulated.
+            configuration asks for another kind of run than one in rounds or a mixture.
         NumericsError: an outer step gave parameters that are not finite.
         PeerError: the run does not end, in simulated time; the text says what it waits for.
 
@@ -123,30 +119,20 @@ def simulate(
     given += [f"fabric.workers={workers}"] if workers is not None else []
     given += [f"train.rounds={rounds}"] if rounds is not None else []
     resolved = with_model_shapes(read_config(TINY if config is None else config, given))
-    kind_of(resolved).check_simulated(resolved)
     place = cache_folder(Path(cache) if cache is not None else None)
-    prepared = prepare_run(resolved, place, lambda stage: None)
-    plan = _plan(prepared.config, faults, seed)
-    limit = PATIENCE * (_horizon(prepared.config) + sum(fault.seconds for fault in plan))
+    simulation = kind_of(resolved).simulation(resolved, place)
+    plan = _plan(simulation.config, faults, seed)
+    limit = PATIENCE * (_horizon(simulation.config) + sum(fault.seconds for fault in plan))
     with _ONE_AT_A_TIME:
-        spec = prepared.step.spec
-        executor = _executor(BlobStore(place / "blobs").path(spec.stablehlo_digest), spec)
-        cluster = SimCluster(seed, StepTraining(prepared, place, executor), prepared.config.fabric.workers, plan)
+        cluster = simulation.cluster(seed, plan)
         ended = cluster.run(limit)
     if not ended:
         why = cluster.waits_for
         raise PeerError(f"the simulated run did not end within {limit:.0f} simulated seconds: {why}")
-    return _result(cluster)
+    return _result(simulation, cluster)
 
 
-_ONE_AT_A_TIME = threading.Lock()  # the executor is shared
-
-
-@functools.lru_cache(maxsize=1)  # compiling it takes longer than many a simulation
-def _executor(artifact: Path, spec: StepSpec) -> Executor:
-    from planetary.runtime.pjrt_executor import PjrtExecutor
-
-    return PjrtExecutor(artifact, spec)
+_ONE_AT_A_TIME = threading.Lock()  # workers share what computes
 
 
 def _horizon(config: Config) -> float:
@@ -164,15 +150,14 @@ def _plan(config: Config, faults: Sequence[Fault] | int, seed: int) -> Sequence[
     return sorted(faults, key=lambda fault: fault.at_s)
 
 
-def _result(cluster: SimCluster) -> Simulated:
-    gateway, end, metrics = cluster.gateway, cluster.finished, cluster.metrics
-    assert gateway is not None, "a run that ended has a gateway"
+def _result(simulation: Simulation, cluster: SimulatedCluster[Any]) -> Simulated:
+    end, metrics = cluster.finished, cluster.metrics
     assert end is not None
     return Simulated(
         outcome="finished" if end.ok else f"stopped: {end.reason}",
         metrics=Metrics(metrics[round_] for round_ in sorted(metrics)),
         events=[msgspec.to_builtins(record) for record in cluster.journal],
-        params=gateway.parameters.state.params,
+        params=simulation.params(cluster),
         faults=tuple(cluster.struck),
         seconds=cluster.world.now,
         config=cluster.config,

@@ -26,6 +26,7 @@ class SimulatedDisk:
     Attributes:
         full: how many of the next large files (those of a checkpoint) find no space; small ones still fit.
         no_space: whether nothing fits.
+        unwritable: a folder in which no file can be written; None: none.
         was_short: whether that was noticed.
         torn: whether the process dies in the midst of its next append, which leaves half of it.
         dies_after: operations until the process dies before the next one; None: it does not.
@@ -37,6 +38,7 @@ class SimulatedDisk:
         """`clock`: files that are written whole have its time."""
         self.full = 0
         self.no_space = self.was_short = False
+        self.unwritable: Path | None = None
         self.torn = False
         self.dies_after: int | None = None
         self.lies = False
@@ -175,6 +177,8 @@ class SimulatedFiles(DurableFiles):
     def make_temporary(self, folder: Path, prefix: str) -> tuple[IO[bytes], Path]:
         """See `DurableFiles`."""
         self._begin(grows=True)
+        if self._disk.unwritable is not None and folder.is_relative_to(self._disk.unwritable):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().make_temporary(folder, prefix)
 
     def replace(self, source: Path, target: Path) -> None:

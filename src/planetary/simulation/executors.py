@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,6 +28,19 @@ class Health:
     is_hung: bool = False
     is_poisoned: bool = False
     flips: bool = False
+    _released: Signal = field(default_factory=Signal)
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the time of a computation pass, in a simulated thread."""
+        if self.is_hung:
+            self._released.wait()
+        sleep(seconds)
+
+    def release(self) -> None:
+        """End a hang."""
+        self.is_hung = False
+        self._released.set()
+        self._released = Signal()
 
 
 class TimedExecutor:
@@ -73,9 +86,7 @@ class TimedExecutor:
         return self._inner.eval_step(batch)
 
     def _take_time(self) -> None:
-        if self._health.is_hung:
-            Signal().wait()  # nobody sets it
-        sleep(self._health.step_s)
+        self._health.pass_time(self._health.step_s)
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
         """See `Executor`."""

@@ -44,6 +44,7 @@ class SimulatedNetwork:
         self.bytes_per_s = 1e9
         self.delay_s = delay_s
         self._cut: dict[tuple[str, str], int] = {}  # direction -> how many faults cut it now
+        self._rates: dict[tuple[str, str], float] = {}  # of slow directions
         self._listeners: dict[int, SimulatedListener] = {}
         self._transports: dict[SimulatedTransport, None] = {}
         self._healed: list[asyncio.Future[None]] = []
@@ -71,33 +72,51 @@ class SimulatedNetwork:
             return False
         return not cut.keys().isdisjoint(((source, target), (source, "*"), ("*", target)))
 
-    def cut(self, source: str, target: str, seconds: float) -> None:
-        """Cut the direction from `source` to `target` for some time; "*" is every other node."""
+    def cut(self, source: str, target: str, seconds: float | None) -> None:
+        """Cut the direction from `source` to `target` for some time; None: until `heal`. "*" is every other node."""
         direction = (source, target)
         self._cut[direction] = self._cut.get(direction, 0) + 1
+        if seconds is not None:
+            self.loop.call_later(seconds, self.heal, source, target, context=self.context)
 
-        def heal() -> None:
-            self._cut[direction] -= 1
-            if not self._cut[direction]:
-                del self._cut[direction]
-            for transport in list(self._transports):
-                transport.go_on()
-            healed, self._healed = self._healed, []
-            for future in healed:
-                if not future.done():
-                    future.set_result(None)
-
-        self.loop.call_later(seconds, heal, context=self.context)
+    def heal(self, source: str, target: str) -> None:
+        """End one cut of a direction."""
+        direction = (source, target)
+        self._cut[direction] -= 1
+        if not self._cut[direction]:
+            del self._cut[direction]
+        for transport in list(self._transports):
+            transport.go_on()
+        healed, self._healed = self._healed, []
+        for future in healed:
+            if not future.done():
+                future.set_result(None)
 
     def slow(self, node: str, factor: float, seconds: float) -> None:
         """Let packets from and to a node take so many times as long, for some time."""
         self._slow[node] = factor
         self.loop.call_later(seconds, self._slow.pop, node, None, context=self.context)
 
-    def partition(self, node: str, seconds: float) -> None:
-        """Cut a node off, in both directions."""
+    def partition(self, node: str, seconds: float | None) -> None:
+        """Cut a node off, in both directions; None: until `rejoin`."""
         self.cut(node, "*", seconds)
         self.cut("*", node, seconds)
+
+    def rejoin(self, node: str) -> None:
+        """End a partition of a node."""
+        self.heal(node, "*")
+        self.heal("*", node)
+
+    def throttle(self, source: str, target: str, bytes_per_s: float | None) -> None:
+        """Let bytes trickle from one node to another, one after the other; None: as fast as they do elsewhere."""
+        if bytes_per_s is None:
+            self._rates.pop((source, target), None)
+        else:
+            self._rates[source, target] = bytes_per_s
+
+    def rate(self, source: str, target: str) -> float | None:
+        """Return the bytes per second of a slow direction; None where it is not slow."""
+        return self._rates.get((source, target))
 
     def drop(self, node: str) -> int:
         """Break all connections of a node, as a router does that forgot them; return how many ends saw it."""
@@ -268,6 +287,10 @@ class SimulatedTransport(asyncio.Transport):
         self._loop.call_soon(self._lose, error, context=self.process.context)
 
     def _put(self, item: bytes | Exception) -> None:
+        rate = self._network.rate(self.process.node, self.peer.process.node)
+        if rate is not None and isinstance(item, bytes):
+            self._trickle(item, rate)
+            return
         nbytes = len(item) if isinstance(item, bytes) else 0
         self._in_flight += nbytes
         arrival = (
@@ -278,6 +301,16 @@ class SimulatedTransport(asyncio.Transport):
         if self._under_way:
             arrival = max(arrival, self._under_way[-1][0])
         self._under_way.append((arrival, item))
+        self.go_on()
+
+    def _trickle(self, data: bytes, rate: float) -> None:
+        """Put bytes on a slow line, in segments of a fifth of a second."""
+        size = max(1, int(rate / 5))
+        for start in range(0, len(data), size):
+            piece = data[start : start + size]
+            before = self._under_way[-1][0] if self._under_way else self._loop.time()
+            self._in_flight += len(piece)
+            self._under_way.append((before + len(piece) / rate, piece))
         self.go_on()
 
     def _arrive(self) -> None:
@@ -373,7 +406,9 @@ class SimulatedTransport(asyncio.Transport):
     def _flush(self) -> None:
         if self._lost:
             return
-        while self._unsent and self._in_flight < WINDOW:
+        rate = self._network.rate(self.process.node, self.peer.process.node)
+        window = WINDOW if rate is None else min(WINDOW, rate)
+        while self._unsent and self._in_flight < window:
             data = self._unsent.popleft()
             self._unsent_bytes -= len(data)
             self._put(data)

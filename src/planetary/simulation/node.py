@@ -82,6 +82,7 @@ class SimulatedNode:
         worker: the worker's process, None before the first one.
         shell: the worker's shell.
         health: of the worker's process.
+        hangs: whether worker processes that start from now on hang.
         blobs: folder of the machine's cache.
     """
 
@@ -110,7 +111,7 @@ class SimulatedNode:
         self.shell: SimulatedWorker | None = None
         self.step_s = step_s  # of a healthy worker process, on average
         self.health = Health(step_s)
-        self.started = 0
+        self.started, self.hangs = 0, False
         self.disk = SimulatedDisk(world.random, struck, world.clock)
         self._address, self._shutdown_s, self._restart_s = address, shutdown_s, restart_s
         self._do, self._observe, self._ended = work, observe, ended
@@ -161,7 +162,7 @@ class SimulatedNode:
         self.worker = self.world.start(f"worker {self.name} #{number}", self.node, lambda p: self._work(p, number))
         self.worker.thread_s = LOAD_S
         self.worker.on_exit.append(self._ended)
-        self.health = Health(self.step_s * self.world.random.uniform(0.8, 1.25))
+        self.health = Health(self.step_s * self.world.random.uniform(0.8, 1.25), is_hung=self.hangs)
         return ChildOf(self.worker)
 
     async def _work(self, process: Process, number: int) -> int:
@@ -186,6 +187,11 @@ class SimulatedNode:
         return _status(await self.shell.run())
 
     # --- faults -------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """Switch the machine off."""
+        self.supervisor.kill()
+        self.kill_worker()
 
     def kill_worker(self) -> bool:
         """SIGKILL the worker process; false when there is none."""

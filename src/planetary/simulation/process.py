@@ -189,6 +189,10 @@ class Process:
         self._threads.append(thread)
         return thread
 
+    def threads_named(self, name: str) -> list[SimulatedThread]:
+        """Return the threads of that name that take calls."""
+        return [thread for thread in self._threads if thread.name == name and not thread.is_closed]
+
 
 class ChildOf:
     """A process as its parent sees it: a `fabric.shell.child.ChildProcess`."""
@@ -231,6 +235,7 @@ class SimulatedThread(Executor):
         """Made by `Process.threads`."""
         self.name = name
         self._process, self._loop = process, process.loop
+        self._is_paused = False
         self._work: deque[tuple[_Result[Any], Callable[[], Any]]] = deque()
         self._thread: threading.Thread | None = None
         self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
@@ -262,6 +267,25 @@ class SimulatedThread(Executor):
                 self._work.popleft()[0].cancel()
         if wait:
             self.drain()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no calls any more."""
+        return self._closed
+
+    @property
+    def waiting(self) -> int:
+        """Calls that have not begun."""
+        return len(self._work)
+
+    def pause(self) -> None:
+        """Begin no call, as on a machine that has no time for this thread."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """End a pause."""
+        self._is_paused = False
+        self._process.in_context(lambda: self._loop.call_soon(self._resume, self._turn))
 
     def drain(self) -> None:
         """Go on until all work is done, in no time. Not called by the thread itself."""
@@ -324,6 +348,8 @@ class SimulatedThread(Executor):
 
     def _resume(self, turn: int) -> None:
         self._due = False
+        if self._is_paused and not self._busy:
+            return
         if self._loop.time() < self._hangs_until:
             self._loop.call_at(self._hangs_until, self._resume, turn)
         elif turn == self._turn or (self._work and not self._busy):

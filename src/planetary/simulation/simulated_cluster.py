@@ -78,10 +78,12 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         events: how many events machines handled.
         waits_for: what the run waited for that did not end in time.
         step_s: seconds that a step of a healthy worker takes.
+        local_threads: see `GatewayOptions`.
     """
 
     records: ClassVar[Any]
     protocol: ClassVar[Protocol]
+    local_threads: int | None = None
 
     def __init__(
         self,
@@ -263,6 +265,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             host=HOST,
             port=self.place.port,
             resume=events.exists() and b"\n" in events.read_bytes(),
+            local_threads=self.local_threads,
         )
         system = System(
             clock=self.world.clock,

@@ -97,6 +97,11 @@ class ComposerRole:
         self._is_due = False  # whether a visit of the compute thread is scheduled that has not begun
         self._driver = self._fresh()
 
+    @property
+    def driver(self) -> ComposerDriver:
+        """Of its composer; another one after each failure."""
+        return self._driver
+
     def carry_out(self, instruction: Instruction) -> None:
         """See `Role`."""
         match instruction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
@@ -57,8 +57,13 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
 
     Attributes:
         training: what is computed.
+        gateway_type: class of its gateways.
+        queue: of expert work, of the gateway that began last.
         most_kept: most results of expert workers that the gateway kept at once.
     """
+
+    gateway_type: ClassVar[type[MixtureGateway]] = MixtureGateway
+    queue: WorkQueue
 
     records = MixtureRecord
     protocol = MIXTURES
@@ -80,15 +85,15 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
 
     def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> MixtureGateway:
         async def compile_for(*_: object) -> PublishedArtifact:
-            await asyncio.sleep(COMPILE_S)
+            await self._compile()
             return PublishedArtifact(self.training.artifact(gateway.store), 1, "simulated")
 
         def open_queue(path: Path) -> WorkQueue:
-            queue = WorkQueue(path, durable=False)
+            queue = self.queue = WorkQueue(path, durable=False)
             process.on_exit.append(lambda _: queue.close())
             return queue
 
-        gateway = MixtureGateway(
+        gateway = self.gateway_type(
             self.config,
             options,
             Security(),
@@ -98,6 +103,10 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
             open_queue=open_queue,
         )
         return gateway
+
+    async def _compile(self) -> None:
+        """Take the time that compiling takes."""
+        await asyncio.sleep(COMPILE_S)
 
     def _roles(self, number: int, process: Process, health: Health) -> Roles:
         def open_program(*_: object, **__: object) -> TimedProgram:

@@ -10,7 +10,6 @@ from planetary.core.step import FunctionSpec
 from planetary.runtime.device_program import Handle
 from planetary.runtime.program_runner import ProgramRunner, Runner
 from planetary.simulation.executors import Health
-from planetary.simulation.process import Signal, sleep
 
 STEPS = {"composer_gradients": 1.0, "expert_gradients": 0.5, "composer_evaluate": 0.5, "whole_evaluate": 0.5}
 """Steps of a worker that a call of a function lasts; those that are not here take no time."""
@@ -36,9 +35,7 @@ class TimedProgram(ProgramRunner):
         """See `DeviceProgram`."""
         steps = STEPS.get(function, 0.0)
         if steps:
-            if self._health.is_hung:
-                Signal().wait()  # no event sets it
-            sleep(steps * self._health.step_s)
+            self._health.pass_time(steps * self._health.step_s)
         found = super().invoke(function, arguments)
         if steps and self._health.is_poisoned:
             self._health.is_poisoned = False

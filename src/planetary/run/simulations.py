@@ -1,0 +1,119 @@
+"""What each kind of run is simulated with: its real functions on XLA's CPU backend, data and gateway."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from planetary.artifacts.checkpoint import load_latest
+from planetary.artifacts.store import BlobStore
+from planetary.core.config import Config
+from planetary.core.step import StepSpec
+from planetary.fabric.gateway.run_files import CHECKPOINTS
+from planetary.fabric.preparation.preparation import prepare_run
+from planetary.moe.gateway.mixture_preparation import PreparedMixture, prepare_mixture
+from planetary.runtime.executor import Executor
+from planetary.runtime.program_runner import Runner, XlaRunner
+from planetary.simulation.cluster import SimCluster
+from planetary.simulation.faults import Fault
+from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
+from planetary.simulation.simulated_cluster import SimulatedCluster
+from planetary.simulation.training import StepTraining
+
+
+class Simulation(Protocol):
+    """A prepared run of some kind."""
+
+    @property
+    def config(self) -> Config:
+        """Fitted to the data."""
+        ...
+
+    def cluster(self, seed: int, plan: Sequence[Fault]) -> SimulatedCluster[Any]:
+        """Return the run in a simulated world, which has not begun to move."""
+        ...
+
+    def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
+        """Return the parameters with which a run has ended, float32, by their dotted names."""
+        ...
+
+
+class SimulatedRounds:
+    """A run in rounds; see `Simulation`."""
+
+    def __init__(self, config: Config, cache: Path) -> None:
+        """Prepare data and training step. Raises as `prepare_run`."""
+        self._prepared, self._cache = prepare_run(config, cache, lambda stage: None), cache
+
+    @property
+    def config(self) -> Config:
+        """See `Simulation`."""
+        return self._prepared.config
+
+    def cluster(self, seed: int, plan: Sequence[Fault]) -> SimCluster:
+        """See `Simulation`."""
+        spec = self._prepared.step.spec
+        executor = _executor(BlobStore(self._cache / "blobs").path(spec.stablehlo_digest), spec)
+        training = StepTraining(self._prepared, self._cache, executor)
+        return SimCluster(seed, training, self.config.fabric.workers, plan)
+
+    def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
+        """See `Simulation`."""
+        assert isinstance(cluster, SimCluster)
+        assert cluster.gateway is not None, "a run that ended has a gateway"
+        return cluster.gateway.parameters.state.params
+
+
+class SimulatedMixture:
+    """A mixture; see `Simulation`. All simulated workers share one copy of its functions, which keep no state."""
+
+    cache: Path
+
+    def __init__(self, config: Config, cache: Path) -> None:
+        """Prepare data and functions. Raises as `prepare_mixture`."""
+        self.cache, self.prepared = cache, prepare_mixture(config, cache, lambda stage: None)
+
+    @property
+    def config(self) -> Config:
+        """See `Simulation`."""
+        return self.prepared.config
+
+    def artifact(self, store: BlobStore) -> str:
+        """See `simulation.mixtures.mixture_cluster.MixtureTraining`."""
+        return self.prepared.program.digest
+
+    def open_program(self) -> Runner:
+        """See `simulation.mixtures.mixture_cluster.MixtureTraining`."""
+        return _program(self.prepared)
+
+    def cluster(self, seed: int, plan: Sequence[Fault]) -> MixtureCluster:
+        """See `Simulation`."""
+        return MixtureCluster(seed, self, self.config.fabric.workers, plan)
+
+    def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
+        """See `Simulation`; those of the last checkpoint, with all experts."""
+        if not (cluster.run_folder / CHECKPOINTS).is_dir():
+            return {}
+        return load_latest(cluster.run_folder / CHECKPOINTS).params
+
+
+@functools.lru_cache(maxsize=1)  # compiling it takes longer than many a simulation
+def _executor(artifact: Path, spec: StepSpec) -> Executor:
+    from planetary.runtime.pjrt_executor import PjrtExecutor
+
+    return PjrtExecutor(artifact, spec)
+
+
+_PROGRAMS: dict[str, Runner] = {}  # at most one, by digest
+
+
+def _program(prepared: PreparedMixture) -> Runner:
+    digest = prepared.program.digest
+    if digest not in _PROGRAMS:
+        _PROGRAMS.clear()
+        _PROGRAMS[digest] = XlaRunner(prepared.program)
+    return _PROGRAMS[digest]

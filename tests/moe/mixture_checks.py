@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
-from mixture_cluster import MixtureCluster, Worker
+from mixture_stage import MixtureStage, WatchedGateway, Worker
 
+from planetary.artifacts.packed_arrays import Packed
 from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.protocol import messages as m
 from planetary.machine.journal import replay
 from planetary.moe.composer.sketch_window import FORGET_STEPS
-from planetary.moe.controller.records import MixtureRecord, MixtureState
+from planetary.moe.controller.records import MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.payloads.expert_payloads import improved_bytes, improved_from
 from planetary.moe.plan.plan import MixturePlan
@@ -37,30 +37,29 @@ def check_equal(found: Tensors, expected: Tensors) -> None:
     assert all((found[name] == value).all() for name, value in expected.items())
 
 
-def composing(cluster: MixtureCluster, shard: int) -> ComposerState:
-    found = next(w.driver.state for w in cluster.workers.values() if w.driver.machine.shard == shard)
+def composing(cluster: MixtureStage, shard: int) -> ComposerState:
+    found = next(w.driver.state for w in cluster.workers.values() if w.machine.shard == shard)
     assert found is not None
     return found
 
 
-def of_kind(cluster: MixtureCluster, kind: type) -> list:
-    records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
-    return [record for record in records if isinstance(record, kind)]
+def of_kind(cluster: MixtureStage, kind: type) -> list:
+    return [record for record in cluster.records_so_far if isinstance(record, kind)]
 
 
-def check_streams(cluster: MixtureCluster, *, all_moved: bool = True) -> None:
+def check_streams(cluster: MixtureStage, *, all_moved: bool = True) -> None:
     """Every fragment, shard and expert has one stream of versions or epochs, without gaps.
 
     `all_moved`: and every expert has learned something.
     """
-    records = [msgspec.json.decode(line, type=MixtureRecord) for line in cluster.journal]
+    records = cluster.records_so_far
     replay(records, MixtureState(steps_per_round=cluster.plan.steps_per_round))  # of fragments
     streams = expert_streams(records, cluster.plan.owners, cluster.plan.training.replicas)
     assert streams
     assert all(streams.values()) or not all_moved
 
 
-def check_steps(cluster: MixtureCluster) -> None:
+def check_steps(cluster: MixtureStage) -> None:
     """All steps of the run were taken, by whoever was there, and hardly more: a report may be on its way."""
     plan = cluster.plan
     taken = sum(shard.step for shard in cluster.controller.state.shards)
@@ -68,18 +67,24 @@ def check_steps(cluster: MixtureCluster) -> None:
     assert plan.most_steps <= taken <= plan.most_steps + 4 * plan.training.composers, (plan.most_steps, steps)
 
 
-def unanswered(cluster: MixtureCluster, worker: Worker, layer: int) -> set[int]:
+def unanswered(cluster: MixtureStage, worker: Worker, layer: int) -> set[int]:
     """Steps of a composer's sketches of a layer that are on their way, or whose work nobody has done or given up.
 
     Those that its predecessors left are among them.
     """
-    found = set(cluster.controller.offload._waiting.said(0, worker.driver.machine.shard, layer)[1])
-    return found | {offer.step for offer in worker.up.messages(mm.OfferSketches) if offer.layer == layer}
+    found = set(cluster.controller.offload._waiting.said(0, worker.machine.shard, layer)[1])
+    found |= {step for packed, step in worker.packed if packed == layer}
+    return found | {offer.step for offer in worker.up if isinstance(offer, mm.OfferSketches) and offer.layer == layer}
 
 
-def check_answers(cluster: MixtureCluster) -> None:
+def check_answers(cluster: MixtureStage) -> None:
     """The gateway says of no sketch that it has no answer unless it waits for work, and of all that are not too old."""
-    for shard, layer in cluster.controller.state.experts if cluster.finished is None else ():
+    gateway = cluster.gateway
+    if cluster.finished is not None or not cluster.has_begun or not isinstance(gateway, WatchedGateway):
+        return
+    if gateway.queueing or cluster.controller.state.ended is not None:
+        return
+    for shard, layer in cluster.controller.state.experts:
         queued = {work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (shard, layer)}
         waiting = set(cluster.controller.offload._waiting.said(0, shard, layer)[1])
         assert waiting <= queued
@@ -87,42 +92,42 @@ def check_answers(cluster: MixtureCluster) -> None:
         assert all(step <= max(steps, default=0) - FORGET_STEPS for step in queued - waiting)
 
 
-def check_window(cluster: MixtureCluster) -> None:
-    """No composer has more sketches of a layer out than the window, and it is told of all answers."""
+def check_window(cluster: MixtureStage, *, exactly: bool = True) -> None:
+    """No composer has more sketches of a layer out than the window; `exactly`: and it is told of all answers."""
     plan = cluster.plan
     if plan.training.expert_optimizer.in_step or not plan.pace.sketches_expire:
         return
     check_answers(cluster)
-    for worker in cluster.workers.values():
+    for worker in cluster.workers.values() if cluster.finished is None and cluster.has_begun else ():
         one = cluster.controller.composing.get(worker.session)
-        if one is not None and (one.shard, one.epoch) == (worker.driver.machine.shard, worker.driver.machine.epoch):
+        if one is not None and (one.shard, one.epoch) == (worker.machine.shard, worker.machine.epoch):
             for layer in range(plan.model.n_layer):
                 out = unanswered(cluster, worker, layer)
                 assert len(out) <= max(1, plan.window), (worker.name, layer, out)
-                window, waits = worker.driver.machine._sketches, [*worker.driver._inbox]
-                if not waits and not worker.down.messages(mm.GrantShard) and not worker.down.messages(mm.ExpertsUpdate):
+                window = worker.machine._sketches
+                if exactly and not worker.due(mm.GrantShard, mm.ExpertsUpdate):
                     assert window._sent[layer] | (window._waiting[layer] or set()) == out, (worker.name, layer, out)
 
 
-def stale(cluster: MixtureCluster) -> int:
+def stale(cluster: MixtureStage) -> int:
     """How many experts' updates and sketches came too late, over the whole run."""
     rounds = cluster.controller.rounds
     counts = [rounds.updates, rounds.refused_sketches]
-    for line in cluster.metrics:
+    for line in cluster.lines:
         counts += [line.mixture.updates, line.mixture.refused_sketches] if line.mixture else []
     return sum(count.get("stale", 0) for count in counts)
 
 
 def spoil(one: Worker, change: Callable[[Improved], Improved]) -> None:
     """Change what an expert worker returns."""
-    send, plan = one.driver.post.send, one.driver.plan
+    plan = one.stage.plan
     wide = (plan.slots, plan.model.n_latent, plan.model.n_hidden)
     # Lossy updates are added to weights; what these are does not matter here.
     weights = {"up": np.zeros(wide, np.float32), "down": np.zeros((wide[0], wide[2], wide[1]), np.float32)}
 
-    def spoiled(message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, mm.ExpertsImproved) and payload is not None:
-            payload = improved_bytes(change(improved_from(payload, HeldExperts(weights, {}))))
-        send(message, payload)
+    def spoiled(message: m.Message, payload: Packed) -> Packed:
+        if isinstance(message, mm.ExpertsImproved):
+            return improved_bytes(change(improved_from(payload, HeldExperts(weights, {}))))
+        return payload
 
-    one.driver.post.send = spoiled
+    one.change_sent(spoiled)

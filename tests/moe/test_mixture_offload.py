@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from mixture_checks import check_equal, check_steps, check_streams, composing, of_kind, trained
-from mixture_cluster import MixtureCluster, make_plan
+from mixture_stage import MixtureStage, make_plan
 from moe_support import TINY
 from msgspec.structs import replace
 
-from planetary.artifacts.packed_arrays import unpack_arrays
+from planetary.artifacts.packed_arrays import Packed, unpack_arrays
 from planetary.artifacts.store import digest_of
 from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
@@ -57,7 +56,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(
     options = {"sketches": "all", "acceptance": Policy(norm_ratio=10, spectral_ratio=10), "update_form": form, **more}
     plan = make_plan(tmp_path, steps=4, pace="lockstep", **options)
     plan = replace(plan, model=replace(plan.model, ternary=ternary))
-    cluster = MixtureCluster(tmp_path, plan)
+    cluster = MixtureStage(tmp_path, plan)
     for name in ("a", "b", "c", "d"):
         cluster.start(name)
     assert cluster.finish().ok
@@ -72,7 +71,7 @@ def test_expert_workers_in_lock_step_equal_the_trainer_bit_for_bit(
             check_equal(held.moments, composer.expert_moments[layer])
             check_equal(held.residuals, composer.residuals[layer])
         check_equal(found.dense, composer.dense)
-    updates = cluster.metrics[-1].mixture.updates
+    updates = cluster.lines[-1].mixture.updates
     assert sum(updates.values()) == plan.steps * plan.model.n_layer * plan.model.n_expert
     assert updates["accepted"] > 0
     changes = [s for s in cluster.told if isinstance(s, mm.ExpertsUpdate) and s.base >= 0 and s.payload]
@@ -93,7 +92,7 @@ def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
     """Whoever does the work: what it is fitted on is in the work."""
     options = {"sketches": source, "precision": "4bit", "acceptance": Policy(norm_ratio=0.3), "update_form": form}
     plan = make_plan(tmp_path, steps=8, pace="lockstep", fitted_by="expert-workers", **options, **more)
-    cluster = MixtureCluster(tmp_path, plan)
+    cluster = MixtureStage(tmp_path, plan)
     for name in ("a", "b", "c", "d"):
         cluster.start(name)
     assert cluster.finish().ok
@@ -103,7 +102,7 @@ def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
     assert (bank.versions == 8).all()
     for composer in state.composers:
         found = composing(cluster, composer.number)
-        driver = next(w.driver for w in cluster.workers.values() if w.driver.machine.shard == composer.number)
+        driver = next(w.driver for w in cluster.workers.values() if w.machine.shard == composer.number)
         assert driver.bank is not None
         for layer in range(plan.model.n_layer):
             check_equal(found.experts[layer], composer.experts[layer])
@@ -117,23 +116,23 @@ def test_surrogates_that_expert_workers_fit_are_those_of_the_trainer(
         assert not found.rows[0].gates.any()  # it remembers none
     fits = [s for s in cluster.told if isinstance(s, mm.ImproveExperts) and s.fits]
     assert {s.progress for s in fits} == {1, 3, 5, 7}
-    shards = cluster.metrics[-1].mixture.shards
+    shards = cluster.lines[-1].mixture.shards
     assert all(shard.surrogate_error is not None and 0 < shard.surrogate_error < 1 for shard in shards)
 
 
 def test_a_composers_saved_state_has_no_experts_and_who_goes_on_from_it_has_the_newest(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=2)
+    cluster = MixtureStage(tmp_path, plan, seed=2)
     a, _, _ = cluster.start("a"), cluster.start("b"), cluster.start("w")
     held = cluster.controller.state.experts
     cluster.until(lambda: held[0, 0].version >= 3 and held[1, 0].version >= 3)
-    shard = a.driver.machine.shard
+    shard = a.machine.shard
     cluster.kill(a)
     newest = held[shard, 0].version
     again = cluster.start("a")
-    cluster.until(lambda: again.driver.machine.composes)
-    assert again.driver.machine.shard == shard
-    assert min(again.driver.machine.expert_versions) >= newest >= 3
+    cluster.until(lambda: again.machine.composes)
+    assert again.machine.shard == shard
+    assert min(again.machine.expert_versions) >= newest >= 3
     assert all({name: v.shape for name, v in one.items()} for one in again.driver.state.experts)
     assert cluster.finish().ok
     for kept in cluster.controller.state.shards:
@@ -145,19 +144,11 @@ def test_a_composers_saved_state_has_no_experts_and_who_goes_on_from_it_has_the_
 def test_nothing_changes_the_experts_that_the_last_model_was_made_of(tmp_path: Path) -> None:
     """So whoever reads the run afterwards finds the model that was evaluated."""
     plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=4)
+    cluster = MixtureStage(tmp_path, plan, seed=4)
     for name in ("a", "b", "w"):
         cluster.start(name)
-    asked: list[AssembleModel] = []
-    carry_out = cluster._carry_out
-
-    def watched(instruction: e.Instruction) -> None:
-        if isinstance(instruction, AssembleModel):
-            asked.append(instruction)
-        carry_out(instruction)
-
-    cluster._carry_out = watched
     assert cluster.finish().ok
+    asked = [instruction for instruction in cluster.asked if isinstance(instruction, AssembleModel)]
     state = cluster.controller.state
     assert asked[-1].round == state.rounds
     assert asked[-1].experts == tuple(state.experts_of(shard) for shard in range(len(state.shards)))
@@ -185,15 +176,15 @@ def test_ternary_experts_take_two_bits_a_weight_on_their_way_to_composers() -> N
 def test_surrogates_from_expert_workers_reach_composers_that_come_and_go(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10), "update_form": "4bit"}
     plan = make_plan(tmp_path, steps=32, fitted_by="expert-workers", **options)
-    cluster = MixtureCluster(tmp_path, plan, seed=11)
+    cluster = MixtureStage(tmp_path, plan, seed=11)
     a, b, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
-    cluster.until(lambda: a.driver.machine.done >= 8)
+    cluster.until(lambda: a.machine.done >= 8)
     cluster.kill(a)
     again = cluster.start("a")
-    cluster.until(lambda: again.driver.machine.composes and all(again.driver.state.fitted))
+    cluster.until(lambda: again.machine.composes and all(again.driver.state.fitted))
     cluster.kill(w)
     seen = len(of_kind(cluster, SurrogatesRefreshed))
-    cluster.until(lambda: b.driver.machine.done >= 20)
+    cluster.until(lambda: b.machine.done >= 20)
     assert len(of_kind(cluster, SurrogatesRefreshed)) <= seen + 2  # what was under way; then nothing is new
     cluster.start("w")
     assert cluster.finish().ok
@@ -205,18 +196,18 @@ def test_surrogates_from_expert_workers_reach_composers_that_come_and_go(tmp_pat
 def test_surrogates_whose_publication_was_refused_are_published_again(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     plan = make_plan(tmp_path, steps=40, fitted_by="expert-workers", **options)
-    cluster = MixtureCluster(tmp_path, plan, seed=11)
+    cluster = MixtureStage(tmp_path, plan, seed=11)
     a, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
     cluster.until(lambda: len(of_kind(cluster, SurrogatesRefreshed)) >= 2)
     cluster.until(lambda: all(a.driver.state.fitted) and min(int(f["progress"]) for f in a.driver.state.fitted) >= 6)
-    shard = a.driver.machine.shard
+    shard = a.machine.shard
     published = [s.step for s in cluster.sent if isinstance(s, mm.PublishSurrogates) and s.of == shard]
     cluster.store_away = True
     cluster.until(
         lambda: [s.step for s in cluster.sent if isinstance(s, mm.PublishSurrogates) and s.of == shard] != published
     )
     cluster.kill(w)
-    cluster.turn()
+    cluster.settle()
     refused = cluster.controller.state.shards[shard].surrogate_step
     cluster.store_away = False
     cluster.until(lambda: cluster.controller.state.shards[shard].surrogate_step > refused)
@@ -227,19 +218,18 @@ def test_surrogates_whose_publication_was_refused_are_published_again(tmp_path: 
 def test_a_worker_cannot_say_when_its_surrogates_were_fitted(tmp_path: Path, value: np.ndarray) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     plan = make_plan(tmp_path, steps=24, fitted_by="expert-workers", **options)
-    cluster = MixtureCluster(tmp_path, plan, seed=11)
+    cluster = MixtureStage(tmp_path, plan, seed=11)
     _, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
-    send = w.driver.post.send
 
-    def lying(message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, mm.ExpertsImproved) and payload is not None:
-            improved = improved_from(payload, HeldExperts({}, {}))
-            if improved.surrogates:
-                improved.surrogates["progress"] = value
-            payload = improved_bytes(improved)
-        send(message, payload)
+    def lying(message: m.Message, payload: Packed) -> Packed:
+        if not isinstance(message, mm.ExpertsImproved):
+            return payload
+        improved = improved_from(payload, HeldExperts({}, {}))
+        if improved.surrogates:
+            improved.surrogates["progress"] = value
+        return improved_bytes(improved)
 
-    w.driver.post.send = lying
+    w.change_sent(lying)
     assert cluster.finish().ok
     for held in cluster.controller.state.experts.values():
         found = experts_from(cluster.store.get(held.payload)).surrogates["progress"]
@@ -255,20 +245,20 @@ def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_
         acceptance=Policy(norm_ratio=10),
         fitted_by="expert-workers",
     )
-    cluster = MixtureCluster(tmp_path, plan, seed=17)
+    cluster = MixtureStage(tmp_path, plan, seed=17)
     a, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
-    send, factors = w.driver.post.send, itertools.cycle([10.0, np.nan])
+    factors = itertools.cycle([10.0, np.nan])
 
-    def worse(message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, mm.ExpertsImproved) and payload is not None:
-            improved = improved_from(payload, HeldExperts({}, {}))
-            if improved.surrogates:
-                improved.surrogates["b"] *= np.float32(next(factors))
-            payload = improved_bytes(improved)
-        send(message, payload)
+    def worse(message: m.Message, payload: Packed) -> Packed:
+        if not isinstance(message, mm.ExpertsImproved):
+            return payload
+        improved = improved_from(payload, HeldExperts({}, {}))
+        if improved.surrogates:
+            improved.surrogates["b"] *= np.float32(next(factors))
+        return improved_bytes(improved)
 
-    w.driver.post.send = worse
-    cluster.until(lambda: a.driver.machine.done >= 20)
+    w.change_sent(worse)
+    cluster.until(lambda: a.machine.done >= 20)
     first = cluster.prepared.initial().composers
     for (shard, layer), held in cluster.controller.state.experts.items():
         found = experts_from(cluster.store.get(held.payload)).surrogates
@@ -286,21 +276,21 @@ def test_useless_surrogates_are_refused_with_the_update_that_they_came_with(tmp_
 def test_lossy_updates_reach_composers_that_come_and_go(tmp_path: Path, form: Form) -> None:
     """A change is only of use to who has what it changes; who comes back gets the weights whole."""
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10), "update_form": form}
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, **options), seed=11)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24, **options), seed=11)
     a, _, w = cluster.start("a"), cluster.start("b"), cluster.start("w")
-    cluster.until(lambda: a.driver.machine.done >= 5)
+    cluster.until(lambda: a.machine.done >= 5)
     cluster.cut(a)
     cluster.connect(a)
-    cluster.until(lambda: a.driver.machine.done >= 9)
+    cluster.until(lambda: a.machine.done >= 9)
     cluster.kill(a)
     again = cluster.start("a")
-    cluster.until(lambda: again.driver.machine.composes)
+    cluster.until(lambda: again.machine.composes)
     cluster.restart_gateway()
     assert cluster.finish().ok
-    assert w.driver.machine.shard == -1
+    assert w.machine.shard == -1
     check_streams(cluster)
     for worker in (again, cluster.workers["b"]):
-        state, machine = worker.driver.state, worker.driver.machine
+        state, machine = worker.driver.state, worker.machine
         assert state is not None
         for layer, version in enumerate(machine.expert_versions):
             newest = cluster.controller.state.experts[machine.shard, layer]
@@ -312,15 +302,15 @@ def test_lossy_updates_reach_composers_that_come_and_go(tmp_path: Path, form: Fo
 
 def test_expert_workers_may_die_and_composers_never_wait_for_them(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=40, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=8)
+    cluster = MixtureStage(tmp_path, plan, seed=8)
     a, _ = cluster.start("a"), cluster.start("b")
     for _ in range(3):
         worker = cluster.start("w")
         done = len(of_kind(cluster, ExpertsAdvanced))
         cluster.until(lambda: len(of_kind(cluster, ExpertsAdvanced)) > done + 1)  # noqa: B023
         cluster.kill(worker)
-    before = a.driver.machine.done
-    cluster.until(lambda: a.driver.machine.done >= min(before + 6, 40))  # nobody improves experts, and it goes on
+    before = a.machine.done
+    cluster.until(lambda: a.machine.done >= min(before + 6, 40))  # nobody improves experts, and it goes on
     assert cluster.finish().ok
     check_streams(cluster)
 
@@ -330,45 +320,43 @@ def test_an_expert_worker_that_returns_nan_or_huge_updates_changes_nothing_and_i
     tmp_path: Path, factor: float, reason: str
 ) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    cluster = MixtureStage(tmp_path, plan, seed=9)
     for name in ("a", "b", "w"):
         cluster.start(name)
+
+    def spoil(message: m.Message, payload: Packed) -> Packed:
+        if not isinstance(message, mm.ExpertsImproved):
+            return payload
+        improved = improved_from(payload, HeldExperts({}, {}))
+        improved.weights["up"][:] *= factor
+        return improved_bytes(improved)
+
     for worker in cluster.workers.values():
-        send = worker.driver.post.send
-
-        def spoil(message: m.Message, payload: bytes | None, send: Callable[..., None] = send) -> None:
-            if isinstance(message, mm.ExpertsImproved) and payload is not None:
-                improved = improved_from(payload, HeldExperts({}, {}))
-                improved.weights["up"][:] *= factor
-                payload = improved_bytes(improved)
-            send(message, payload)
-
-        worker.driver.post.send = spoil
+        worker.change_sent(spoil)
     assert cluster.finish().ok
     updates = of_kind(cluster, ExpertsAdvanced)
     assert len(updates) > 3
     assert not any(record.accepted for record in updates)
     assert {reason for record in updates for reason in record.refused} == {reason}
-    assert all(np.isfinite(line.eval_loss) for line in cluster.metrics)
+    assert all(np.isfinite(line.eval_loss) for line in cluster.lines)
 
 
 def test_a_corrupt_sketch_is_refused_with_its_digests_and_harms_nobody(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", precision="4bit", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    cluster = MixtureStage(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
-    send = a.driver.post.send
 
-    def damage(message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, mm.OfferSketches) and payload is not None:
-            payload = bytes(payload[:-3]) + bytes([payload[-3] ^ 1]) + bytes(payload[-2:])
-        send(message, payload)
+    def damage(message: m.Message, payload: Packed) -> Packed:
+        if not isinstance(message, mm.OfferSketches):
+            return payload
+        return bytes(payload[:-3]) + bytes([payload[-3] ^ 1]) + bytes(payload[-2:])
 
-    a.driver.post.send = damage
+    a.change_sent(damage)
     assert cluster.finish().ok
     refused = [note.why for note in of_kind(cluster, SyncNote) if note.what == "unusable"]
     assert refused
     assert all("OfferSketches of a: the sketch of composer" in why and "is damaged: expected" in why for why in refused)
-    assert {record.shard for record in of_kind(cluster, ExpertsAdvanced)} == {1 - a.driver.machine.shard}
+    assert {record.shard for record in of_kind(cluster, ExpertsAdvanced)} == {1 - a.machine.shard}
 
 
 @pytest.mark.parametrize(
@@ -381,7 +369,7 @@ def test_a_corrupt_sketch_is_refused_with_its_digests_and_harms_nobody(tmp_path:
 )
 def test_a_sketch_that_workers_would_fail_on_is_refused(tmp_path: Path, change: Any, why: str) -> None:
     plan = make_plan(tmp_path, steps=4, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    cluster = MixtureStage(tmp_path, plan, seed=9)
     cluster.start("a")
     cluster.start("b")
     cluster.until(lambda: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
@@ -394,21 +382,20 @@ def test_a_sketch_that_workers_would_fail_on_is_refused(tmp_path: Path, change: 
 
 def test_what_is_of_a_layer_or_shard_that_does_not_exist_is_refused_and_harms_nobody(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=16, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    cluster = MixtureStage(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in ("a", "b", "w"))
-    cluster.until(
-        lambda: any(isinstance(s, mm.OfferSketches) and s.shard == a.driver.machine.shard for s in cluster.sent)
-    )
-    shard, epoch = a.driver.machine.shard, a.driver.machine.epoch
+    cluster.until(lambda: any(isinstance(s, mm.OfferSketches) and s.shard == a.machine.shard for s in cluster.sent))
+    shard, epoch = a.machine.shard, a.machine.epoch
     offer = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == shard)
     sound = decode(sketch_from(cluster.store.get(offer.payload)))
     elsewhere = sketch_bytes(encode(replace(sound, layer=7), "f32", TINY.n_expert))
     named = {"epoch": epoch, "layer": 7, "payload": f"sketch/{digest_of(elsewhere)}"}
-    cluster._arrive(a.session, replace(offer, **named), elsewhere)
+    a.say(replace(offer, **named), elsewhere)
     nothing = surrogates_bytes([])
     known = {"shard": shard, "epoch": epoch, "step": 3, "progress": 3.0, "error": None}
-    cluster._arrive(a.session, mm.PublishSurrogates(**known, of=9, payload=f"surrogate/{digest_of(nothing)}"), nothing)
-    cluster._gateway()
+    a.say(mm.PublishSurrogates(**known, of=9, payload=f"surrogate/{digest_of(nothing)}"), nothing)
+    cluster.settle()
+    cluster.until(lambda: sum(note.what == "unusable" for note in of_kind(cluster, SyncNote)) == 2)
     assert [note.why.split(": ", 1)[1] for note in of_kind(cluster, SyncNote) if note.what == "unusable"] == [
         "it is of layer 7 of 1",
         "it has surrogates of shard 9 of 2",
@@ -419,7 +406,7 @@ def test_what_is_of_a_layer_or_shard_that_does_not_exist_is_refused_and_harms_no
 def test_a_result_of_work_that_an_earlier_gateway_gave_out_is_nobodys(tmp_path: Path) -> None:
     """A worker that was at it meanwhile sends it on its next connection, when it may have other work already."""
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    cluster = MixtureStage(tmp_path, plan, seed=9)
     w = [cluster.start(name) for name in ("a", "b", "w")][-1]
     cluster.until(lambda: any(isinstance(s, mm.ExpertsImproved) for s in cluster.sent))
     old = next(s for s in cluster.sent if isinstance(s, mm.ExpertsImproved))
@@ -427,22 +414,24 @@ def test_a_result_of_work_that_an_earlier_gateway_gave_out_is_nobodys(tmp_path: 
     cluster.until(lambda: w.session in cluster.controller.offload.improving)
     under_way = cluster.controller.offload.improving[w.session].task
     told = len(of_kind(cluster, ExpertsAdvanced))
-    cluster._arrive(w.session, old, b"whatever it was")
-    cluster._gateway()
+    w.say(old, b"whatever it was")
+    cluster.settle()
     assert cluster.controller.offload.improving[w.session].task == under_way
     assert len(of_kind(cluster, ExpertsAdvanced)) == told
-    assert not cluster.results
+    assert cluster.gateway is not None
+    assert not cluster.gateway.kept_results
     assert cluster.finish().ok
-    assert "unusable" not in {why for line in cluster.metrics for why in line.mixture.updates}
+    assert "unusable" not in {why for line in cluster.lines for why in line.mixture.updates}
 
 
 def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=10)
+    cluster = MixtureStage(tmp_path, plan, seed=10)
     for name in ("a", "b"):
         cluster.start(name)
     cluster.until(lambda: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
     gone = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches))
+    cluster.until(lambda: (gone.shard, gone.step) in {(work.owner, work.step) for work in cluster.queue.waiting()})
     cluster.store.remove(gone.payload)
     cluster.start("w")
     assert cluster.finish().ok
@@ -454,9 +443,9 @@ def test_work_whose_sketches_are_gone_is_given_up(tmp_path: Path) -> None:
 
 
 def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=16), seed=7)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=16), seed=7)
     a = cluster.start("a")
-    cluster.until(lambda: a.driver is not None and a.session in cluster.controller.desk.workers)
+    cluster.until(lambda: a.session in cluster.controller.desk.workers)
     answer = mm.ExpertsImproved(task=1, payload="x")
     gone = cluster.controller.handle(e.Received(999, answer, "", 7, ""), cluster.now)
     assert e.DropAttachment(7) in gone  # the session ended before its result was read
@@ -466,15 +455,15 @@ def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
 
 def test_an_expert_worker_that_hangs_is_restarted_and_another_does_its_work(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=120, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=41)
+    cluster = MixtureStage(tmp_path, plan, seed=41)
     cluster.controller.patience = Patience(5.0)
     a, b, w = (cluster.start(name) for name in ("a", "b", "w"))
-    cluster.until(lambda: sum(cluster.controller.rounds.updates.values()) > 0 or len(cluster.metrics) > 0)
+    cluster.until(lambda: sum(cluster.controller.rounds.updates.values()) > 0 or len(cluster.lines) > 0)
     cluster.until(lambda: len(cluster.controller.offload.improving) == 1)
-    w.driver.turn = lambda: False
+    w.hang()
     cluster.until(lambda: w.session in cluster.controller.offload.improving)
     session = w.session
-    hung_at = max(a.driver.machine.done, b.driver.machine.done)
+    hung_at = max(a.machine.done, b.machine.done)
     cluster.until(lambda: session not in cluster.controller.desk.workers)
     reason = of_kind(cluster, WorkerLost)[-1].reason
     assert "it had no answer to its work for" in reason
@@ -486,16 +475,14 @@ def test_an_expert_worker_that_hangs_is_restarted_and_another_does_its_work(tmp_
 
 
 def test_a_worker_that_hangs_while_it_evaluates_is_restarted_and_the_run_ends(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=8), seed=42)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8), seed=42)
     cluster.controller.patience = Patience(5.0)
     a, b, w = (cluster.start(name) for name in ("a", "b", "w"))
-    w.driver.turn = lambda: False
-    cluster.until(
-        lambda: cluster.controller.state.round == 2 and a.driver.machine.finished and b.driver.machine.finished
-    )
+    w.hang()
+    cluster.until(lambda: cluster.controller.state.round == 2 and a.machine.finished and b.machine.finished)
     assert cluster.finished is None
     session = w.session
-    cluster.until(lambda: session not in cluster.controller.desk.workers, limit=5000)
+    cluster.until(lambda: session not in cluster.controller.desk.workers)
     assert "it had no answer to its evaluation for" in of_kind(cluster, WorkerLost)[-1].reason
     assert cluster.finish().ok
-    assert cluster.metrics[-1].eval_loss is not None
+    assert cluster.lines[-1].eval_loss is not None

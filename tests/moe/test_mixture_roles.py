@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from mixture_checks import of_kind
-from mixture_cluster import MixtureCluster, make_plan
+from mixture_stage import MixtureStage, make_plan
 
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EvalFinished, WorkerJoined
@@ -24,35 +24,30 @@ def offloaded(folder: Path, steps: int = 8) -> MixturePlan:
     return make_plan(folder, steps=steps, **OFFLOADED_OPTIONS)
 
 
-def owners(cluster: MixtureCluster) -> set[str]:
+def owners(cluster: MixtureStage) -> set[str]:
     return {record.worker for record in of_kind(cluster, ShardGranted)}
 
 
 def test_an_expert_worker_never_composes_and_composers_improve_no_experts(tmp_path: Path) -> None:
     """The expert worker is the first to come, and one composer more than there are shards stands by."""
-    cluster = MixtureCluster(tmp_path, offloaded(tmp_path))
-    asked: dict[int, set[type[m.Message]]] = {}
-    send = cluster._send
-
-    def spied(instruction) -> None:
-        asked.setdefault(instruction.session, set()).add(type(instruction.message))
-        send(instruction)
-
-    cluster._send = spied
+    cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     for name, roles in (("e", ("expert",)), ("a", ("composer",)), ("b", ("composer",)), ("c", ("composer",))):
         cluster.start(name, roles=roles)
+    cluster.until(lambda: cluster.workers["e"].session > 0)
+    session = cluster.workers["e"].session
     assert cluster.finish().ok
-    assert owners(cluster) == {"a", "b"}
-    improvers = {session for session, kinds in asked.items() if mm.ImproveExperts in kinds}
-    assert improvers == {cluster.workers["e"].session}
+    assert len(owners(cluster)) == 2
+    assert owners(cluster) <= {"a", "b", "c"}
+    improvers = {session for session, message in cluster.told_to if isinstance(message, mm.ImproveExperts)}
+    assert improvers == {session}
     assert of_kind(cluster, EvalFinished)
 
 
 def test_a_run_without_a_worker_that_may_compose_says_so_and_goes_on_when_one_comes(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, offloaded(tmp_path))
+    cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     for name in "ef":
         cluster.start(name, roles=("expert",))
-    cluster.until(lambda: bool(cluster.controller.stalls.why))
+    cluster.until(lambda: cluster.controller.stalls.why.endswith("e, f may not or cannot compose"))
     assert cluster.controller.stalls.why.startswith("no composer for shard 0, 1")
     assert cluster.controller.stalls.why.endswith("e, f may not or cannot compose")
     assert not owners(cluster)
@@ -64,9 +59,9 @@ def test_a_run_without_a_worker_that_may_compose_says_so_and_goes_on_when_one_co
 
 @pytest.mark.parametrize("role", ["expert", "trainer"])
 def test_a_role_that_a_run_does_not_have_is_refused_with_those_that_it_has(tmp_path: Path, role: str) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=8))
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8))
     cluster.start("e", roles=(role,))
-    cluster._gateway()
+    cluster.until(lambda: any(isinstance(message, m.Refused) for message in cluster.told))
     (refused,) = [message for message in cluster.told if isinstance(message, m.Refused)]
     assert (refused.code, refused.kind, refused.retry) == ("role", "data", False)
     assert refused.reason == (
@@ -77,7 +72,7 @@ def test_a_role_that_a_run_does_not_have_is_refused_with_those_that_it_has(tmp_p
 
 
 def test_a_device_that_composes_wrongly_improves_experts(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, offloaded(tmp_path))
+    cluster = MixtureStage(tmp_path, offloaded(tmp_path))
     cluster.start("e", can=("expert",))
     for name in "ab":
         cluster.start(name)
@@ -86,7 +81,7 @@ def test_a_device_that_composes_wrongly_improves_experts(tmp_path: Path) -> None
 
 
 def test_a_run_on_one_machine_whose_devices_cannot_compose_ends_with_what_was_found(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, offloaded(tmp_path), local=True)
+    cluster = MixtureStage(tmp_path, offloaded(tmp_path), local=True)
     for name in "ef":
         cluster.start(name, can=("expert",))
     cluster.until(lambda: cluster.finished is not None)
@@ -103,8 +98,8 @@ def test_the_flag_takes_the_names_that_the_kinds_of_run_have() -> None:
 
 
 def test_at_the_start_it_is_no_news_that_nobody_composes_yet(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, offloaded(tmp_path))
-    cluster._gateway()
+    cluster = MixtureStage(tmp_path, offloaded(tmp_path))
+    cluster.settle()
     assert cluster.controller.stalls.why == "waiting for a worker to connect"
     for name in "ab":
         cluster.start(name)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mixture_cluster import make_plan
+from mixture_stage import make_plan
 from msgspec.structs import replace
 
 from planetary.moe.composer.composer_events import (

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mixture_cluster import make_plan, validated
+from mixture_stage import make_plan
 
 from planetary.core.errors import LocalProtocolError
 from planetary.moe.composer.composer_events import (
     ConnectionLost,
+    Event,
+    Instruction,
     ShardGranted,
     SpeakerAssigned,
     StepBoundary,
@@ -32,6 +34,18 @@ from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.shard_payload import HeldFragment
 
 ROUTER = (Tier.ROUTER, 0)
+
+
+def validated(machine: ComposerMachine) -> None:
+    """Check a composer's machine after each of its events."""
+    handle = machine.handle
+
+    def checked(event: Event) -> list[Instruction]:
+        found = handle(event)
+        machine.validate()
+        return found
+
+    machine.handle = checked  # type: ignore[method-assign]
 
 
 def machine(folder: Path) -> ComposerMachine:

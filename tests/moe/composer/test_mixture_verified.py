@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from mixture_checks import of_kind
-from mixture_cluster import MixtureCluster, SharedProgram, make_plan
+from mixture_stage import MixtureStage, SharedProgram, make_plan
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.artifacts.store import BlobStore
@@ -186,7 +186,7 @@ def test_a_liar_is_refused_and_the_others_train_to_the_end(tmp_path: Path, machi
     machine.device.wrong = "composer_gradients"
     with pytest.raises(CompileError) as error:
         machine.role()
-    cluster = MixtureCluster(tmp_path, machine.plan)
+    cluster = MixtureStage(tmp_path, machine.plan)
     cluster.start("liar", wrong=str(error.value))
     cluster.start("a")
     cluster.until(lambda: bool(of_kind(cluster, WorkerRefused)))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mixture_cluster import MixtureCluster, make_plan
+from mixture_stage import MixtureStage, make_plan
 from moe_support import TINY, Later, train
 from msgspec.structs import replace
 
@@ -285,17 +285,14 @@ def test_what_is_wrong_with_an_arrival_is_raised_at_a_boundary_and_nothing_behin
 
 def test_a_composer_takes_no_step_while_more_has_arrived_than_the_background_can_take(tmp_path: Path) -> None:
     """Each of these is as large as a shard, and would stay in memory."""
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=400, **COPIES), seed=5, beside=True)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=400, **COPIES), seed=5)
     a, b = cluster.start("a"), cluster.start("b")
-    cluster.until(lambda: min(w.driver.machine.done for w in (a, b)) >= 4)
-    assert a.background is not None
-    a.background.run()
-    a.driver.turn()
-    held_up, a.background.run = a.background.run, lambda *_: None
-    cluster.until(lambda: len(a.background.work) >= 4)
-    done = a.driver.machine.done
-    for _ in range(10):
-        cluster.turn()
-    assert a.driver.machine.done == done
-    a.background.run = held_up
-    cluster.until(lambda: a.driver.machine.done > done + 8)
+    cluster.until(lambda: min(w.machine.done for w in (a, b)) >= 4)
+    (fitting,) = a.threads("fitting")
+    fitting.pause()
+    cluster.until(lambda: fitting.waiting >= 4)
+    done = a.machine.done
+    cluster.settle(10.0)
+    assert a.machine.done == done
+    fitting.resume()
+    cluster.until(lambda: a.machine.done > done + 8)

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from mixture_checks import check_answers, check_equal, check_streams, of_kind, spoil
-from mixture_cluster import MixtureCluster, make_plan
+from mixture_stage import MixtureStage, make_plan
 from moe_support import BASE, OPTIONS, train
 from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.fabric.protocol.records import TaskAborted
+from planetary.moe.controller.mixture_events import EndWork
 from planetary.moe.controller.records import Experts, ExpertsAdvanced, MixtureState, SyncNote
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.delta import Delta
@@ -219,7 +220,7 @@ def test_after_a_worker_with_impossible_state_an_honest_one_goes_on_as_if_nothin
     tmp_path: Path, form: Any, bad: tuple[str, str, float], reason: str
 ) -> None:
     options = {"sketches": "owner", "acceptance": Policy(norm_ratio=10), "update_form": form}
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=40, **options), seed=9)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40, **options), seed=9)
     for one in "abw":
         cluster.start(one)
     first = {key: held.payload for key, held in cluster.controller.state.experts.items()}
@@ -244,11 +245,11 @@ def test_after_a_worker_with_impossible_state_an_honest_one_goes_on_as_if_nothin
 
 def test_a_refused_update_makes_no_version_and_brings_composers_nothing_but_the_word(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    cluster = MixtureStage(tmp_path, plan, seed=9)
     a, _, w = (cluster.start(name) for name in "abw")
     spoil(w, wrong("weights", "up", np.nan))
-    cluster.until(lambda: a.driver.machine.done >= 12)
-    shard = a.driver.machine.shard
+    cluster.until(lambda: a.machine.done >= 12)
+    shard = a.machine.shard
     told = [s for s in cluster.told if isinstance(s, mm.ExpertsUpdate) and s.shard == shard]
     assert {(s.version, s.base, bool(s.payload)) for s in told[1:]} == {(0, 0, False)}
     assert len({s.step for s in told}) > 3  # nobody waits
@@ -270,32 +271,22 @@ def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it
 ) -> None:
     """Composers that were told a wider window than the gateway's, while no expert worker is there."""
     plan = make_plan(tmp_path, steps=60, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=3)
+    cluster = MixtureStage(tmp_path, plan, seed=3)
     wider = replace(plan.training, acceptance=Policy(norm_ratio=10, window=5 * plan.window))
     cluster.told_plan = replace(plan, training=wider)
     a, b = cluster.start("a"), cluster.start("b")
-    given_up = []
-    give_up = cluster.queue.give_up
-
-    def watched(lease: Any, *, again: bool = True) -> bool:
-        if not again:
-            given_up.append(lease.work)
-        return give_up(lease, again=again)
-
-    monkeypatch.setattr(cluster.queue, "give_up", watched)
     for _ in range(5):
-        done = a.driver.machine.done
-        cluster.until(lambda done=done: min(a.driver.machine.done, b.driver.machine.done) >= done + 3)
+        done = a.machine.done
+        cluster.until(lambda done=done: min(a.machine.done, b.machine.done) >= done + 3)
         for worker in (a, b):
             cluster.cut(worker)
             cluster.connect(worker)
     cluster.restart_gateway()
-    assert cluster.queue.counts(cluster.now).ready > 4 * plan.window
+    assert cluster.queue.counts(cluster.wall).ready > 4 * plan.window
     cluster.start("w")
-    while cluster.finished is None:
-        cluster.turn()
-        check_answers(cluster)
-    assert cluster.finished.ok
+    cluster.until(lambda: check_answers(cluster) or cluster.finished is not None)
+    assert cluster.finish().ok
+    given_up = [i.lease.work for i in cluster.asked if isinstance(i, EndWork) and not (i.result or i.again)]
     made_with = {(s.shard, s.layer, s.step): s.version for s in cluster.sent if isinstance(s, mm.OfferSketches)}
     updates = of_kind(cluster, ExpertsAdvanced)
     lags = [
@@ -306,8 +297,9 @@ def test_what_lags_behind_by_more_than_the_window_does_not_count_however_long_it
     assert max(record.step for record in updates) > 20
     assert len(given_up) > plan.window
     stale = cluster.controller.rounds.updates.get("stale", 0)
-    stale += sum(line.mixture.updates.get("stale", 0) for line in cluster.metrics if line.mixture)
-    assert stale == sum(plan.owners[work.layer].count(work.owner) for work in given_up)
+    stale += sum(line.mixture.updates.get("stale", 0) for line in cluster.lines if line.mixture)
+    # The others were too old, as their composers knew.
+    assert 0 < stale <= sum(plan.owners[work.layer].count(work.owner) for work in given_up)
     check_streams(cluster)
 
 
@@ -326,9 +318,9 @@ def test_in_lock_step_nothing_lags_behind_even_before_the_experts_have_come(tmp_
     """Without surrogates nothing makes a composer wait for them with its first step."""
     policy = Policy(norm_ratio=10, window=0)
     plan = make_plan(tmp_path, steps=8, pace="lockstep", rank=0, sketches="owner", acceptance=policy)
-    cluster = MixtureCluster(tmp_path, plan, seed=1)
+    cluster = MixtureStage(tmp_path, plan, seed=1)
     for name in "abw":
-        cluster.start(name).down.share = 0.3
+        cluster.start(name).slow(down_s=3.0)
     assert cluster.finish().ok
     assert not any("stale" in record.refused for record in of_kind(cluster, ExpertsAdvanced))
 
@@ -340,14 +332,16 @@ def test_in_lock_step_work_that_nobody_can_do_ends_the_run_and_otherwise_its_com
         folder = tmp_path / pace
         folder.mkdir()
         plan = make_plan(folder, steps=24, pace=pace, sketches="owner", acceptance=Policy(norm_ratio=10))
-        cluster = MixtureCluster(folder, plan, seed=10)
+        cluster = MixtureStage(folder, plan, seed=10)
         cluster.start("a")
         cluster.start("b")
         cluster.until(lambda cluster=cluster: any(isinstance(s, mm.OfferSketches) for s in cluster.sent))
         gone = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches))
+        key = f"{gone.step}/{gone.shard}/{gone.layer}"
+        cluster.until(lambda cluster=cluster, key=key: key in {work.key for work in cluster.queue.waiting()})
         for _ in range(3):
-            leases = cluster.queue.lease("w", now=cluster.now, lease_s=1, limit=99)
-            (lease,) = [one for one in leases if one.work.key == f"{gone.step}/{gone.shard}/{gone.layer}"]
+            leases = cluster.queue.lease("w", now=cluster.wall, lease_s=1, limit=99)
+            (lease,) = [one for one in leases if one.work.key == key]
             for one in leases:
                 if one is not lease:
                     cluster.queue.finish(one, "")
@@ -361,7 +355,7 @@ def test_in_lock_step_work_that_nobody_can_do_ends_the_run_and_otherwise_its_com
                 in end.reason
             )
         else:
-            failed = sum(line.mixture.updates.get("failed", 0) for line in cluster.metrics if line.mixture)
+            failed = sum(line.mixture.updates.get("failed", 0) for line in cluster.lines if line.mixture)
             assert failed == plan.owners[gone.layer].count(gone.shard)
 
 
@@ -379,26 +373,22 @@ def test_a_journal_in_which_refused_updates_made_versions_is_read_as_it_was() ->
 
 def test_sketches_that_come_too_late_are_counted_as_sketches(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=24, sketches="owner", acceptance=Policy(norm_ratio=10))
-    cluster = MixtureCluster(tmp_path, plan, seed=9)
+    cluster = MixtureStage(tmp_path, plan, seed=9)
     a, _, _ = (cluster.start(name) for name in "abw")
     cluster.until(lambda: min(held.version for held in cluster.controller.state.experts.values()) > plan.window)
-    offer = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == a.driver.machine.shard)
+    offer = next(s for s in cluster.sent if isinstance(s, mm.OfferSketches) and s.shard == a.machine.shard)
     payload = cluster.store.get(offer.payload)
-    queued = cluster.queue.counts(cluster.now)
-    before = dict(cluster.controller.rounds.updates)
     refused = dict(cluster.controller.rounds.refused_sketches)
     for version in (offer.version, 99):
-        again = replace(offer, epoch=a.driver.machine.epoch, version=version)
-        cluster.events.clear()
-        cluster._arrive(a.session, again, payload)
-        cluster._gateway()
-    assert cluster.queue.counts(cluster.now) == queued
-    assert cluster.controller.rounds.updates == before
+        again = replace(offer, epoch=a.machine.epoch, version=version)
+        a.say(again, payload)
+    cluster.until(lambda: cluster.controller.rounds.refused_sketches.get("future", 0) > refused.get("future", 0))
+    assert (offer.shard, offer.step) not in {(work.owner, work.step) for work in cluster.queue.waiting()}
     found = cluster.controller.rounds.refused_sketches
     assert {what: n - refused.get(what, 0) for what, n in found.items()} == {"stale": 1, "future": 1}
     assert cluster.finish().ok
     reported: dict[str, int] = {}
-    for line in cluster.metrics:
+    for line in cluster.lines:
         for what, n in line.mixture.refused_sketches.items():
             reported[what] = reported.get(what, 0) + n
     assert reported["future"] == 1

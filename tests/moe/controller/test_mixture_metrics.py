@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 from mixture_checks import of_kind
-from mixture_cluster import MixtureCluster, Worker, make_plan
+from mixture_stage import MixtureStage, Worker, make_plan
 
-from planetary.fabric.protocol import events as e
-from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import WorkerStatus
 from planetary.moe.controller.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
 from planetary.moe.gateway.mixture_gateway import worker_status
@@ -21,28 +19,37 @@ from planetary.moe.training.replicas import held_shards
 
 
 def test_the_time_that_a_merge_takes_does_not_begin_with_a_publication_that_was_refused(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24), seed=6)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24), seed=6)
     a, _ = cluster.start("a"), cluster.start("b")
     held = cluster.controller.state.fragments
     cluster.until(lambda: held[Tier.ROUTER, 0].version == 1)
     published = [s for s in cluster.sent if isinstance(s, mm.PublishFragment) and s.tier == "router"]
-    old = next(s for s in published if (s.shard, s.base) == (a.driver.machine.shard, 0))
+    old = next(s for s in published if (s.shard, s.base) == (a.machine.shard, 0))
     stale = cluster.controller.rounds.refused.get("stale", 0)
-    cluster._arrive(a.session, old, cluster.store.get(old.payload))
-    cluster._gateway()
-    assert cluster.controller.rounds.refused["stale"] == stale + 1
-    cluster.now += 500
-    cluster.until(lambda: held[Tier.ROUTER, 0].version == 2)
-    assert all(record.seconds < 100 for record in of_kind(cluster, FragmentAdvanced) if record.tier is Tier.ROUTER)
+    a.say(old, cluster.store.get(old.payload))
+    cluster.settle()
+    cluster.until(lambda: cluster.controller.rounds.refused.get("stale", 0) == stale + 1)
+    newest = held[Tier.ROUTER, 0].version
+    for worker in cluster.workers.values():
+        worker.hang()
+    cluster.settle(60.0)
+    for worker in cluster.workers.values():
+        worker.go_on()
+    cluster.until(lambda: held[Tier.ROUTER, 0].version > newest)
+    assert all(record.seconds < 50 for record in of_kind(cluster, FragmentAdvanced) if record.tier is Tier.ROUTER)
     assert cluster.finish().ok
+
+
+def steps_reported(cluster: MixtureStage, shard: int) -> list[mm.StepTaken]:
+    return [s for s in cluster.sent if isinstance(s, mm.StepTaken) and s.shard == shard]
 
 
 TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}
 
 
-def expected_age(cluster: MixtureCluster, worker: Worker) -> float:
+def expected_age(cluster: MixtureStage, worker: Worker) -> float:
     """From the journal: the progress at the fit of the version that a composer has of every shard but its own."""
-    machine, training = worker.driver.machine, cluster.plan.training
+    machine, training = worker.machine, cluster.plan.training
     mine = held_shards(machine.shard, training.composers, training.replicas)
     fitted = {(r.shard, r.step): r.progress for r in of_kind(cluster, SurrogatesRefreshed)}
     others = [fitted.get((n, step), 0.0) for n, step in enumerate(machine.versions) if n not in mine]
@@ -51,45 +58,45 @@ def expected_age(cluster: MixtureCluster, worker: Worker) -> float:
 
 @pytest.mark.parametrize("options", [{}, TWICE], ids=["one owner", "two owners"])
 def test_the_same_surrogates_once_more_are_no_younger(tmp_path: Path, options: dict) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=60, **options), seed=3, grace_s=1000.0)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=60, **options), seed=3, grace_s=1000.0)
     workers = [cluster.start(name) for name in "abc"[: cluster.plan.training.composers]]
-    cluster.until(lambda: min(w.driver.machine.done for w in workers) >= 6)
+    cluster.until(lambda: min(w.machine.done for w in workers) >= 6)
     one = workers[0]
-    shard = one.driver.machine.shard
+    shard = one.machine.shard
     for other in workers[1:]:
         cluster.kill(other)  # from now on nobody fits what it has of the others
-    cluster.until(lambda: one.driver.machine.done >= 26)
+    cluster.until(lambda: one.machine.done >= 26)
     before = len([s for s in cluster.told if isinstance(s, mm.SurrogatesReady)])
     cluster.cut(one)
     cluster.connect(one)
-    cluster.until(lambda: one.driver.machine.epoch == 2)
-    taken = one.driver.machine.done
-    cluster.until(lambda: one.driver.machine.done >= taken + 2)
+    cluster.until(lambda: one.machine.epoch == 2)
+    taken = one.machine.done
+    cluster.until(lambda: one.machine.done >= taken + 2)
+    cluster.until(lambda: steps_reported(cluster, shard)[-1].surrogate_age == one.machine.surrogate_age)
     again = [s for s in cluster.told if isinstance(s, mm.SurrogatesReady)][before:]
     assert any(s.shard != shard and s.step > 0 for s in again)
-    age = one.driver.machine.surrogate_age
+    age = one.machine.surrogate_age
     assert age is not None
     assert age == expected_age(cluster, one) > 5
-    said = [s for s in cluster.sent if isinstance(s, mm.StepTaken) and s.shard == shard][-1]
-    assert said.surrogate_age == age
+    assert steps_reported(cluster, shard)[-1].surrogate_age == age
 
 
 def test_who_speaks_for_others_says_when_it_fitted_whatever_the_version_is(tmp_path: Path) -> None:
     """With several owners: a speaker may have taken fewer steps than whom it speaks for; versions rise all the same."""
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=80, **TWICE), seed=21, grace_s=2.0)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=80, **TWICE), seed=21, grace_s=2.0)
     workers = [cluster.start(name) for name in "abc"]
-    cluster.until(lambda: min(w.driver.machine.done for w in workers) >= 6)
-    by = {w.driver.machine.shard: w for w in workers}
+    cluster.until(lambda: min(w.machine.done for w in workers) >= 6)
+    by = {w.machine.shard: w for w in workers}
     cluster.kill(by[0])
     found = cluster.controller.state.shards
     cluster.until(lambda: found[0].speaker == 1 and found[0].surrogate_step > 30)
-    cluster.turn()
+    cluster.settle()
     records = [r for r in of_kind(cluster, SurrogatesRefreshed) if r.by == 1]
     assert records
     assert all(0 < r.progress <= r.step for r in records)  # two thirds of the steps: one shard takes none
     assert records[-1].progress < records[-1].step
     for worker in (by[1], by[2]):
-        assert worker.driver.machine.surrogate_age == expected_age(cluster, worker)
+        assert worker.machine.surrogate_age == expected_age(cluster, worker)
     restarted = [s.surrogate_progress for s in found]
     cluster.restart_gateway()
     assert [s.surrogate_progress for s in cluster.controller.state.shards] == restarted
@@ -98,7 +105,7 @@ def test_who_speaks_for_others_says_when_it_fitted_whatever_the_version_is(tmp_p
 def test_surrogates_that_expert_workers_fit_are_as_old_as_the_sketches_that_they_used(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
     plan = make_plan(tmp_path, steps=16, pace="lockstep", fitted_by="expert-workers", **options)
-    cluster = MixtureCluster(tmp_path, plan)
+    cluster = MixtureStage(tmp_path, plan)
     for name in "abc":
         cluster.start(name)
     assert cluster.finish().ok
@@ -108,11 +115,11 @@ def test_surrogates_that_expert_workers_fit_are_as_old_as_the_sketches_that_they
     }
 
 
-def shown(cluster: MixtureCluster, worker: Worker) -> WorkerStatus:
+def shown(cluster: MixtureStage, worker: Worker) -> WorkerStatus:
     return worker_status(cluster.controller, cluster.controller.desk.workers[worker.session])
 
 
-def steps_at_ends(cluster: MixtureCluster, shard: int) -> list[int]:
+def steps_at_ends(cluster: MixtureStage, shard: int) -> list[int]:
     """Of a shard, at the ends of rounds, as the journal says: those of its first state at or after each."""
     kept = [record for record in of_kind(cluster, ShardKept) if record.shard == shard]
     ends = range(cluster.plan.steps_per_round, kept[-1].progress + 1, cluster.plan.steps_per_round)
@@ -120,16 +127,17 @@ def steps_at_ends(cluster: MixtureCluster, shard: int) -> list[int]:
 
 
 def test_every_composer_is_shown_with_its_own_steps_and_a_round_says_who_took_how_many(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=40), seed=21)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=40), seed=21)
     a, b = cluster.start("a"), cluster.start("b")
-    cluster.until(lambda: min(w.driver.machine.done for w in (a, b)) >= 5)
+    cluster.until(lambda: min(w.machine.done for w in (a, b)) >= 5)
     cluster.kill(b)
-    cluster.until(lambda: a.driver.machine.done >= 25)
+    cluster.until(lambda: a.machine.done >= 25)
     b = cluster.start("b")
-    cluster.until(lambda: b.driver.machine.composes and b.driver.machine.done >= 8)
+    cluster.until(lambda: b.machine.composes and b.machine.done >= 8)
+    cluster.until(lambda: shown(cluster, a).step != shown(cluster, b).step)
     shown_steps = []
     for worker in (a, b):
-        shard, found = worker.driver.machine.shard, shown(cluster, worker)
+        shard, found = worker.machine.shard, shown(cluster, worker)
         at = steps_at_ends(cluster, shard)
         told = cluster.controller.owner_of(shard)
         assert told is not None
@@ -142,52 +150,41 @@ def test_every_composer_is_shown_with_its_own_steps_and_a_round_says_who_took_ho
     assert cluster.finish().ok
     for shard in range(2):
         at = steps_at_ends(cluster, shard)
-        taken = [line.mixture.shards[shard].steps for line in cluster.metrics]
+        taken = [line.mixture.shards[shard].steps for line in cluster.lines]
         assert taken == [after - before for before, after in itertools.pairwise(at)][: len(taken)]
-    away, there = (sum(line.mixture.shards[w.driver.machine.shard].steps for line in cluster.metrics) for w in (b, a))
+    away, there = (sum(line.mixture.shards[w.machine.shard].steps for line in cluster.lines) for w in (b, a))
     assert there > away + 10
-    assert {line.inner_steps for line in cluster.metrics} == {4}  # the mean
+    assert {line.inner_steps for line in cluster.lines} == {4}  # the mean
 
 
 def test_a_run_that_is_stopped_while_its_last_model_is_evaluated_evaluates_it_when_it_goes_on(tmp_path: Path) -> None:
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=8))
-    workers = [cluster.start(name) for name in "ab"]
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8))
+    for name in "ab":
+        cluster.start(name)
     cluster.until(lambda: cluster.controller.state.round == cluster.policy.rounds)
-    cluster.events.append(e.StopRequested("the operator stops it"))
-    assert cluster.finish().kind == "stopped"
-    last = cluster.metrics[-1]
-    assert (last.round, last.eval_loss) == (cluster.policy.rounds, None)
-    for worker in workers:  # they leave a run that is stopped
-        cluster.kill(worker)
-    cluster.finished = None
-    cluster.restart_gateway()
-    for worker in workers:
-        cluster.start(worker.name)
-    assert last not in cluster.metrics
+    rounds = cluster.policy.rounds
+    cluster.stop()
+    last = cluster.lines[-1]
+    assert (last.round, last.eval_loss) == (rounds, None)
+    cluster.until(lambda: cluster.has_begun and last not in cluster.lines)  # it was resumed
     assert cluster.finish().ok
-    assert [line.round for line in cluster.metrics] == list(range(1, last.round + 1))
-    again = cluster.metrics[-1]
+    assert [line.round for line in cluster.lines] == list(range(1, last.round + 1))
+    again = cluster.lines[-1]
     assert again.eval_loss == cluster.controller.state.evals[last.round]
     assert (again.tokens, again.mixture.shards) == (last.tokens, last.mixture.shards)
 
 
-def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_of_sketches_are_counted_by_composer(tmp_path: Path) -> None:
     options = {"sketches": "owner", "precision": "4bit", "acceptance": Policy(norm_ratio=10)}
-    cluster = MixtureCluster(tmp_path, make_plan(tmp_path, steps=24, pace="lockstep", **options))
-    sent = [0, 0]
-    arrive = cluster._arrive
-
-    def counted(session: int, message: m.Message, payload: bytes | None) -> None:
-        if isinstance(message, mm.OfferSketches):
-            assert payload is not None
-            sent[message.shard] += len(payload)
-        arrive(session, message, payload)
-
-    monkeypatch.setattr(cluster, "_arrive", counted)
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=24, pace="lockstep", **options))
     for name in "abc":
         cluster.start(name)
     assert cluster.finish().ok
-    lines = [line.mixture for line in cluster.metrics]
+    sent = [0, 0]
+    for message, nbytes in zip(cluster.sent, cluster.sent_bytes, strict=True):
+        if isinstance(message, mm.OfferSketches):
+            sent[message.shard] += nbytes
+    lines = [line.mixture for line in cluster.lines]
     assert all(line.sketch_bytes == sum(one.sketch_bytes for one in line.shards) > 0 for line in lines)
     assert [sum(line.shards[n].sketch_bytes for line in lines) for n in range(2)] == sent
     assert min(sent) > 0

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mixture_checks import check_streams, of_kind
-from mixture_cluster import MixtureCluster, Worker, make_plan
+from mixture_stage import MixtureStage, Worker, make_plan
 from moe_support import BASE, TINY, train
 from msgspec.structs import replace
 
@@ -37,23 +37,22 @@ FORMS = pytest.mark.parametrize(
 )
 
 
-def started(folder: Path, form: dict[str, Any], *, beside: bool = False) -> tuple[MixtureCluster, Worker, Worker]:
+def started(folder: Path, form: dict[str, Any]) -> tuple[MixtureStage, Worker, Worker]:
     """Two composers whose surrogates have gone on by changes for a while."""
-    cluster = MixtureCluster(folder, make_plan(folder, steps=40, **form), seed=5, beside=beside)
+    cluster = MixtureStage(folder, make_plan(folder, steps=40, **form), seed=5)
     workers = cluster.start("a"), cluster.start("b")
-    cluster.until(lambda: min(w.driver.machine.done for w in workers) >= 8)
+    cluster.until(lambda: min(w.machine.done for w in workers) >= 8)
     return cluster, *workers
 
 
-def check_banks(cluster: MixtureCluster) -> None:
+def check_banks(cluster: MixtureStage) -> None:
     """Every composer has of the others exactly what the store has."""
-    while any(w.driver._inbox or (w.background and w.background.work) for w in cluster.workers.values()):
-        cluster.turn()
+    cluster.settle(2.0)
     for worker in cluster.workers.values():
         bank = worker.driver.bank
         assert bank is not None
         for number, shard in enumerate(cluster.controller.state.shards):
-            if number in worker.driver.machine.speaks:
+            if number in worker.machine.speaks:
                 continue
             for message in surrogates_from(cluster.store.get(shard.surrogates)):
                 assert (bank.a[message.layer][message.expert] == message.a).all()
@@ -118,12 +117,9 @@ def test_a_change_gives_the_owners_bits_to_who_has_what_was_changed_and_an_error
 
 
 @FORMS
-@pytest.mark.parametrize("beside", [False, True], ids=["at once", "beside"])
 @pytest.mark.slow
-def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(
-    tmp_path: Path, form: dict[str, Any], beside: bool
-) -> None:
-    cluster, *_ = started(tmp_path, form, beside=beside)
+def test_after_the_first_refresh_surrogates_travel_as_changes_both_ways(tmp_path: Path, form: dict[str, Any]) -> None:
+    cluster, *_ = started(tmp_path, form)
     assert cluster.finish().ok
     said = [s for s in cluster.sent if isinstance(s, mm.PublishSurrogates)]
     told = [s for s in cluster.told if isinstance(s, mm.SurrogatesReady)]
@@ -141,19 +137,19 @@ def test_what_cannot_be_changed_is_sent_whole_once_and_changes_go_on_from_there(
     tmp_path: Path, lost: str, form: dict[str, Any]
 ) -> None:
     cluster, a, b = started(tmp_path, form)
-    state, shard = cluster.controller.state, a.driver.machine.shard
+    state, shard = cluster.controller.state, a.machine.shard
     if lost == "the base":
         name = state.shards[shard].surrogates
         cluster.store.remove(name)
     elif lost == "the connection":
         cluster.cut(a)
-        cluster.until(lambda: a.driver.machine.done >= 14)
+        cluster.until(lambda: a.machine.done >= 14)
         cluster.connect(a)
     elif lost == "the gateway":
         cluster.restart_gateway()
     else:
         cluster.store_away = True
-        cluster.until(lambda: min(a.driver.machine.done, b.driver.machine.done) >= 14)
+        cluster.until(lambda: min(a.machine.done, b.machine.done) >= 14)
         cluster.store_away = False
     begin = len(cluster.sent)
     assert cluster.finish().ok
@@ -182,7 +178,7 @@ def test_a_change_that_is_damaged_or_makes_something_else_does_not_count(tmp_pat
         name, defect = cluster.checks.keep(cluster.store, wrong, data)
         assert why in defect, defect
         assert not name or why == "its payload is damaged"
-    assert a.driver.machine.done >= 8
+    assert a.machine.done >= 8
 
 
 @pytest.mark.parametrize("wrong", ["shape", "type", "twice", "missing", "another's", "NaN"])
@@ -214,22 +210,22 @@ def test_surrogates_that_are_not_those_of_all_experts_of_a_shard_are_refused(tmp
 def test_who_spoke_for_others_experts_is_sent_these_whole_when_it_does_no_more(tmp_path: Path) -> None:
     """While it speaks it may connect anew and be sent what it has published itself."""
     plan = make_plan(tmp_path, steps=80, delta_rank=1, composers=3, batch_size=6, replicas=2)
-    cluster = MixtureCluster(tmp_path, plan, seed=21, grace_s=2.0)
+    cluster = MixtureStage(tmp_path, plan, seed=21, grace_s=2.0)
     for name in ("a", "b", "c"):
         cluster.start(name)
-    cluster.until(lambda: all(w.driver.machine.done >= 6 for w in cluster.workers.values()))
-    by_shard = {w.driver.machine.shard: w for w in cluster.workers.values()}
+    cluster.until(lambda: all(w.machine.done >= 6 for w in cluster.workers.values()))
+    by_shard = {w.machine.shard: w for w in cluster.workers.values()}
     first, second = by_shard[0], by_shard[1]
     cluster.kill(first)
     cluster.until(lambda: any(record.by == 1 for record in of_kind(cluster, SurrogatesRefreshed)))
-    take_step, second.driver._step = second.driver._step, lambda: None  # it will be overtaken
+    go_on = second.take_no_step()  # it will be overtaken
     cluster.cut(second)
     cluster.connect(second)
-    cluster.until(lambda: second.driver.machine.connected and 0 in second.driver.machine.speaks)
+    cluster.until(lambda: second.machine.connected and 0 in second.machine.speaks)
     again = cluster.start(first.name)
-    cluster.until(lambda: again.driver.machine.composes)
-    cluster.until(lambda: second.driver.machine.speaks == (1,))
-    second.driver._step = take_step
+    cluster.until(lambda: again.machine.composes)
+    cluster.until(lambda: second.machine.speaks == (1,))
+    go_on()
     assert cluster.finish().ok
     said = [s for s in cluster.sent if isinstance(s, mm.PublishSurrogates) and s.of == 0 and s.shard == 0]
     assert said[-1].change

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mixture_cluster import MixtureCluster, make_plan
+from mixture_stage import MixtureStage, make_plan
 
 from planetary.core.config import Config, apply_overrides, config_hash, load_config, to_toml
 from planetary.core.configuration.step_options import StepOptions
@@ -174,4 +174,4 @@ def test_a_state_that_is_too_large_to_be_sent_is_refused_at_the_start(
 ) -> None:
     monkeypatch.setattr(mixture_preparation, "MAX_PAYLOAD_BYTES", 1 << 12)
     with pytest.raises(UserError, match=r"the state of a shard takes .* more than moe.composers = 2"):
-        MixtureCluster(tmp_path, make_plan(tmp_path, steps=4))
+        MixtureStage(tmp_path, make_plan(tmp_path, steps=4))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import msgspec
 import numpy as np
 import pytest
-from mixture_cluster import MixtureCluster
+from mixture_stage import MixtureStage
 from moe_support import BASE, TINY, train
 from msgspec.structs import replace
 
@@ -78,12 +78,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (folder / "config.toml").write_text(to_toml(config))
     plan = plan_of(config, prepare(config, folder.parent / "cache" / "data"))
-    cluster = MixtureCluster(folder, replace(plan, training=replace(BASE, cadence=CADENCE)))
+    cluster = MixtureStage(folder, replace(plan, training=replace(BASE, cadence=CADENCE)))
     for name in "ab":
         cluster.start(name)
     assert cluster.finish().ok
-    (folder / "events.jsonl").write_bytes(b"".join(line + b"\n" for line in cluster.journal))
-    (folder / "metrics.jsonl").write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in cluster.metrics))
+    for name in ("events.jsonl", "metrics.jsonl"):
+        (folder / name).write_bytes((cluster.run_folder / name).read_bytes())
     store = PayloadStore(folder / PAYLOADS, dict.fromkeys(KEPT_KINDS, 60.0))
     for payload in cluster.store.payloads():
         store.put(payload.name.partition("/")[0], cluster.store.get(payload.name))

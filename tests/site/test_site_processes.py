@@ -20,7 +20,7 @@ from serving_run import write_run
 
 from planetary.cli.main import main
 
-pytestmark = [pytest.mark.processes, pytest.mark.compiles]
+pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(900)]
 
 LIMIT_S = 180.0
 TINY = {
@@ -44,7 +44,7 @@ class Place:
             "[controllers.inference]\nenabled = true\n"
         )
         self.started: list[subprocess.Popen[bytes]] = []
-        self.client = httpx.Client(base_url=self.url, timeout=30)
+        self.client = httpx.Client(base_url=self.url, timeout=LIMIT_S)
         self.gateway = self.start_gateway()
         self.node = self._start(
             "node-manager",

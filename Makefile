@@ -59,9 +59,10 @@ device-test: $(STAMP) ## run step, parity, mixture and a mixed run on every devi
 test-unit: $(STAMP) ## run the tests that start no process and no compiler
 	$(PYTEST) -q -m "not processes and not compiles and not soak and not device" $(PYTEST_FLAGS)
 
-lint: $(STAMP) ## check style and format
+lint: $(STAMP) ## check style, format and the word list
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/ruff format --check $(CODE)
+	@$(BIN)/python bench/language.py
 
 format: $(STAMP) ## put the code into the project's format
 	$(BIN)/ruff check --fix $(CODE)

@@ -46,7 +46,7 @@ _NAME = re.compile(r"round-(\d+)(-before)?")  # "-before": about to be replaced 
 
 
 class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint says about itself, besides its tensors."""
+    """A checkpoint's metadata: everything besides its tensors."""
 
     round: int  # the last finished round
     config_hash: str  # of the configuration that it was trained with; see `config.config_hash`
@@ -60,7 +60,7 @@ class CheckpointInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorFileRecord(msgspec.Struct, frozen=True):
-    """What `state.json` says about one tensor file."""
+    """The entry of `state.json` for one tensor file."""
 
     sha256: str
     nbytes: int
@@ -143,7 +143,7 @@ def load_checkpoint(path: str | Path, *, verify: bool = True) -> Checkpoint:
 
 
 def verify_checkpoint(path: str | Path) -> str:
-    """Return what is wrong with the checkpoint at `path`, or "" when every digest is right."""
+    """Return the defect of the checkpoint at `path`, or "" when every digest is right."""
     try:
         load_checkpoint(path)
     except (TrustError, UserError, ResourceError) as error:
@@ -295,7 +295,7 @@ def write_checkpoint(
         files.rename(temporary, final)
         files.sync_folder(folder)
     except OSError as error:
-        with suppress(OSError):  # what cannot be removed now is removed by the next write
+        with suppress(OSError):  # the next write removes the rest
             if temporary.exists():
                 files.remove_tree(temporary)
         raise ResourceError(_failure(folder, checkpoint, error)) from error

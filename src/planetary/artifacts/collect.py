@@ -1,4 +1,4 @@
-"""What a store of blobs holds, and what may be cleared away."""
+"""The contents of a store of blobs, and the ones that may be cleared away."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BlobLink:
 
 @dataclass(frozen=True)
 class Garbage:
-    """Files that nobody needs.
+    """Files that are no longer needed.
 
     Attributes:
         blobs: of the store, and unfinished files.
@@ -43,7 +43,7 @@ class Garbage:
     nbytes: int
 
     def remove(self) -> None:
-        """Remove the files; what is gone already is as good."""
+        """Remove the files; those that are gone already count as removed."""
         for path in (*self.links, *self.blobs):
             path.unlink(missing_ok=True)
 
@@ -61,10 +61,10 @@ def links(store: BlobStore) -> Iterator[BlobLink]:
 def find_garbage(
     store: BlobStore, *, unused_s: float, outdated: Collection[str] = (), now: float | None = None
 ) -> Garbage:
-    """Return what may be removed from a store that other processes may be using.
+    """Return the blobs that may be removed from a store that other processes may be using.
 
     A blob may go when it was neither written nor read for `unused_s` seconds (as far as the file system keeps times of
-    reading), or is one of `outdated`. Whoever needs it later builds or fetches it again.
+    reading), or is one of `outdated`. A later use builds or fetches it again.
 
     Args:
         store: of blobs.

@@ -77,7 +77,7 @@ class DurableFiles:
         os.replace(source, target)
 
     def sync_folder(self, path: Path) -> None:
-        """Bring the names in a folder to the disk: what was made, renamed or removed in it."""
+        """Bring the names in a folder to the disk: files made, renamed or removed in it."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

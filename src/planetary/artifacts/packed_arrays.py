@@ -20,7 +20,7 @@ DTYPE_NAMES: Mapping[np.dtype, str] = {dtype: name for name, dtype in HOST_DTYPE
 """numpy type -> element type. A bfloat16 is held as 16 raw bits, which are a type of their own."""
 
 Packed = bytes | memoryview
-"""Packed bytes, wherever they lie: read from a file, received, or just packed. Nobody writes into them."""
+"""Packed bytes, wherever they lie: read from a file, received, or just packed. They are never written to."""
 
 _LENGTH = 8
 

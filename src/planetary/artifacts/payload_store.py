@@ -43,7 +43,7 @@ _TIMES = ("mtime", "LastModified", "last_modified", "updated", "modified", "crea
 
 
 class ListedPayload(msgspec.Struct, frozen=True):
-    """What a listing says about one payload.
+    """The entry of a listing for one payload.
 
     Attributes:
         name: kind and sha256.
@@ -57,7 +57,7 @@ class ListedPayload(msgspec.Struct, frozen=True):
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """What a collection removed (payloads and unfinished files) and left."""
+    """The counts of a collection: payloads and unfinished files removed, and left."""
 
     removed: int
     removed_bytes: int
@@ -65,7 +65,7 @@ class Collected(msgspec.Struct, frozen=True):
 
 
 class PayloadStore:
-    """Content-addressed payloads behind a path or URL. All methods block: call them where waiting harms nobody.
+    """Content-addressed payloads behind a path or URL. All methods block: call them off the event loop.
 
     Args:
         url: a folder, or any fsspec URL.
@@ -300,7 +300,7 @@ class PayloadStore:
                     hint = "check the URL, the endpoint and the network"
                     tried = f" ({attempts} attempts in {waited:.1f} s)" if patient else ""
                     raise self._failed(doing + tried, error, hint) from error
-                if attempts == 1:  # whoever waits for this operation should be able to learn why
+                if attempts == 1:  # the reason belongs in the log of a waiting caller
                     log.warning("%s; trying again for up to %.0f s", self._failed(doing, error), self._patience_s)
                 self._sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)

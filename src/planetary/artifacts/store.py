@@ -134,7 +134,7 @@ class BlobStore:
         """Return the digest that `key` names, if that blob is here; else None."""
         found = read_link(self._link_path(key))
         if found is None or found[1] != key:
-            return None  # damaged is as good as absent: whoever needs it makes it again
+            return None  # damaged counts as absent, and is made again
         return found[0] if self.has(found[0]) else None
 
     def _link_path(self, key: str) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 class Command(NamedTuple):
-    """Where a command lives and what it does."""
+    """A command's module and summary."""
 
     module: str
     summary: str  # one line for `planetary --help`
@@ -37,7 +37,7 @@ COMMANDS: dict[str, Command] = {
     "gateway": Command(
         "planetary.cli.commands.roles.gateway", "coordinate a run that workers on other machines join", "roles"
     ),
-    "federation-hub": Command(_IN + "roles.federation_hub", "merge what the gateways of several sites train", "roles"),
+    "federation-hub": Command(_IN + "roles.federation_hub", "merge the models that several sites train", "roles"),
     "node-manager": Command(
         "planetary.cli.commands.roles.node_manager", "keep a number of workers running on this machine", "roles"
     ),

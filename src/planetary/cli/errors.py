@@ -141,7 +141,7 @@ def report_error(error: BaseException, *, debug: bool, stream: TextIO | None = N
 
 
 def _silence_stdout() -> None:
-    """Point standard output at nothing: whoever read it went away, and Python flushes it once more at
+    """Point standard output at nothing: its reader went away, and Python flushes it once more at
     exit.
     """
     null = os.open(os.devnull, os.O_WRONLY)

@@ -45,7 +45,7 @@ class GatewayClient:
         self.token = token or shown
 
     def get(self, path: str) -> Any:
-        """Return what is at a path."""
+        """Return the response at a path."""
         return self._ask("GET", path, None)
 
     def post(self, path: str, body: object) -> Any:

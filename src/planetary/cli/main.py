@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong flag as every other error is reported: in one paragraph that says what is near."""
+    """Reports a wrong flag as every other error is reported: in one paragraph that names near ones."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._flags: list[str] = []
@@ -50,7 +50,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """See `argparse`; what is not known is an error."""
+        """See `argparse`; an unknown argument is an error."""
         known, rest = super().parse_known_args(args, namespace)
         if rest:
             self._refuse(rest)

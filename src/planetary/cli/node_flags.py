@@ -41,7 +41,7 @@ def add_node_flags(parser: argparse.ArgumentParser) -> None:
         type=lambda text: BACKEND_ALIASES.get(text, text),
         choices=get_args(Backend),
         metavar="BACKEND",
-        help=f"what executes the training step: {', '.join(get_args(Backend))}; rocm is hip (default: %(default)s)",
+        help=f"the executor of the training step: {', '.join(get_args(Backend))}; rocm is hip (default: %(default)s)",
     )
     parser.add_argument(
         "--target",

@@ -30,7 +30,7 @@ class ServingLines:
         print(f"dashboard {announcement.dashboard}", flush=True)
 
     async def look(self) -> None:
-        """Print what is new."""
+        """Print the news."""
         if self._read is None:
             return
         # The gateway may end between two looks, and a busy one may answer late; the next look shows more.

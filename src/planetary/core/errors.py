@@ -13,8 +13,8 @@
     ├── NumericsError        a loss, gradient or parameter is NaN or infinite
     └── ClosedError          the object was closed, or the run was stopped
 
-Code branches on the class and never on the text. The text says what was being done, what was expected, what was
-found, and what to do. Only the command line turns a class into an exit code.
+Code branches on the class and never on the text. The text states the attempt, the expectation, the finding
+and the remedy. Only the command line turns a class into an exit code.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def did_you_mean(word: str, known: Iterable[str], written: str = "{}") -> str:
     """Return "; did you mean X?" with the member of `known` that looks like `word`, or "." if none does.
 
     Args:
-        word: what somebody wrote.
-        known: what would be right.
+        word: as written by the user.
+        known: the valid ones.
         written: how a member is shown.
     """
     near = get_close_matches(word, list(known), n=1)

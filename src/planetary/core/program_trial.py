@@ -115,7 +115,7 @@ class FunctionTrial:
 
 
 class ProgramReference(msgspec.Struct, frozen=True):
-    """What any device's results of the trial of one program are compared with."""
+    """The expected results of the trial of one program, for any device."""
 
     stablehlo: str  # digest of the module
     integers_below: int  # as in `ProgramSpec`

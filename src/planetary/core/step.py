@@ -1,4 +1,4 @@
-"""What a compiled training step takes and returns: the contract between the compiler and every worker."""
+"""The signature of a compiled training step: the contract between the compiler and every worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from planetary.core.tensors import TensorSpec
 
 STEP = TensorSpec("step", "i32", ())  # the arguments of `train_step` between the optimizer's state and the batch
 RATE = TensorSpec("rate", "f32", ())
-GRADIENT = "gradient."  # what a gradient's name has in front of its parameter's
+GRADIENT = "gradient."  # prefix of a gradient's name, before its parameter's
 
 
 class StepSpec(msgspec.Struct, frozen=True):

@@ -80,7 +80,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     @property
     def before(self) -> dict[str, np.ndarray]:
-        """What a training step changes."""
+        """The values that a training step changes."""
         return self.params | self.opt_state
 
 
@@ -157,7 +157,7 @@ def run_trial(spec: StepSpec, runner: StepRunner, trial: Trial) -> dict[str, np.
 
 
 class StepReference(msgspec.Struct, frozen=True):
-    """What any device's results of the trial of one step are compared with."""
+    """The expected results of the trial of one step, for any device."""
 
     stablehlo: str  # digest of the step
     values: dict[str, ParameterValues]
@@ -174,7 +174,7 @@ class StepReference(msgspec.Struct, frozen=True):
         Args:
             spec: signature of the step.
             before: parameters and optimizer state of the trial.
-            found: what `run_trial` returned.
+            found: the results of `run_trial`.
         """
         errors = {
             name: error_of(np.asarray(self.scalars[name], np.float32), found[name], self.accepted[name])
@@ -201,7 +201,7 @@ def make_reference(
 
     Args:
         spec: signature of the step.
-        values: what its trial was drawn from.
+        values: the ones its trial was drawn from.
         before: parameters and optimizer state of the trial.
         expected: the results, under the names of `run_trial`.
         factor_rounding: relative spacing of the factors of the model's contractions.

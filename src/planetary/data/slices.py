@@ -127,7 +127,7 @@ class LeaseLedger(msgspec.Struct):
         """Make a held lease free again, untrained.
 
         Raises:
-            LocalProtocolError: nobody holds it.
+            LocalProtocolError: it has no holder.
         """
         self._release(lease, "given back")
         insort(self.returned, lease)
@@ -136,7 +136,7 @@ class LeaseLedger(msgspec.Struct):
         """Count a held lease as trained, for good.
 
         Raises:
-            LocalProtocolError: nobody holds it.
+            LocalProtocolError: it has no holder.
         """
         self._release(lease, "completed")
 

@@ -1,16 +1,16 @@
 """Which contributions of a round count, as one pure function that says why.
 
 Workers of one round start from the same parameters and train on different tokens of the same text, so their deltas are
-about equally long and point, a little, the same way. Whoever sends something else shows in the table of inner products
-(`diloco.deltas`). What a lie may still do is bounded: its delta is at most `LONGEST` times as long as the others' and
-points no more away from them than honest ones do.
+about equally long and point, a little, the same way. A contribution of another kind shows in the table of inner
+products (`diloco.deltas`). What a lie may still do is bounded: its delta is at most `LONGEST` times as long as the
+others' and points no more away from them than honest ones do.
 
 The thresholds are far from what honest workers do, because refusing one costs its work: in the runs of
 `bench/results/liars.md` honest lengths differ by less than a tenth, and honest cosines by less than a third.
 
-Lengths are compared with the others of the round where there are three or more. A median of two is nobody's: there, and
-for a single worker, they are compared with the rounds before, more loosely, since honest lengths change as a run goes
-on. Directions are compared only among three or more.
+Lengths are compared with the others of the round where there are three or more. A median of two says nothing: there,
+and for a single worker, they are compared with the rounds before, more loosely, since honest lengths change as a run
+goes on. Directions are compared only among three or more.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _by_direction(pairs: Mapping[int, Mapping[int, float]], size: int) -> dict[i
     own = {task: median(others.values()) for task, others in pairs.items()}
     usual = median(own.values())
     if usual <= 0:
-        return {}  # they do not point the same way, so nobody points another
+        return {}  # without a common direction there is no outlier
     spread = 1.4826 * median(abs(value - usual) for value in own.values()) + size**-0.5
     lowest = min(LEAST_COSINE * usual, usual - DEVIATIONS * spread)
     return {

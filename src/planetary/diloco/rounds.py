@@ -1,7 +1,7 @@
 """When a round closes, as one pure function that says why.
 
-A round opens with one lease per ready worker. Nobody waits for the dead: a lease whose holder was lost is offered to
-a worker that comes back or joins; if none does within the grace time, the round closes without it and the lease goes
+A round opens with one lease per ready worker. Lost workers are not waited for: a lease whose holder was lost is offered
+to a worker that comes back or joins; if none does within the grace time, the round closes without it and the lease goes
 back to the pool. A worker that is alive but slow is waited for until the deadline. After the deadline a quorum of
 contributions is enough. Without a quorum the round goes on, but says so: a stall is a state that is reported, not a
 silence.

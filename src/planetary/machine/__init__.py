@@ -1,1 +1,1 @@
-"""What every participant of a protocol shares: pure machines, their states, events and waits."""
+"""The kernel of all participants of a protocol: pure machines, their states, events and waits."""

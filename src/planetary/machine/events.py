@@ -87,7 +87,7 @@ class Send(Instruction, frozen=True):
 
 
 class Close(Instruction, frozen=True):
-    """Close a connection after what was sent on it."""
+    """Close a connection after its queued messages."""
 
     session: int
     reason: str

@@ -1,4 +1,4 @@
-"""A read-only page about one run, and what machines read beside it.
+"""A read-only page about one run, and its machine-readable siblings.
 
     /               one self-contained page that polls the two below
     /status.json    the `RunStatus`
@@ -303,7 +303,7 @@ def page_url(root: str, token: str) -> str:
 
 
 def shown_config(path: Path) -> str:
-    """Return a configuration without what may be secret in it: webhooks, and passwords in URLs."""
+    """Return a configuration without its secrets: webhooks, and passwords in URLs."""
     from planetary.core.config import load_config, to_toml
 
     config = load_config(path)

@@ -1,4 +1,4 @@
-"""`loss.png`: the loss of a run over its tokens, with what happened to its workers on the way."""
+"""`loss.png`: the loss of a run over its tokens, with the losses and joins of its workers."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 def recoveries(events: Iterable[Event]) -> list[Recovery]:
     """Return one entry per lost worker and lease it held, in the order they were lost.
 
-    A resumed run starts with nobody holding anything: what was open when its gateway died is not measured,
+    A resumed run starts without leases: those that were open when its gateway died are not measured,
     since that time is the operator's.
     """
     done: list[Recovery] = []
@@ -85,14 +85,14 @@ def recoveries(events: Iterable[Event]) -> list[Recovery]:
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """What was trained and does not count."""
+    """Tokens that were trained and do not count."""
 
     rounds: int = 0  # finished ones that a run went back from, or that a resumed run trains again
     tokens: int = 0  # of these rounds, of contributions that were withdrawn or void, and of steps of lost leases
 
 
 def losses(events: Iterable[Event], inner_steps: int) -> Loss:
-    """Return what all faults of a run cost; `inner_steps` are those of a lease.
+    """Return the cost of all faults of a run; `inner_steps` are those of a lease.
 
     Steps of a lease that was lost count as far as its worker had reported them.
     """

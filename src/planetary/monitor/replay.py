@@ -1,4 +1,4 @@
-"""A `RunStatus` from a run folder: what the gateway would show, as far as its files tell. Pure.
+"""A `RunStatus` from a run folder: the gateway's display, as far as its files tell. Pure.
 
 Inner steps are not journaled, so a worker in training shows no step; the live gateway knows it.
 """
@@ -111,7 +111,7 @@ def _told(events: Sequence[Event]) -> tuple[tuple[float, str], ...]:
 
 
 def _notes(events: Sequence[Event]) -> tuple[str, ...]:
-    """Return what people must not miss, as the gateway said it."""
+    """Return the lasting warnings, in the gateway's words."""
     lasting, told = LastingNews(), []
     for event in events:
         try:
@@ -150,7 +150,7 @@ def _inner_steps(history: RunHistory, metrics: Sequence[RoundMetrics]) -> int:
 
 
 def _news(event: Event) -> str:
-    """Say what is worth telling about an event; empty for the ordinary ones."""
+    """Return the news of an event; empty for the ordinary ones."""
     reason = event.get("reason", "")
     match event.get("event"):
         case "worker_lost":
@@ -173,7 +173,7 @@ def _news(event: Event) -> str:
 def _workers_after(workers: dict[str, WorkerStatus], event: Event) -> dict[str, WorkerStatus]:
     name, kind = event.get("worker"), event.get("event")
     if kind in ("run_resumed", "run_finished"):
-        # Whoever is still there has to connect again, or ends with the run.
+        # Connected workers have to connect again, or end with the run.
         return {k: msgspec.structs.replace(w, state="stopped") for k, w in workers.items()}
     if not name:
         return workers

@@ -1,4 +1,4 @@
-"""`report.json`: what a run achieved and what it cost, as a pure function of what it left behind."""
+"""`report.json`: results and cost of a run, as a pure function of its folder."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class TrafficReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Faults(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong and how fast it was put right. Durations count from the loss of the worker."""
+    """Faults and recoveries. Durations count from the loss of the worker."""
 
     workers_lost: int
     workers_joined: int  # first joins and returns

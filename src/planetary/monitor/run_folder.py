@@ -1,4 +1,4 @@
-"""What a run left on disk, read back: the journal, the metrics, the baseline's metrics and the facts.
+"""The files of a run, read back: the journal, the metrics, the baseline's metrics and the facts.
 
 Events are read as plain mappings and only by the keys that are documented in `docs/glossary.md`, so that a
 display also understands the journal of a run that another version wrote.
@@ -26,7 +26,7 @@ Event = Mapping[str, Any]
 
 EVENTS, METRICS, FACTS, BASELINE = "events.jsonl", "metrics.jsonl", "facts.json", "baseline"
 
-# What decides the numbers of a run, besides its configuration.
+# The software that decides the numbers of a run, besides its configuration.
 _REPORTED_PACKAGES = (
     "numpy",
     "iree-base-runtime",
@@ -39,7 +39,7 @@ _REPORTED_PACKAGES = (
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report says that neither journal nor metrics know. Written once, as `facts.json`."""
+    """Facts for a report that neither journal nor metrics have. Written once, as `facts.json`."""
 
     run: str
     params: int  # trained scalars

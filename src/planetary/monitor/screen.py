@@ -146,7 +146,7 @@ class PlainScreen:
         self._last: RunStatus | None = None
 
     def show(self, status: RunStatus) -> None:
-        """Print what is new since the last status."""
+        """Print the news since the last status."""
         for line in plain_lines(self._last, status):
             print(line, file=self._stream, flush=True)
         self._last = status

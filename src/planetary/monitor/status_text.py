@@ -11,7 +11,7 @@ _NUMBERS = frozenset(_COLUMNS[2:10])
 
 
 def status_text(status: RunStatus, now: float) -> str:
-    """Return what a run looks like at Unix time `now`, in lines that end with a newline."""
+    """Return the view of a run at Unix time `now`, in lines that end with a newline."""
     lines = [_headline(status, now), *_numbers(status, now)]
     if status.workers:
         lines += ["", *_table([_COLUMNS, *(_row(worker, status, now) for worker in status.workers)])]

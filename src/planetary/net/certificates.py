@@ -19,7 +19,7 @@ def serving_context(pair: Path) -> ssl.SSLContext:
     """Return a context that shows the certificate in a file of `pair_pem`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.num_tickets = 0  # connections last; nobody resumes one
+    context.num_tickets = 0  # connections last; none is resumed
     context.load_cert_chain(pair)
     return context
 

@@ -1,4 +1,4 @@
-"""Dials a server, and makes sure that it is the right one before it is told anything."""
+"""Dial a server, and authenticate it before anything is sent."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Trust:
 
     @classmethod
     def plain_loopback(cls) -> Trust:
-        """Trust whoever listens on this machine, without TLS: for a user who asked for that explicitly."""
+        """Trust any listener on this machine, without TLS: for a user who asked for that explicitly."""
         return cls("")
 
     def __repr__(self) -> str:
@@ -74,9 +74,9 @@ async def connect(
     closed again; its authority must have the fingerprint in the token. Then, and for every later connection,
     TLS with full verification. The token is never sent here; it goes into the `Hello`.
 
-    `allow_unencrypted`: connect without TLS to other machines, too; whoever passes it has warned its user.
+    `allow_unencrypted`: connect without TLS to other machines, too; the caller has warned its user.
 
-    Raises `PeerError` when nobody answers, `TrustError` when the server is not the one the token names
+    Raises `PeerError` without an answer, `TrustError` when the server is not the one the token names
     (saying what was expected and found), `UserError` for a plain connection to anything but loopback.
     """
     where = address_text(host, port)

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _REASON_MOST = 2000
 
 Dismissal = Callable[[str], Message]
-"""Makes what a peer is told that broke the protocol or fell silent, of the reason: the last message to it."""
+"""Makes the last message to a peer that broke the protocol or fell silent, given the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Tuning:
     linger_s: float = 1.0  # for the peer to close its side after a goodbye
     unread_messages: int = 256  # beyond these, and
     unread_bytes: int = 256 * MIB  # these, nothing more is taken from the socket
-    posted_bytes: int = 64 * MIB  # of messages that nobody waits for: beyond these the peer is lost
+    posted_bytes: int = 64 * MIB  # of posted messages: beyond these the peer is lost
 
 
 class Connection:
@@ -361,7 +361,7 @@ class Connection:
         self._sender.resume()
 
     def _give_up_posting(self) -> None:
-        text = f"{self.peer} does not read what it is told: {self._sender.posted_bytes} bytes wait for it"
+        text = f"{self.peer} does not read its messages: {self._sender.posted_bytes} bytes wait for it"
         self._end(PeerError(text), abort=True)
 
     def _on_stall(self) -> None:

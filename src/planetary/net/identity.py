@@ -1,8 +1,8 @@
 """Who a machine is: an Ed25519 key that it makes at its first join (RFC 8032).
 
 A machine proves that it has the key by signing its greeting together with the fingerprint of the server's authority.
-The greeting travels inside TLS to a server that was recognised before, so nobody else sees the signature; and a server
-that wanted to pass it on could use it with its own authority only.
+The greeting travels inside TLS to a server that was recognised before, so no third party sees the signature; and a
+server that wanted to pass it on could use it with its own authority only.
 """
 
 from __future__ import annotations
@@ -86,5 +86,5 @@ def _new_seed() -> bytes:
 
 
 def _statement(hello: Greeting, authority_fingerprint: bytes) -> bytes:
-    """Return what is signed: everything that a greeting says, and to whom."""
+    """Return the signed bytes: everything in a greeting, and its addressee."""
     return _PURPOSE + authority_fingerprint + msgspec.json.encode(msgspec.structs.replace(hello, proof="", id=0))

@@ -82,7 +82,7 @@ class LoopThread:
         except concurrent.futures.CancelledError:
             raise ClosedError("the connection was closed here") from None
         except BaseException:
-            future.cancel()  # an interrupt from the keyboard, or the timeout: nobody waits for it any more
+            future.cancel()  # an interrupt from the keyboard, or the timeout: the caller is gone
             raise
 
     def post(self, action: Callable[..., object], *arguments: Any) -> None:
@@ -97,7 +97,7 @@ class LoopThread:
         return not self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> None:
-        """Cancel what runs on the loop, and wait for its end. Does nothing the second time."""
+        """Cancel all tasks of the loop, and wait for its end. Does nothing the second time."""
         with self._lock:
             if self.stopped:
                 return
@@ -130,7 +130,7 @@ class ThreadedConnection:
     IREE do).
 
     Attributes:
-        answer: what the gateway answered to the `Hello`. After a `Refused` the connection is closed already.
+        answer: of the gateway to the `Hello`. After a `Refused` the connection is closed already.
     """
 
     answer: Welcome | Refused

@@ -17,7 +17,7 @@ from planetary.wire.message import Message
 from planetary.wire.outbox import Frame, Outbox, Outgoing
 from planetary.wire.protocol import Protocol
 
-# What is handed to the transport in one piece. It buffers at most about two of them.
+# Bytes handed to the transport in one piece. It buffers at most about two of them.
 _PIECE_BYTES = 256 * KIB
 # Since 3.12 a transport keeps a view of what the socket did not take at once, where 3.11 copies it. A
 # cancelled send gives its arrays back to the caller at once, so the transport must not see them.
@@ -204,7 +204,7 @@ class Sender:
         transport.write(bytes(piece) if _TRANSPORT_KEEPS_VIEWS else piece)
 
     def _write_directly(self, sock: socket.socket, frame: bytes) -> None:
-        """Write to the socket itself; what it does not take is left to the event loop."""
+        """Write to the socket itself; the event loop writes the rest."""
         count = 0
         with contextlib.suppress(OSError):  # full; or broken, which the event loop finds, too
             count = sock.send(frame)

@@ -25,7 +25,7 @@ OnConnection = Callable[[Connection], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerLimits:
-    """What strangers may cost a server."""
+    """The limits on a server's cost for strangers."""
 
     connections: int = 1024  # at the same time, strangers after their TLS handshake included
     strangers: StrangerLimits = field(default=StrangerLimits())  # until `Connection.accept_peer` is called
@@ -122,7 +122,7 @@ class Server:
         try:
             await connection.wait_for_message()
         except PlanetaryError as error:
-            # Port scanners, broken or old clients are worth a line; whoever says nothing has only looked at the
+            # Port scanners, broken or old clients are worth a line; silent ones have only looked at the
             # certificate, as every client does the first time.
             log.log(logging.INFO if connection.bytes_received else logging.DEBUG, "a stranger left: %s", error)
             return
@@ -169,8 +169,8 @@ async def serve(
     to be received. When it returns or raises, its connection is closed. Until it calls `accept_peer` the peer
     may send small messages without tensors only.
 
-    `allow_unencrypted`: listen without TLS on other addresses than loopback, too; whoever passes it has warned its
-    user. `dismissal`: what strangers are told that break the protocol; a goodbye by default.
+    `allow_unencrypted`: listen without TLS on other addresses than loopback, too; the caller has warned its
+    user. `dismissal`: the last message to strangers that break the protocol; a goodbye by default.
 
     Raises `ResourceError` when the port is in use (it names the holder where the system tells) or may not be
     used, `UserError` when the address is not this machine's, or is not loopback while `tls` is None, unless that is

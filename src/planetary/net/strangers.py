@@ -16,7 +16,7 @@ from planetary.net.addresses import is_loopback
 
 @dataclass(frozen=True, kw_only=True)
 class StrangerLimits:
-    """What strangers may take.
+    """The limits for strangers.
 
     Attributes:
         at_once: places, of all addresses. The next stranger gets the place of the one that has been there longest, if
@@ -44,7 +44,7 @@ class Place:
     Attributes:
         host: its address.
         since: when it came (seconds of the door's clock).
-        end: ends its connection; set by whoever has that.
+        end: ends its connection; set by its owner.
     """
 
     def __init__(self, host: str = "", since: float = 0.0, left: Callable[[Place], None] = lambda _: None) -> None:
@@ -61,7 +61,7 @@ class Door:
     """Lets strangers in as far as there are places. May be used from several threads."""
 
     def __init__(self, limits: StrangerLimits) -> None:
-        """Begin with nobody."""
+        """Start without strangers."""
         self.limits = limits
         self._lock = threading.Lock()
         self._places: dict[Place, None] = {}  # in the order in which they came

@@ -98,7 +98,7 @@ class BackgroundRun:
         try:
             with self._runner:
                 outcome = self._runner.run(self._orchestration.run())
-        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+        except BaseException as error:  # noqa: BLE001 - raised again by `wait`
             _CARRIED.discard(self)
             self.outcome.set_exception(error)
         else:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RunKind(ABC):
-    """What a gateway trains, and how.
+    """A kind of run: its gateway, its roles, its end.
 
     Attributes:
         name: of the kind, in messages.
@@ -45,14 +45,14 @@ class RunKind(ABC):
         """Make the gateway; it is not started."""
 
     def protocol(self) -> Protocol:
-        """Return what is said in it; without JAX or a compiler."""
+        """Return its protocol; without JAX or a compiler."""
         from planetary.fabric.protocol.messages import FABRIC
 
         return FABRIC
 
     @abstractmethod
     def worker_roles(self) -> Roles:
-        """Return what makes a worker's role of the kind's jobs; without JAX or a compiler."""
+        """Return the loader of a worker's role for the kind's jobs; without JAX or a compiler."""
 
     def check(self, config: Config) -> list[str]:
         """Return warnings of a configuration, before a folder or a port is taken.
@@ -362,12 +362,12 @@ def kind_of(config: Config) -> RunKind:
 
 
 def worker_roles() -> Roles:
-    """Return what makes a worker's role of every job that a gateway may give it."""
+    """Return the loaders of a worker's roles, for every job that a gateway may assign."""
     return {job: loader for kind in KINDS for job, loader in kind.worker_roles().items()}
 
 
 def worker_protocol() -> Protocol:
-    """Return what a worker understands: what is said in any kind of run."""
+    """Return a worker's protocol: the messages of every kind of run."""
     from planetary.fabric.protocol.messages import FABRIC
 
     messages = [message for kind in KINDS for message in kind.protocol().messages]

@@ -33,14 +33,14 @@ TINY: Mapping[str, Any] = {
     "optimizer": {"learning_rate": 0.003, "warmup_steps": 5},
     "eval": {"every": 1, "batches": 8},
 }
-"""What is simulated without a configuration: a small transformer on the standard library's own text."""
+"""The default of a simulated run: a small transformer on the standard library's own text."""
 
 START_S = 6.0  # simulated: until workers have joined and the step is compiled
 PATIENCE = 50  # a simulation that takes so many times its fault-free duration does not end
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """What a simulated run came to.
+    """The outcome of a simulated run.
 
     Attributes:
         outcome: "finished", or "stopped: " and the reason.

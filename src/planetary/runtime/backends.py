@@ -1,4 +1,4 @@
-"""What can execute a training step here, and how each is opened. Imports no runtime before it is chosen."""
+"""Executors of a training step on this machine, and how each is opened. No runtime is imported before it is chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planetary.core.step import StepSpec
 if TYPE_CHECKING:
     from planetary.runtime.executor import Executor
 
-PJRT_TARGET = "stablehlo"  # what a PJRT worker is sent: the portable artifact, which it compiles itself
+PJRT_TARGET = "stablehlo"  # a PJRT worker gets the portable artifact, and compiles it itself
 CPU_BACKENDS = ("cpu", "pjrt:cpu")  # whose workers share the cores of their machine
 _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 

@@ -24,15 +24,15 @@ _TIMED_RATE = 1e-3  # learning rate of timed steps; small, so that random batche
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """What the check of a step on one device found."""
+    """The findings of the check of a step on one device."""
 
     device: str  # as its driver names it
     worst_tensor: str
-    worst_error: float  # as a fraction of what is accepted
+    worst_error: float  # as a fraction of the accepted error
 
     @property
     def summary(self) -> str:
-        """What was found, for people."""
+        """The findings, for people."""
         return (
             f"verified on {self.device}: the worst tensor, {self.worst_tensor}, is at {self.worst_error:.1%} of the "
             "accepted error"
@@ -91,7 +91,7 @@ def _report(what: str, device: str, errors: Mapping[str, float], against: str) -
 
 
 def check_once(store: BlobStore, key: str, check: Callable[[], DeviceReport]) -> DeviceReport:
-    """Return what `check` finds, once for each `key`.
+    """Return the findings of `check`, which runs once for each `key`.
 
     Args:
         store: remembers reports.
@@ -114,8 +114,8 @@ def key_of(artifact: str, reference: str, backend: str, device: str, functions: 
     """Return what decides the result of a check: the artifact, the device, the runtime and its driver.
 
     Args:
-        artifact: digest of what runs.
-        reference: digest of what it is compared with.
+        artifact: its digest.
+        reference: its digest.
         backend: that runs it.
         device: as its driver names it.
         functions: of a program, those that are checked.

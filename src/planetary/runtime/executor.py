@@ -1,4 +1,4 @@
-"""What a worker needs from whatever runs the compiled training step."""
+"""The interface of executors: a worker runs the compiled training step through it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from planetary.core.tensors import Tensors
 
 
 class StepResult(NamedTuple):
-    """What one inner step reports."""
+    """The report of one inner step."""
 
     loss: float  # mean over the batch, before the update
     grad_norm: float  # global norm, before clipping
@@ -34,7 +34,7 @@ class Executor(Protocol):
 
     @property
     def device_name(self) -> str:
-        """What steps run on, as its driver names it; a CPU by its model."""
+        """The device's name, as its driver gives it; a CPU's model."""
         ...
 
     def peak_memory(self) -> int:

@@ -1,4 +1,4 @@
-"""What this machine is to the compiler: which binaries run here."""
+"""The host as a compiler's target: which binaries run here."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cpu_description(cpuinfo: str) -> str:
 
 @functools.cache
 def host_features() -> str:
-    """Return what identifies this CPU, e.g. `"x86_64-3f2a…"`: binaries tuned for it run where this is
+    """Return an identifier of this CPU, e.g. `"x86_64-3f2a…"`: binaries tuned for it run where this is
     equal.
     """
     try:

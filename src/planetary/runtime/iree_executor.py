@@ -88,7 +88,7 @@ def open_device(backend: str, device_id: int, threads: int | None) -> Any:
 
 
 def name_of_device(backend: str, device_id: int) -> str:
-    """Return what the driver calls a device that is open."""
+    """Return the driver's name of an open device."""
     return _names[backend, device_id]
 
 
@@ -171,7 +171,7 @@ class IreeExecutor:
             instance = iree.VmInstance()
             self._modules = [
                 iree.create_hal_module(instance, self._device),
-                iree.VmModule.copy_buffer(instance, module),  # a few hundred KB; nobody can pull the file away
+                iree.VmModule.copy_buffer(instance, module),  # a few hundred KB; the file may go away
             ]
             self._context = iree.VmContext(instance, self._modules)
             self._train = self._modules[1].lookup_function("train_step")
@@ -247,7 +247,7 @@ class IreeExecutor:
         return float(self._memory.read(_SCALAR, outputs.get_as_object(0, iree.HalBufferView)))
 
     def close(self) -> None:
-        """Release what is on the device; the device itself stays open, see `open_device`."""
+        """Release the tensors on the device; the device itself stays open, see `open_device`."""
         if self._closed:
             return
         self._closed = True

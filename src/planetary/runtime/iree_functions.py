@@ -22,7 +22,7 @@ class IreeFunctions:
     Args:
         module: bytes of a VMFB for this machine.
         functions: signatures by name.
-        backend: what it was compiled for, e.g. `"cpu"`.
+        backend: it was compiled for, e.g. `"cpu"`.
         threads: of a CPU device; None: all usable cores.
         device_id: which device of the backend.
 

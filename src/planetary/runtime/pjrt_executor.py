@@ -96,7 +96,7 @@ def open_devices(backend: str, device_id: int = 0, island: int = 1, threads: int
 
 
 def name_of_device(device: Any) -> str:
-    """Return what the driver calls a device of JAX."""
+    """Return the driver's name of a device of JAX."""
     return cpu_name() if device.platform == "cpu" else device.device_kind
 
 
@@ -242,7 +242,7 @@ class PjrtExecutor:
             raise self._failed("eval_step", error) from error
 
     def close(self) -> None:
-        """Release what is on the device."""
+        """Release the tensors on the device."""
         if self._closed:
             return
         self._closed = True

@@ -1,4 +1,4 @@
-"""Programs: several functions in one StableHLO module, and what runs them on a device of this machine."""
+"""Programs: several functions in one StableHLO module, and their runners on a device of this machine."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Runner(DeviceProgram, Protocol):
 
     @property
     def program(self) -> Program:
-        """What it runs."""
+        """The program."""
         ...
 
     def __call__(self, function: str, tensors: Tensors) -> dict[str, np.ndarray]:
@@ -62,7 +62,7 @@ class ProgramRunner(Runner):
     """See `Runner`.
 
     Args:
-        program: what it is.
+        program: the one to hold.
         device: the same, loaded.
     """
 
@@ -104,7 +104,7 @@ class XlaRunner(ProgramRunner):
     """Runs a program with XLA on this machine's CPU; each function is compiled when it is first called.
 
     Args:
-        program: what to run.
+        program: to run.
         optimise: False compiles faster and runs slower.
     """
 

@@ -1,6 +1,6 @@
 """TCP connections through a slow network, in user space and without privileges: a relay that delays and limits them.
 
-Whoever listens tells others the relay's address instead of its own. A way is chosen by where a connection comes from,
+Listeners announce the relay's address instead of their own. A way is chosen by where a connection comes from,
 so several places can stand on one machine: each has a loopback address of its own, from which its connections leave.
 What is on its way lies in pipes of the kernel, so that one thread carries some gigabytes a second. Linux only.
 
@@ -62,7 +62,7 @@ class PipePool:
             os.close(pipe.writes)
 
     def close(self) -> None:
-        """Close the pipes that nobody has."""
+        """Close the pipes that are not in use."""
         for pipe in self._free:
             os.close(pipe.reads)
             os.close(pipe.writes)
@@ -245,7 +245,7 @@ class ShapedRelay:
         for half in turn:
             if half.source in self._halves:  # the connection may have ended in this turn
                 self._serve(half, now)
-        if len(self._busy) > 1:  # whoever was first is last next time
+        if len(self._busy) > 1:  # the first one is last next time
             first = next(iter(self._busy))
             del self._busy[first]
             self._busy[first] = None
@@ -272,7 +272,7 @@ class ShapedRelay:
         try:
             near, address = listener.accept()
         except OSError:
-            return  # whoever it was has gone again
+            return  # the client has gone again
         route = routes.get(str(address[0]), routes.get(_ANYWHERE))
         if route is None:
             near.close()

@@ -27,7 +27,7 @@ _HELD_MOST = 64 << 20  # bytes of one flow on the way; more wait where they come
 class TokenBucket:
     """A limit of bytes per second, with some that may pass at once after a rest. Shared by several flows or not.
 
-    Who wants to send all the time gets the whole rate even if it is served late; `rested` says that nobody did.
+    A sender that always has data gets the whole rate even if it is served late; `rested` marks idle time.
     """
 
     def __init__(self, bytes_per_s: float, *, burst: int | None = None) -> None:
@@ -44,7 +44,7 @@ class TokenBucket:
         self._at = -math.inf  # when `_tokens` was right; before the first use it is full whatever the time
 
     def rested(self, now: float) -> None:
-        """Nobody wanted to send until now: no more than a burst has come together."""
+        """The way was idle until now: no more than a burst has come together."""
         self._tokens, self._at = min(self._refilled(now), self.burst), max(now, self._at)
 
     def room(self, now: float) -> int:

@@ -41,7 +41,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """What a frame carries."""
+    """The content of a frame."""
 
     CONTROL = 1
     CHUNK = 2
@@ -130,7 +130,7 @@ def _length_error(kind: Kind, what: str, length: int, least: int, most: int) -> 
 
 
 def _guess(magic: bytes) -> str:
-    """Name what speaks to this port, as the end of a sentence."""
+    """Return a name for the other side's protocol, as the end of a sentence."""
     if magic[:2] in (b"\x15\x03", b"\x16\x03"):
         return "; the peer speaks TLS and this side does not"
     if magic in (b"GET ", b"HTTP", b"POST", b"HEAD", b"PUT "):

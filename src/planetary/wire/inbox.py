@@ -1,6 +1,6 @@
 """The receiving half of a connection as a state machine: bytes in, messages out, no I/O.
 
-Whoever reads the socket asks for `next_buffer()`, receives into it, and reports with `filled(n)`. While a
+The reader of the socket asks for `next_buffer()`, receives into it, and reports with `filled(n)`. While a
 tensor chunk is arriving that buffer is the tensor's own memory, so its bytes are never copied.
 
 A message without tensors comes out at once; one with tensors when all their bytes are there and every
@@ -166,7 +166,7 @@ class Inbox:
         return received
 
     def unfinished(self) -> str | None:
-        """Say what would be lost if the stream ended here, or return None when nothing would be."""
+        """Return a description of the loss if the stream ended here; None without one."""
         live = [arrival for arrival in self._arrivals.values() if arrival.arrays is not None]
         if live:
             message, missing = live[0].message, live[0].missing

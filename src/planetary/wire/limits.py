@@ -12,7 +12,7 @@ MAX_CHUNK_BYTES = 4 * MIB
 """Fixed cap of one tensor chunk's payload, for every connection."""
 
 MAX_PAYLOAD_BYTES = 16 * GIB
-"""What the tensors of one message may have: the largest is a whole shard's state."""
+"""Bytes of the tensors of one message: the largest is a whole shard's state."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What every control message has, whoever's it is."""
+"""The fields of every control message, of any protocol."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class Frame:
 
 
 class Outbox:
-    """Orders what one connection sends."""
+    """Orders the frames that one connection sends."""
 
     def __init__(
         self, protocol: Protocol, limits: Limits | None = None, chunk_bytes: int = DEFAULT_CHUNK_BYTES
@@ -97,7 +97,7 @@ class Outbox:
         return outgoing
 
     def post(self, message: Message) -> None:
-        """Queue a message without tensors whose way nobody follows. Raises as `add` does."""
+        """Queue a message without tensors that is not tracked. Raises as `add` does."""
         self._queue_control(Frame(self._frame_of(message), None, None, last=True))
 
     def withdraw(self, outgoing: Outgoing) -> None:

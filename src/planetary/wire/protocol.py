@@ -1,4 +1,4 @@
-"""What two peers can say to each other: a version and the classes of messages."""
+"""A protocol between two peers: a version and the classes of messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Protocol:
         version: the fifth byte of every frame. Raised whenever a message changes in a way that an older peer would
             misread; a peer of another version is refused.
         messages: the classes, in the order of declaration.
-        limits: what those who know each other may send.
+        limits: for peers that have authenticated.
     """
 
     def __init__(self, version: int, *messages: type[Message], limits: Limits | None = None) -> None:

@@ -11,7 +11,7 @@ import capnp as _capnp
 from planetary.core.errors import RemoteProtocolError
 
 capnp: Any = _capnp  # it has no types for what it defines in C
-# pycapnp hooks the import statement to find *.capnp files anywhere on the path. Nobody asked for that.
+# pycapnp hooks the import statement to find *.capnp files anywhere on the path. The hook is not wanted here.
 capnp.remove_import_hook()
 _SCHEMA: Any = capnp.load(str(Path(__file__).with_name("tensor.capnp")))
 _TensorHeader: Any = _SCHEMA.TensorHeader

@@ -1,4 +1,4 @@
-"""`planetary artifact`: what compiled steps this machine keeps, whether they are right, and clearing them away."""
+"""`planetary artifact`: list, check and clear away the compiled steps that this machine keeps."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "planetary artifact gc --dry-run",
     )
     gc.add_argument("--unused-for", default="30d", metavar="TIME", help="such as 24h or 30d (default: %(default)s)")
-    gc.add_argument("--dry-run", action="store_true", help="say what would go, and remove nothing")
+    gc.add_argument("--dry-run", action="store_true", help="list the removals, and remove nothing")
     return parser
 
 

@@ -21,7 +21,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             (name, shape, type, role and initial value of every argument) and
             init.safetensors. The function is called with the options and returns
             (loss_fn, params, example_batch): loss_fn(params, *example_batch) is a
-            scalar, params any pytree. With --format hf it is what a run has trained, as
+            scalar, params any pytree. With --format hf it is the model of a run, as
             a folder for from_pretrained of transformers: config.json, model.safetensors
             and the tokenizer, for runs of a GPT-2 or a Llama.
         """,
@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--format",
         choices=sorted(_WRITERS),
         default="stablehlo",
-        help="stablehlo (default), or hf: what a run has trained, for transformers",
+        help="stablehlo (default), or hf: the model of a run, for transformers",
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="option of the function")
     parser.add_argument(

@@ -23,7 +23,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         description="""
             Print a token that lets a machine join the runs of the gateway on this
             machine. The token also tells the machine how to recognise this gateway, so
-            it is all that has to be passed on. Keep it secret: whoever has it can join
+            it is all that has to be passed on. Keep it secret: its holder can join
             until it expires or is revoked.
         """,
         examples=[
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.list:
         print(_table(invites, now))
     elif args.revoke is not None:
-        print(f"The invite {invites.revoke(args.revoke, now)} lets nobody in any more.")
+        print(f"The invite {invites.revoke(args.revoke, now)} admits no machine any more.")
     else:
         expires = 0.0 if args.expires == "never" else now + seconds(args.expires, "--expires")
         print(invites.issue(now, expires=expires, node=args.node))

@@ -1,4 +1,4 @@
-"""`planetary moe`: what a sparse mixture costs over several composers; the ordinary model and the losses of a trained
+"""`planetary moe`: the cost of a sparse mixture over several composers; the ordinary model and the losses of a trained
 one.
 """
 

@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--port", type=port, metavar="P", help="port of the endpoint (default: 8000; 0: any)")
     parser.add_argument("--name", help="by which clients ask for the model (default: the folder's name)")
     parser.add_argument("--workers", type=int, metavar="N", default=1, help="number of workers (default: 1)")
-    parser.add_argument("--backend", help="what computes: cpu, cuda, vulkan, pjrt:cpu, … (default: cpu)")
+    parser.add_argument("--backend", help="cpu, cuda, vulkan, pjrt:cpu, … (default: cpu)")
     parser.add_argument("--follow", action="store_true", help="serve every newer checkpoint of the run")
     parser.add_argument("--keys", type=Path, metavar="FILE", help='file of lines "NAME KEY" that requests need')
     parser.add_argument("--context", type=int, metavar="TOKENS", help="the longest text, prompt included")

@@ -1,4 +1,4 @@
-"""`planetary status`: one look at a gateway: its jobs, its workers, and what each works for."""
+"""`planetary status`: one look at a gateway: its jobs, its workers, and the job of each worker."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class DeclinedCall:
 
     Attributes:
         peer: that member.
-        reason: what the others are told.
+        reason: for the other members.
         untold: those who have not made the call yet.
         until: when it is forgotten.
     """
@@ -256,7 +256,7 @@ class GroupMachine:
             del self._declined[key]
 
     def _check(self, now: float) -> None:
-        """Go on with everything that waits for nobody any more; each step may let another one go on."""
+        """Go on with everything that waits for no peer any more; each step may let another one go on."""
         progressed = True
         while progressed:
             progressed = self.operations.check() or self._check_vote(now) or self._measurement.check(now)

@@ -31,7 +31,7 @@ def schedule(peers: Sequence[str], known: Collection[Pair]) -> list[list[Pair]]:
     """Return rounds of (from, to) for every ordered pair that is not known (the circle method of tournaments)."""
     places: list[str | None] = [*peers]
     if len(places) % 2:
-        places.append(None)  # whoever meets nobody rests
+        places.append(None)  # the peer without a partner rests
     rounds: list[list[Pair]] = []
     for _ in range(len(places) - 1):
         pairs = [(places[i], places[-1 - i]) for i in range(len(places) // 2)]
@@ -106,7 +106,7 @@ class RingMeasurement:
                 self._probe.outstanding.discard(pair)
 
     def lose(self, peer: str) -> None:
-        """A peer is gone; nobody waits for its measurements."""
+        """A peer is gone; drop its outstanding measurements."""
         self._callers.pop(peer, None)
         if self._probe is not None:
             self._probe.outstanding = {pair for pair in self._probe.outstanding if peer not in pair}

@@ -36,7 +36,7 @@ class MasterMachine:
     ) -> None:
         """`draw` returns a new secret string each time; it is the machine's only randomness.
 
-        `alive_s` and `silent_s` are what connections are told: how often a side sends something, and when it is lost.
+        `alive_s` and `silent_s` are for connections: how often a side sends something, and when it is lost.
         `remeasure_s`: seconds between two measurements of links in the background, in each group; 0 for none.
         """
         self._draw = draw

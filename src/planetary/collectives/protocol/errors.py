@@ -19,7 +19,7 @@ class AbortedError(PeerError):
     """An operation failed on all peers alike; its arrays hold what they held before.
 
     Attributes:
-        peers: names of the peers that are held responsible; empty when nobody is.
+        peers: names of the peers that are held responsible; empty when there are none.
     """
 
     def __init__(self, text: str, peers: tuple[str, ...] = ()) -> None:

@@ -15,7 +15,7 @@ MASTER_OPERATION: Table = {
     ("faulty", "a peer failed or is gone"): "aborted",
     ("running", "digests differ"): "aborted",
 }
-"""`refused`, `committed` and `aborted` are final, and every member is told the same one.
+"""`refused`, `committed` and `aborted` are final, and the same for every member.
 
 `faulty`: a peer reported a fault of its link to another one, which may have died: the master will know soon.
 """

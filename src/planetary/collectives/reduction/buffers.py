@@ -28,7 +28,7 @@ class BufferPool:
         return raw[:nbytes].view(dtype)
 
     def give(self, array: np.ndarray) -> None:
-        """Take back what `take` returned; nobody may use it any more."""
+        """Take back a buffer of `take`, which must not be used any more."""
         raw = array
         while isinstance(raw.base, np.ndarray):
             raw = raw.base

@@ -108,7 +108,7 @@ def _torch_array(tensor: Any, what: str) -> tuple[np.ndarray, str]:
         raise UserError(f"{what} is on {tensor.device}; collectives work on CPU memory: copy it with .cpu() first")
     tensor = tensor.detach()
     if str(tensor.dtype) == "torch.bfloat16":
-        torch = sys.modules["torch"]  # whoever has a tensor has it loaded; a worker must not need it
+        torch = sys.modules["torch"]  # loaded where there are tensors; a worker must not need it
 
         return tensor.view(torch.int16).numpy().view(np.uint16), "bf16"
     try:

@@ -8,7 +8,7 @@ from planetary.core.threads import THREADS, Threads
 class BufferGuard:
     """Counts who uses some memory, and shuts it.
 
-    Once `close` has returned, nobody reads or writes the memory any more, whatever the network still delivers. No one
+    Once `close` has returned, the memory is not read or written any more, whatever the network still delivers. No one
     may wait for the network between `enter` and `leave`, so `close` is quick.
     """
 
@@ -34,7 +34,7 @@ class BufferGuard:
                 self._condition.notify_all()
 
     def close(self) -> None:
-        """Shut it, and wait until nobody uses it."""
+        """Shut it, and wait until it is not in use."""
         with self._condition:
             self._closed = True
             self._condition.wait_for(lambda: not self._users)

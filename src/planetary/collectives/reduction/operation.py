@@ -91,7 +91,7 @@ class Operation(BufferGuard):
         return len(self._arrived) == self._expected
 
     def announce(self) -> bool:
-        """Whether the operation is complete and nobody was told so yet; true once."""
+        """Whether the operation is complete and was not reported yet; true once."""
         with self._condition:
             first = self.complete and not self._announced
             self._announced |= first

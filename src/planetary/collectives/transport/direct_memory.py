@@ -43,7 +43,7 @@ class Lender:
         self.loan = Loan(os.getpid(), address_of(self._word))
 
     def show(self, challenge: bytes) -> None:
-        """Let pieces be read by who chose this value; nobody else can any more."""
+        """Let pieces be read by the peer that chose this value, and by no other."""
         self._word[0] = int.from_bytes(challenge, "big")
 
     def revoke(self) -> None:
@@ -52,7 +52,7 @@ class Lender:
 
 
 def draw_challenge() -> bytes:
-    """Return a value that nobody can guess; all zeros where memory cannot be read."""
+    """Return an unguessable value; all zeros where memory cannot be read."""
     return (
         (secrets.randbits(63) | 1).to_bytes(CHALLENGE_BYTES, "big") if _process_vm_readv() else bytes(CHALLENGE_BYTES)
     )

@@ -22,7 +22,7 @@ from planetary.core.threads import Queue
 log = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
-_AT_ONCE_BYTES = 64 << 10  # so few are sent by whoever has them: waking the thread costs more
+_AT_ONCE_BYTES = 64 << 10  # so few are sent by the calling thread: waking the other costs more
 
 
 def open_connection(
@@ -103,7 +103,7 @@ class Lane:
         return self.given - self._done
 
     def put(self, seq: int, operation: Operation, outgoing: OutgoingPiece) -> None:
-        """Send a piece, `given` already: at once where nobody has to wait for that, or by the thread."""
+        """Send a piece, `given` already: at once where that does not block, or by the thread."""
         piece = _Piece(seq, operation, outgoing)
         if outgoing.data is not None:
             # Before it goes: by the time that it has arrived everywhere the caller may read the count.
@@ -128,7 +128,7 @@ class Lane:
     # --- inside
 
     def _sent_at_once(self, piece: _Piece) -> bool:
-        """Send as much as nobody has to wait for; return whether that was all."""
+        """Send as much as does not block; return whether that was all."""
         connection, data = self.connection, piece.outgoing.data
         if connection is None or data is None or self.slots is not None or self.waiting != 1:
             return False

@@ -57,7 +57,7 @@ class SlotWriter:
         self._bytes[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def unlink(self) -> None:
-        """Remove the name: whoever has it open keeps it, and from then on a death leaves nothing behind."""
+        """Remove the name: open handles stay valid, and from then on a death leaves nothing behind."""
         with contextlib.suppress(OSError):
             os.unlink(FOLDER / self.name)
 

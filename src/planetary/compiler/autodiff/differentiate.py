@@ -40,7 +40,7 @@ def load_for_differentiation(source: str | bytes) -> Module:
 
 def finish_module(module: Module) -> None:
     """Clean up after the last `emit_backward`: expand the composites that were kept for their rules,
-    erase what nobody uses, and merge equal operations.
+    erase unused operations, and merge equal ones.
     """
     inline.inline_everywhere(module)
     fold_uniform_constants(module)  # the derivative of a power has an exponent that is one less

@@ -1,4 +1,4 @@
-"""Drop loop-carried values that nobody needs."""
+"""Drop loop-carried values without uses."""
 
 from __future__ import annotations
 

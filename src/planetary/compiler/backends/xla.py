@@ -121,7 +121,7 @@ def compile_main(text: str, devices: Sequence[Any], *, optimise: bool = True) ->
     Args:
         text: the module.
         devices: of JAX, all of one platform.
-        optimise: False compiles faster and does as it is told, operation by operation.
+        optimise: False compiles faster and executes operation by operation.
 
     Returns:
         what XLA's client gives, to be called with `run`.

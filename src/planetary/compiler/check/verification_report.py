@@ -21,7 +21,7 @@ class VerifyReport(msgspec.Struct, frozen=True):
     stand_in: bool  # the artifact cannot run here; a CPU build of the same operations was checked in its place
     loss: float | None  # of the random batch; None: it is no train step
     worst_tensor: str
-    worst_error: float  # as a fraction of what is accepted
+    worst_error: float  # as a fraction of the accepted error
     seconds: float
     against: str = "XLA"  # the execution that the artifact agrees with
     notes: tuple[str, ...] = ()  # what both compute otherwise than the model says

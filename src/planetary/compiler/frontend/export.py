@@ -421,7 +421,7 @@ def to_stablehlo(module: Module) -> None:
         if not ir.is_tensor(result):
             continue  # a single number: its user is asked below
         if ir.is_complex(result):
-            continue  # the bindings have no attribute for complex numbers, and nobody stores them as resources
+            continue  # the bindings have no attribute for complex numbers, and they are never resources
         value = op.attributes["value"]
         resource = ir.resource_name(value)
         if resource is not None:

@@ -28,7 +28,7 @@ def recording() -> Iterator[list[Operation]]:
 
 @contextmanager
 def not_recording() -> Iterator[None]:
-    """What is emitted inside the `with` is nobody's: for work on another module in the middle of a recording."""
+    """Record nothing that is emitted inside the `with`: for work on another module during a recording."""
     _recorders.append([])
     try:
         yield

@@ -77,7 +77,7 @@ def _may_be_erased(op: Operation) -> bool:
 
 
 def erase_dead(block: Block) -> None:
-    """Erase every operation of a block whose results nobody uses, last first (a block's return stays)."""
+    """Erase every operation of a block without uses, last first (a block's return stays)."""
     body = operations(block)
     for op in reversed(body[:-1]):
         if _may_be_erased(op):

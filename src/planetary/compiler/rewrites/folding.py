@@ -49,7 +49,7 @@ def fold_uniform_constants(module: Module) -> None:
     """Fold, in place, every operation whose operands are uniform constants and whose result is exactly known.
 
     Shapes are changed, element types converted, and the four operations of arithmetic carried out in the element
-    type. A `dynamic_iota` of a known type becomes an `iota`. Operations that nobody uses afterwards are erased.
+    type. A `dynamic_iota` of a known type becomes an `iota`. Operations without uses are erased afterwards.
     """
     found: list[Operation] = []
     ir.walk(module.operation, found.append)

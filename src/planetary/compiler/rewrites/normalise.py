@@ -329,7 +329,7 @@ def _counter(body: ir.Block) -> ir.Value | None:
 
 def _copy_operands(op: ir.Operation, counter: ir.Value) -> None:
     with ir.insert_before(op), ir.located(op):
-        # Always true, and behind the barrier nobody can tell.
+        # Always true, which the barrier hides from compilers.
         guarded = ir.emit("stablehlo.optimization_barrier", [counter], [counter.type]).results[0]
         always = ops.compare_number(guarded, -1, "GE")
         for index, value in enumerate(list(op.operands)):

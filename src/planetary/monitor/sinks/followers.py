@@ -118,7 +118,7 @@ class _Follower:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - whatever a tracker's library raises is no reason to stop a run
-            self._hopeless |= isinstance(error, UserError)  # what is not installed will not be
+            self._hopeless |= isinstance(error, UserError)  # an import that failed fails again
             if not self._failing:
                 self._failing = True
                 text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

@@ -14,7 +14,7 @@ from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
 from planetary.version import __version__
 
 MakeReader = Callable[[OpenTelemetrySink], Any]
-"""Makes what reads the instruments: `opentelemetry.sdk.metrics.export.MetricReader`."""
+"""Makes the reader of the instruments: `opentelemetry.sdk.metrics.export.MetricReader`."""
 
 
 def _otlp_reader(options: OpenTelemetrySink) -> Any:

@@ -1,4 +1,4 @@
-"""What every sink is: a place outside the run folder that gets its metrics and events."""
+"""The interface of sinks: places outside the run folder that get its metrics and events."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class Sink(ABC):
     """
 
     def load(self) -> None:
-        """Import what the sink needs. Raises `UserError` when it is not installed, or not configured."""
+        """Import the sink's library. Raises `UserError` when it is not installed, or not configured."""
 
     @abstractmethod
     def open(self, run: SinkRun) -> None:
-        """Begin, or go on with what an earlier gateway of the same run folder began."""
+        """Begin, or continue the record that an earlier gateway of the same run folder began."""
 
     def wants(self, item: RoundMetrics | Record) -> bool:
-        """Whether the sink does anything with what would be written to it."""
+        """Whether the sink uses its input."""
         return True
 
     def write_round(self, line: RoundMetrics) -> None:

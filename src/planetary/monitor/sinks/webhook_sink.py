@@ -1,4 +1,4 @@
-"""A POST of JSON for events that somebody wants to be woken up by; with the standard library alone."""
+"""A POST of JSON for events that call for attention; with the standard library alone."""
 
 from __future__ import annotations
 

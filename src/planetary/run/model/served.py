@@ -200,7 +200,7 @@ def _pretrained(folder: Path, serve: ServeConfig) -> ServedModel:
     options = {**options, "sequence_length": min(window, 1024), "batch_size": 1}
     _, template, _ = find_builder(layout.source)(**options)
     if not (folder / TOKENIZER_FILE).is_file():
-        raise UserError(f"{folder} has no {TOKENIZER_FILE}: nobody knows which text its tokens stand for")
+        raise UserError(f"{folder} has no {TOKENIZER_FILE}, without which its tokens have no text")
     settings = _json(folder / TOKENIZER_CONFIG)
     special = _special_tokens(settings)
     tokenizer = load_tokenizer(str(folder / TOKENIZER_FILE))

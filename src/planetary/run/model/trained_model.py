@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What is needed to continue a text."""
+    """A trained model and its tokenizer, ready to continue a text."""
 
     logits: Callable[[Any, np.ndarray], jax.Array]  # (params, tokens i32 [1, T]) -> float [1, T, V], compiled
     params: Any  # the pytree that the model's code expects

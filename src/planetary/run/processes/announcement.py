@@ -20,7 +20,7 @@ class Announcement(msgspec.Struct, frozen=True):
     dashboard: str  # URL
     token: str
     folder: str  # of the run
-    endpoint: str = ""  # URL of what a served model answers at
+    endpoint: str = ""  # URL at which a served model answers
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine must not fail a test: neither an example nor its generation has a time limit.
+settings.register_profile("planetary", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("planetary")
 
 
 def _tier(item: pytest.Item) -> int:

@@ -52,15 +52,15 @@ COMMANDS: dict[str, Command] = {
     "invite": Command(_IN + "invite", "print a token that lets a machine join a run", "tools"),
     "export": Command(_IN + "export", "write a JAX model as StableHLO with its manifest", "tools"),
     "compile": Command(
-        "planetary.cli.commands.compile", "compile and verify a model's training step for a target", "tools"
+        "planetary.cli.commands.models.compile", "compile and verify a model's training step for a target", "tools"
     ),
     "tune": Command(
-        "planetary.cli.commands.tune", "find the compiler flags that run a training step fastest here", "tools"
+        "planetary.cli.commands.models.tune", "find the compiler flags that run a training step fastest here", "tools"
     ),
     "parity": Command(
-        "planetary.cli.commands.parity", "train on two backends and measure how far they drift apart", "tools"
+        "planetary.cli.commands.models.parity", "train on two backends and measure how far they drift apart", "tools"
     ),
-    "artifact": Command(_IN + "artifact", "show, verify or clear away compiled steps", "tools"),
+    "artifact": Command(_IN + "models.artifact", "show, verify or clear away compiled steps", "tools"),
     "moe": Command("planetary.cli.commands.moe", "the cost of a mixture; its ordinary model", "tools"),
     "plan": Command(_IN + "plan", "what each preset of synchronisation costs on a cluster", "tools"),
     "report": Command(_IN + "report", "write report.json and loss.png of a run folder again", "tools"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
-    from planetary.cli.commands.compile import add_model_arguments
+    from planetary.cli.commands.models.compile import add_model_arguments
 
     parser = command_parser(
         subparsers,
@@ -91,7 +91,7 @@ def _measure(args: argparse.Namespace, targets: dict[str, Any], names: list[str]
     import asyncio
 
     from planetary.artifacts.store import BlobStore
-    from planetary.cli.commands.compile import given_step_options, load_given_model
+    from planetary.cli.commands.models.compile import given_step_options, load_given_model
     from planetary.compiler.check.parity import compare_traces, random_batches, trace
     from planetary.compiler.step.train_step import build_train_step
     from planetary.fabric.preparation.compiling import CompileTarget, ModelToCompile, compile_apart

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     """Add the command's parser."""
-    from planetary.cli.commands.compile import add_model_arguments
+    from planetary.cli.commands.models.compile import add_model_arguments
 
     parser = command_parser(
         subparsers,
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _given(args: argparse.Namespace, cache: Path, stage: Any) -> tuple[Prepared | ModelToCompile, int]:
     """Return the step to tune and the threads that it runs on."""
-    from planetary.cli.commands.compile import given_step_options, load_given_model
+    from planetary.cli.commands.models.compile import given_step_options, load_given_model
     from planetary.compiler.step.train_step import build_train_step
     from planetary.core.config import load_config
     from planetary.core.errors import UserError

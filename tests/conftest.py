@@ -1,5 +1,5 @@
-"""Rules for all tests: their order (quick, compiling, processes), which of them are slow, the profile of generated cases,
-and that no test's log handlers outlive it.
+"""Rules for all tests: their order (quick, compiling, processes), which of them are slow, the profile of generated
+cases, and that no test's log handlers outlive it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# A busy machine must not fail a test: neither an example nor its generation has a time limit. The examples are the same in
-# every run, so that a failure can be repeated.
+# A busy machine must not fail a test: neither an example nor its generation has a time limit. The examples are the
+# same in every run, so that a failure can be repeated.
 settings.register_profile("planetary", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("planetary")
 

@@ -173,7 +173,7 @@ def test_training_and_serving_share_two_workers_and_go_on_after_a_worker_and_the
     write_run(place.folder / "noise", 1, seed=1)
     place.submit("chat", {"serve": {"model": str(place.folder / "noise"), "port": 0}})
     place.until(lambda: sorted(place.workers().values()) == ["chat", "small"], "one worker serves")
-    place.until(lambda: place.get("/v1/jobs/chat/status")["state"] == "training", "the model is served")
+    place.until(lambda: place.get("/v1/jobs/chat/status")["state"] == "serving", "the model is served")
     text = place.answer("hello")
     before = place.rounds("small")
     place.until(lambda: place.rounds("small") > before, "the training goes on with the other worker")
@@ -192,7 +192,7 @@ def test_training_and_serving_share_two_workers_and_go_on_after_a_worker_and_the
     place.gateway.wait()
     place.gateway = place.start_gateway()
     place.until(lambda: place.rounds("second") > finished, "the training goes on")
-    place.until(lambda: place.get("/v1/jobs/chat/status")["state"] == "training", "the model is served again")
+    place.until(lambda: place.get("/v1/jobs/chat/status")["state"] == "serving", "the model is served again")
     assert place.answer("hello") == text
     assert {job["job_id"]: job["state"] for job in place.get("/v1/jobs")["jobs"]} == {
         "small": "cancelled",

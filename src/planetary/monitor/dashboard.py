@@ -135,7 +135,7 @@ def _last(points: tuple[tuple[int, float], ...]) -> float | None:
     return points[-1][1] if points else None
 
 
-READY: frozenset[RunState] = frozenset({"waiting", "training", "finishing"})
+READY: frozenset[RunState] = frozenset({"waiting", "training", "serving", "finishing"})
 """States in which workers can take part."""
 LINES = "application/x-ndjson"
 PROMETHEUS = "text/plain; version=1.0.0; charset=utf-8"

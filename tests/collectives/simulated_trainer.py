@@ -73,6 +73,11 @@ class TrainerStory:
         """Note what a member has after an operation."""
         assert self.results.setdefault(key, content) == content, f"members have different results of {key}"
 
+    def begin_anew(self, group: str) -> None:
+        """Forget a group's results: all its peers ask for a restart before any has another one."""
+        self.restarts += 1
+        self.results = {key: content for key, content in self.results.items() if key[0] != group}
+
 
 def contribution(training: TrainerOptions, number: int, step: int, tag: int) -> np.ndarray:
     """Return what a peer brings: small integers in float32, so that their sum is exact in any order."""
@@ -134,10 +139,10 @@ class Trainer:
         try:
             info = self._call(lambda: self._comm.sync_shared_state(state))
         except DisagreementError as error:
-            if "before all its members left" not in str(error):
+            if "all peers that did have left" not in str(error):
                 raise
             # No peer here has a checkpoint: the group begins anew, which takes an explicit word of every peer.
-            story.restarts += 1
+            story.begin_anew(self._key)
             info = self._call(lambda: self._comm.sync_shared_state(state, restart=True))
         story.synced += 1
         story.fetched += bool(info.received)

@@ -65,6 +65,13 @@ def test_one_seed_tells_one_story() -> None:
     assert traces[0] == traces[1]
 
 
+def test_newcomers_do_not_take_a_group_back_unnoticed() -> None:
+    """A peer alone in its group agrees on revision 1 and is lost while a newcomer without a state is in the ring."""
+    schedule = scenario(102_223)
+    schedule.run()
+    assert schedule.story.restarts == 1
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_restarted_master_costs_no_peer_its_membership(seed: int) -> None:
     schedule = CollectiveSchedule(seed, GroupOptions(restarts=True), TrainerOptions(min_world=4), 4)

@@ -88,8 +88,8 @@ def test_a_group_that_emptied_goes_on_from_its_last_state_only() -> None:
 
     assert again(offer(7, "x", "y"), offer(0, "new", "new")) == "revision 7"
     assert again(offer(8, "x2", "y2")) == "revision 8"  # trained from it, and saved, before the group was lost
-    assert "revision 7 before all its members left, and revision 0 is on offer" in again(offer(0, "x", "y"))
-    assert "revision 7 before all its members left, and another content" in again(offer(7, "x", "z"))
+    assert "revision 7, all peers that did have left, and revision 0 is on offer" in again(offer(0, "x", "y"))
+    assert "revision 7, all peers that did have left, and another content" in again(offer(7, "x", "z"))
     assert again(offer(7, "other", "digests"), algorithm="blake2b") == "revision 7"  # cannot be compared
     assert again(offer(0, "a", restart=True), offer(0, "a", restart=True)) == "revision 0"
     assert "restart=True" in again(offer(0, "a", restart=True), offer(0, "a"))  # one peer alone does not decide it

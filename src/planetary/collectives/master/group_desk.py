@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -17,12 +17,17 @@ IDLE = "nothing in the group"
 
 @dataclass
 class Peer:
-    """A peer as the master knows it."""
+    """A peer as the master knows it.
+
+    Attributes:
+        agreed: whether it took part in the synchronisation that the group's revision comes from.
+    """
 
     info: m.PeerInfo
     secret: str
     digests: tuple[str, ...]
     connection: int | None  # None while it may return to a restarted master
+    agreed: bool = False
     return_by: float = math.inf
     doing: str = IDLE
     since: float = 0.0
@@ -37,7 +42,6 @@ class GroupDesk:
         epoch: number of the ring.
         revision: of the shared state that the members agreed on last.
         content: digest of that state, by `sync_election.content_digest`.
-        emptied: whether the group has lost all its members since.
         seq: number of the last operation.
         counts: how often calls were answered.
         pending: the last answer to whether newcomers wait.
@@ -52,12 +56,24 @@ class GroupDesk:
         self.epoch = 0
         self.revision: int | None = None
         self.content = ""
-        self.emptied = False
         self.seq = 0
         self.counts = m.Counts()
         self.pending = False
         self.out: list[Instruction] = []
         self._draw, self._everyone = draw, everyone
+
+    @property
+    def emptied(self) -> bool:
+        """Whether a state was agreed on and all that agreed have left: newcomers know nothing of it."""
+        return self.revision is not None and not any(self.peers[peer].agreed for peer in self.ring)
+
+    def agree(self, peers: Iterable[str], revision: int, content: str) -> None:
+        """Record the shared state that these peers have agreed on."""
+        self.revision, self.content = revision, content
+        agreeing = set(peers)
+        for name, known in self.peers.items():
+            known.agreed = name in agreeing
+        self.remember()
 
     def name(self, peer: str) -> str:
         """What the user calls a peer."""
@@ -86,9 +102,7 @@ class GroupDesk:
         self.ring = list(ring)
         self.epoch += 1
         if not ring:
-            # Links of the old members are not welcome any more. The state that they agreed on is remembered: who comes
-            # next must not go on from another one unnoticed.
-            self.key, self.emptied = self._draw(), self.revision is not None
+            self.key = self._draw()  # links of the old members are not welcome any more
         self.remember()
 
     def remember(self) -> None:
@@ -98,7 +112,7 @@ class GroupDesk:
     def record(self) -> GroupRecord:
         """Return what a restarted master needs."""
         members = (self.peers[peer] for peer in self.ring)
-        ring = tuple(MemberRecord(known.info, known.secret, known.digests) for known in members)
+        ring = tuple(MemberRecord(known.info, known.secret, known.digests, known.agreed) for known in members)
         return GroupRecord(
             self.number,
             self.key,
@@ -109,7 +123,6 @@ class GroupDesk:
             self.pending,
             ring,
             self.content,
-            self.emptied,
         )
 
     def topology(self) -> m.Topology:

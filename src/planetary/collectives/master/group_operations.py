@@ -120,9 +120,7 @@ class GroupOperations:
                 continue
             running.state = advance(MASTER_OPERATION, running.state, "all completed")
             if running.revision is not None:
-                self._desk.revision, self._desk.content = running.revision, running.content
-                self._desk.emptied = False
-                self._desk.remember()
+                self._desk.agree(running.done, running.revision, running.content)
             self._desk.out.append(Append(Decided(self._desk.number, seq)))
             self.decided[seq] = None
             while len(self.decided) > _REMEMBERED:

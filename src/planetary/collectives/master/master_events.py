@@ -37,6 +37,7 @@ class MemberRecord(msgspec.Struct, frozen=True):
     info: PeerInfo
     secret: str
     digests: tuple[str, ...]
+    agreed: bool = False  # whether the group's revision is of a synchronisation that it took part in
 
 
 class GroupRecord(msgspec.Struct, frozen=True, tag=True):
@@ -51,7 +52,6 @@ class GroupRecord(msgspec.Struct, frozen=True, tag=True):
     pending: bool  # the last answer to `AskPending`
     ring: tuple[MemberRecord, ...]
     content: str = ""  # digest of the shared state of `revision`
-    emptied: bool = False  # whether all members have gone since that was agreed on
 
 
 class Decided(msgspec.Struct, frozen=True, tag=True):

@@ -59,7 +59,7 @@ class MasterMachine:
             else:
                 last[record.number] = record
         for number, record in last.items():
-            if record.emptied and not record.ring:
+            if record.revision is not None and not record.ring:
                 self._emptied[number] = record
                 continue
             group = self._group(number)
@@ -68,10 +68,10 @@ class MasterMachine:
             # Operations may have begun after the last record: leave their numbers behind.
             desk.seq = ((max([record.seq, *group.operations.decided]) >> 32) + 1) << 32
             desk.key, desk.epoch, desk.revision = record.key, record.epoch, record.revision
-            desk.content, desk.emptied = record.content, record.emptied
+            desk.content = record.content
             desk.counts, desk.pending = record.counts, record.pending
             for member in record.ring:
-                known = Peer(member.info, member.secret, member.digests, None, return_by=now + grace_s)
+                known = Peer(member.info, member.secret, member.digests, None, member.agreed, return_by=now + grace_s)
                 known.doing = "away since the master was restarted"
                 desk.peers[member.info.peer] = known
                 desk.ring.append(member.info.peer)
@@ -208,7 +208,7 @@ class MasterMachine:
             if (last := self._emptied.pop(number, None)) is not None:
                 desk = group.desk
                 desk.epoch, desk.seq = last.epoch, last.seq
-                desk.revision, desk.content, desk.emptied = last.revision, last.content, True
+                desk.revision, desk.content = last.revision, last.content
         return group
 
     def _everyone(self) -> tuple[int, int, int]:
@@ -223,9 +223,9 @@ class MasterMachine:
         for number in [number for number, group in self.groups.items() if not group.desk.peers]:
             desk = self.groups.pop(number).desk
             rest = GroupRecord(
-                number, desk.key, desk.epoch, desk.seq, desk.revision, m.Counts(), False, (), desk.content, desk.emptied
+                number, desk.key, desk.epoch, desk.seq, desk.revision, m.Counts(), False, (), desk.content
             )
             out.append(Append(rest))
-            if desk.emptied:
+            if desk.revision is not None:
                 self._emptied[number] = rest
         return out

@@ -33,7 +33,7 @@ class Election:
 
 
 def elect_again(offers: Mapping[str, Sync], last: int, content: str, algorithm: str) -> Election:
-    """Decide for a group that lost all its members, which agreed last on revision `last` with digest `content`.
+    """Decide for a group that lost all peers that agreed last, on revision `last` with digest `content`.
 
     The state that the new members go on from must be that one, or one more revision trained from it; or every peer
     that sends one asks for a restart. PCCL's report (section 8) promises the same. `algorithm` names the digests; a
@@ -50,7 +50,7 @@ def elect_again(offers: Mapping[str, Sync], last: int, content: str, algorithm: 
         return election
     found = "another content" if election.revision == last else f"revision {election.revision}"
     return Election(
-        failure=f"the group agreed on revision {last} before all its members left, and {found} is on offer. Restore a "
+        failure=f"the group agreed on revision {last}, all peers that did have left, and {found} is on offer. Restore a "
         f"checkpoint of revision {last}, or call sync_shared_state(restart=True) on every peer that offers a state to "
         "begin anew"
     )
@@ -68,7 +68,7 @@ def elect(offers: Mapping[str, Sync], current: int | None, algorithm: str = "") 
     1. A revision may be one more than the current one at most; the first one is free.
     2. Among the peers that send (all but RECEIVE_ONLY) the highest revision wins over lower ones, and among those the
        content that most peers have; at a tie the one whose first holder comes first in the ring.
-       It is older than the current one only when everybody who had that is gone.
+       It is older than the current one only if no peer offers that one.
     3. Everybody's names, types and shapes must be the winner's. Contents marked as free to differ are not compared.
     4. SEND_ONLY peers must have the winning content.
 

@@ -50,9 +50,9 @@ def elect_again(offers: Mapping[str, Sync], last: int, content: str, algorithm: 
         return election
     found = "another content" if election.revision == last else f"revision {election.revision}"
     return Election(
-        failure=f"the group agreed on revision {last}, all peers that did have left, and {found} is on offer. Restore a "
-        f"checkpoint of revision {last}, or call sync_shared_state(restart=True) on every peer that offers a state to "
-        "begin anew"
+        failure=f"the group agreed on revision {last}, all peers that did have left, and {found} is on offer. Restore "
+        f"a checkpoint of revision {last}, or call sync_shared_state(restart=True) on every peer that offers a state "
+        "to begin anew"
     )
 
 

@@ -260,6 +260,20 @@ def test_torch_and_jax_arrays() -> None:
         together(work, 2)
 
 
+def test_a_declined_call_of_all_peers_is_not_the_next_call() -> None:
+    with ring(3) as (_, peers):
+
+        def work(i: int) -> None:
+            for _ in range(5):
+                with pytest.raises(UserError):
+                    peers[i].all_reduce(np.array(["no number"]))
+                array = np.full(5, i + 1.0, np.float32)
+                peers[i].all_reduce(array)
+                assert (array == 6).all()
+
+        together(work, 3)
+
+
 def test_the_machine_is_used_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The line to the master looks after calls that other threads begin: a call was changed under its eyes."""
     with ring(2) as (_, peers):

@@ -85,7 +85,7 @@ class GroupMachine:
         self._watch = LinkWatch(self.desk, self.links, remeasure_s)
         self._waiting: dict[str, tuple[m.Vote, float]] = {}  # newcomers that want to be admitted
         self._gatherings: dict[Key, Gathering] = {}
-        self._declined: dict[Key, DeclinedCall] = {}
+        self._declined: dict[Key, list[DeclinedCall]] = {}  # in the order in which peers come to them
 
     # --- events
 
@@ -141,7 +141,7 @@ class GroupMachine:
         for key, gathering in list(self._gatherings.items()):
             if gathering.deadline <= now:
                 self._expire(key, gathering, now)
-        self._declined = {key: declined for key, declined in self._declined.items() if declined.until > now}
+        self._keep_declined(lambda declined: declined.until > now)
         self.operations.expire(now)
         self._measurement.expire(now)
         self._watch.expire(now)
@@ -152,7 +152,7 @@ class GroupMachine:
         """When `tick` has something to do; infinite for never."""
         times = [gathering.deadline for gathering in self._gatherings.values()]
         times += [deadline for _, deadline in self._waiting.values()]
-        times += [declined.until for declined in self._declined.values()]
+        times += [declined.until for calls in self._declined.values() for declined in calls]
         times += [known.return_by for known in self.desk.peers.values()]
         times += [self.operations.deadline(), self._measurement.deadline(), self._watch.deadline(quiet=self._quiet())]
         return min(times, default=math.inf)
@@ -170,7 +170,7 @@ class GroupMachine:
         for gathering in self._gatherings.values():
             yield set(gathering.requests) <= set(ring), f"{gathering.title} gathers peers outside the ring {ring}"
             yield gathering.deadline < math.inf, f"{gathering.title} waits without a deadline"
-        for declined in self._declined.values():
+        for declined in (declined for calls in self._declined.values() for declined in calls):
             yield (
                 set(ring) >= {declined.peer, *declined.untold},
                 f"a call is declined among others than the ring {ring}",
@@ -217,11 +217,9 @@ class GroupMachine:
             reason = f"{title}: this peer is no member of group {self.desk.number} yet; call update_topology first"
             self.desk.answer(peer, m.CallFailed(call=message.call, code="aborted", reason=reason))
             return
-        declined = self._declined.get(key)
-        if declined is not None and peer == declined.peer:
-            del self._declined[key]
-        elif declined is not None and peer in declined.untold:
-            self._tell_declined(key, declined, {peer: message})
+        declined = self._first_declined(key, peer)
+        if declined is not None:
+            self._tell_declined(declined, {peer: message})
             return
         gathering = self._gatherings.get(key)
         if gathering is None:
@@ -237,23 +235,39 @@ class GroupMachine:
         if peer not in self.desk.ring:
             return
         key = ("start", message.tag)
+        earlier = self._first_declined(key, peer)
+        if earlier is not None:  # this peer cannot make that call either
+            earlier.untold.discard(peer)
+            self._keep_declined()
+            return
         reason = f"{message.kind} with tag {message.tag}: {self.desk.name(peer)} cannot take part: {message.reason}"
         declined = DeclinedCall(peer, reason, set(self.desk.ring) - {peer}, now + message.timeout_s)
-        self._declined[key] = declined
+        self._declined.setdefault(key, []).append(declined)
         gathering = self._gatherings.pop(key, None)
         if gathering is not None:
             gathering.state = advance(MASTER_OPERATION, gathering.state, "arguments differ")
             for caller in gathering.requests:
                 self.desk.doing(caller, IDLE, now)
-            self._tell_declined(key, declined, gathering.requests)
+        self._tell_declined(declined, {} if gathering is None else gathering.requests)
 
-    def _tell_declined(self, key: Key, declined: DeclinedCall, calls: Mapping[str, Request]) -> None:
+    def _first_declined(self, key: Key, peer: str) -> DeclinedCall | None:
+        """Return the declined call that a peer's next message of this key belongs to; None: it has come past them."""
+        return next((declined for declined in self._declined.get(key, []) if peer in declined.untold), None)
+
+    def _tell_declined(self, declined: DeclinedCall, calls: Mapping[str, Request]) -> None:
         for peer, message in calls.items():
             failed = m.CallFailed(call=message.call, code="disagreement", reason=declined.reason)
             self.desk.answer(peer, failed)
             declined.untold.discard(peer)
-        if not declined.untold:
-            del self._declined[key]
+        self._keep_declined()
+
+    def _keep_declined(self, wanted: Callable[[DeclinedCall], bool] = lambda _: True) -> None:
+        """Forget declined calls that all members have come to, and those that are not wanted."""
+        kept = {
+            key: [declined for declined in calls if declined.untold and wanted(declined)]
+            for key, calls in self._declined.items()
+        }
+        self._declined = {key: calls for key, calls in kept.items() if calls}
 
     def _check(self, now: float) -> None:
         """Go on with everything that waits for no peer any more; each step may let another one go on."""
@@ -439,10 +453,9 @@ class GroupMachine:
             gathering.requests.pop(peer, None)
             if not gathering.requests:
                 del self._gatherings[key]
-        for key, declined in list(self._declined.items()):
+        for declined in (declined for calls in self._declined.values() for declined in calls):
             declined.untold.discard(peer)
-            if not declined.untold or declined.peer == peer:
-                del self._declined[key]
+        self._keep_declined(lambda declined: declined.peer != peer)
         self._measurement.lose(peer)
         self._watch.lose(peer, now)
         self.links.forget(peer)

@@ -74,7 +74,9 @@ def unanswered(cluster: MixtureStage, worker: Worker, layer: int) -> set[int]:
     """
     found = set(cluster.controller.offload._waiting.said(0, worker.machine.shard, layer)[1])
     found |= {step for packed, step in worker.packed if packed == layer}
-    return found | {offer.step for offer in worker.up if isinstance(offer, mm.OfferSketches) and offer.layer == layer}
+    offers = [offer for offer in worker.up if isinstance(offer, mm.OfferSketches) and offer.layer == layer]
+    # What was sent as a connection broke never comes; its epoch is over.
+    return found | {offer.step for offer in offers if offer.epoch == worker.machine.epoch}
 
 
 def check_answers(cluster: MixtureStage) -> None:

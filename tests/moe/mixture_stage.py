@@ -521,7 +521,7 @@ class MixtureStage(MixtureCluster):
         network.partition(worker.node.node, None)
         network.drop(worker.node.node)
         session = worker.session
-        self.until(lambda: not (worker.machine.connected or (session and worker.session == session)))
+        self.until(lambda: self.finished is not None or not (worker.machine.connected or worker.session == session > 0))
 
     def connect(self, worker: Worker) -> None:
         """Let a worker reach the gateway again."""
@@ -534,12 +534,12 @@ class MixtureStage(MixtureCluster):
         worker.node.kill()
         session = worker.session
         self.workers.pop(worker.name, None)
-        self.until(lambda: not session or worker.session != session)
+        self.until(lambda: self.finished is not None or not session or worker.session != session)
 
     def restart_gateway(self) -> None:
         """Kill the gateway; the next one knows journal and payloads only."""
         self.process.kill()
-        self.until(lambda: self.has_begun)
+        self.until(lambda: self.has_begun or self.finished is not None)
 
     def stop(self) -> None:
         """Stop the run in order; it is resumed, and the workers join again."""

@@ -148,7 +148,7 @@ def test_a_resumed_run_uses_no_number_of_a_lost_task() -> None:
 
 def test_a_killed_process_gives_back_its_lock_and_writes_nothing_more(tmp_path: Path) -> None:
     world = World(0)
-    disk = SimulatedDisk(world.random, lambda kind: None)
+    disk = SimulatedDisk(world.random, lambda kind: None, world.clock)
     first, second = world.process("first", "n"), world.process("second", "n")
     RunLock(tmp_path, disk.of(first))
     writer = JsonLinesWriter(tmp_path / "lines.jsonl", disk.of(first))

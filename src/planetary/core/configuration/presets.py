@@ -104,9 +104,18 @@ PRESETS: Mapping[str, Preset] = {
         ),
         Preset(
             "muloco",
-            "Muon on matrices as the inner optimizer, Nesterov's outer step",
+            "Muon on matrices as the inner optimizer, Nesterov's outer step; the learning rate is the file's, as updates "
+            "of Muon have the size of AdamW's here",
             "Thérien et al. 2025, arXiv:2505.23725 (H 30, outer 0.9 / 0.9; 0.7 / 0.6 for one worker)",
-            {**_STAR, **_WHOLE, "train.inner_steps": 30, "optimizer.name": "muon", **_outer(0.9, 0.9)},
+            {
+                **_STAR,
+                **_WHOLE,
+                "train.inner_steps": 30,
+                "optimizer.name": "muon",
+                "optimizer.momentum": 0.9,
+                "optimizer.beta2": 0.99,
+                **_outer(0.9, 0.9),
+            },
             _outer(0.7, 0.6),
         ),
     )

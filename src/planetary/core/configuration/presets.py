@@ -104,8 +104,8 @@ PRESETS: Mapping[str, Preset] = {
         ),
         Preset(
             "muloco",
-            "Muon on matrices as the inner optimizer, Nesterov's outer step; the learning rate is the file's, as updates "
-            "of Muon have the size of AdamW's here",
+            "Muon on matrices as the inner optimizer, Nesterov's outer step; the learning rate is the file's, as "
+            "updates of Muon have the size of AdamW's here",
             "Thérien et al. 2025, arXiv:2505.23725 (H 30, outer 0.9 / 0.9; 0.7 / 0.6 for one worker)",
             {
                 **_STAR,

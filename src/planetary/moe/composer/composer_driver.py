@@ -228,7 +228,8 @@ class ComposerDriver:
                 pass
 
     def _own(self, message: mm.GrantShard, payload: Packed) -> None:
-        self._speak_for(message.speaks)
+        if self._surrogates is not None:  # the machine learns of it with the shard: what it speaks for belongs to that
+            self._surrogates.speak_for(message.speaks)
         self._handle(c.StepsReported(message.steps))
         if not message.payload:
             self._handle(c.ShardGranted(message.shard, message.epoch, message.step, None, message.speaks))

@@ -23,9 +23,9 @@ from planetary.fabric.worker.compute import batches_of
 from planetary.run.choice import read_config
 from planetary.run.simulate import TINY
 from planetary.runtime.pjrt_executor import PjrtExecutor
-from planetary.simulation.cluster import SimCluster
-from planetary.simulation.federation import SimFederation, hub_config, site_config
-from planetary.simulation.training import StepTraining
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
+from planetary.simulation.rounds.training import StepTraining
 
 PLAIN = OuterConfig(learning_rate=1.0, momentum=0.0, loss_rise=0.0)
 NAMES = ("paris", "tokyo")

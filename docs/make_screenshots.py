@@ -16,9 +16,9 @@ import msgspec
 from planetary.core.config import to_toml
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
-from planetary.simulation.cluster import SimCluster
+from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.faults import Fault
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.small_training import small_training
 
 IMAGES = Path(__file__).with_name("images")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")

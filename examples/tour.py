@@ -15,9 +15,9 @@ import numpy as np
 
 from planetary.fabric.protocol.state import ControllerState
 from planetary.machine.journal import replay
-from planetary.simulation.cluster import SimCluster
+from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.faults import Fault
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.small_training import small_training
 
 ROUNDS, WORKERS, INNER_STEPS = 4, 2, 4
 FAULTS = (

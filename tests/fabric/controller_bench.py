@@ -12,7 +12,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import AnyRecord, RunStarted
 from planetary.fabric.protocol.state import ControllerState
 from planetary.machine.journal import replay
-from planetary.simulation.small_training import small_policy
+from planetary.simulation.rounds.small_training import small_policy
 
 ROUNDS = 3
 

@@ -34,9 +34,9 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.state import ControllerState, contradiction
 from planetary.machine.journal import replay
-from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import KINDS, draw_plan
-from planetary.simulation.small_training import SmallTraining, small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import SmallTraining, small_training
 
 ROUNDS, WORKERS = 6, 3
 LIMIT_S = 2000.0

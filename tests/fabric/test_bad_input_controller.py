@@ -18,8 +18,8 @@ from planetary.fabric.protocol.records import (
     WorkerLost,
     WorkerRefused,
 )
-from planetary.simulation.cluster import SimCluster
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 
 
 @pytest.mark.parametrize(

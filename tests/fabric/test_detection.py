@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from planetary.fabric.protocol.records import LeaseReturned, WorkerLost
-from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 
 
 def lost_after(fault: Fault) -> tuple[WorkerLost, SimCluster]:

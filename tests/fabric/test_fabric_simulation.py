@@ -17,9 +17,9 @@ from planetary.fabric.protocol.records import (
     WorkerLost,
 )
 from planetary.run.choice import new_run
-from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
-from planetary.simulation.small_training import SmallTraining, encode_story, small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import SmallTraining, encode_story, small_training
 
 
 @pytest.mark.parametrize("block", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])

@@ -11,8 +11,8 @@ from planetary.fabric.protocol.records import (
     RunFinished,
     RunPaused,
 )
-from planetary.simulation.cluster import SimCluster
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 
 FULL = "writing failed: No space left on device"
 END = RunFinished(round=9, ok=True, reason="all 9 rounds are done", kind="done")

@@ -8,9 +8,9 @@ import pytest
 from fault_schedules import LIMIT_S, WORKERS, check
 
 from planetary.fabric.protocol.records import DeltaWithdrawn, LeaseReturned, WorkerLost
-from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault, draw_plan
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 
 MODES = [{}, {"ring": True}, {"ring": True, "overlap": True}]
 IDS = ["star", "ring", "overlap"]

@@ -6,9 +6,9 @@ import pytest
 from fault_schedules import LIMIT_S, ROUNDS, SLOW_SEEDS, SOAK_SEEDS, WORKERS, check, run_schedule, sweep
 
 from planetary.fabric.protocol.records import DeltaWithdrawn, DigestsDiffered, ReduceRetried, RolledBack, RunResumed
-from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
-from planetary.simulation.small_training import encode_story, small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import encode_story, small_training
 
 
 @pytest.mark.parametrize("block", [0, pytest.param(1, marks=pytest.mark.slow)])

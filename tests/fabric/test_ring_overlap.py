@@ -21,9 +21,9 @@ from planetary.fabric.protocol.records import (
     RunResumed,
     WorkerJoined,
 )
-from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
-from planetary.simulation.small_training import encode_story, small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import encode_story, small_training
 
 
 def overlapping(checkpoint_every: int = 1, plan: Sequence[Fault] = ()) -> SimCluster:

@@ -22,11 +22,11 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.state import ControllerState, contradiction
 from planetary.machine.journal import replay
-from planetary.simulation.cluster import SimCluster
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.event_loop import ProcessKilled
 from planetary.simulation.faults import Fault, FaultKind
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 from planetary.simulation.world import World
 
 MODES = pytest.mark.parametrize("mode", [{}, {"ring": True}, {"overlap": True}], ids=["star", "ring", "overlap"])

@@ -18,11 +18,11 @@ from planetary.fabric.preparation.preparation import prepare_run
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, prepare_mixture
 from planetary.runtime.executor import Executor
 from planetary.runtime.program_runner import Runner, XlaRunner
-from planetary.simulation.cluster import SimCluster
 from planetary.simulation.faults import Fault
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.training import StepTraining
 from planetary.simulation.simulated_cluster import SimulatedCluster
-from planetary.simulation.training import StepTraining
 
 
 class Simulation(Protocol):

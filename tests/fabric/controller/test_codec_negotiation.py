@@ -12,7 +12,7 @@ from planetary.fabric.protocol import events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import refuse
 from planetary.fabric.protocol.state import ControllerState
-from planetary.simulation.small_training import small_policy
+from planetary.simulation.rounds.small_training import small_policy
 
 
 def hello(*codecs: str) -> m.Hello:

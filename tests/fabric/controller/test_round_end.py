@@ -11,8 +11,8 @@ from planetary.fabric.controller.round_end import finished_by_checkpoint, unrepo
 from planetary.fabric.protocol.records import AnyRecord, RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import ControllerState
 from planetary.machine.journal import replay
-from planetary.simulation.cluster import SimCluster
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 
 
 def journal_until_closed(round_: int, *, overlap: bool = False) -> tuple[list[AnyRecord], RoundFinished]:

@@ -10,8 +10,8 @@ from planetary.monitor.replay import status_of
 from planetary.monitor.report import build_report
 from planetary.monitor.run_folder import load_history
 from planetary.monitor.screen import plain_lines
-from planetary.simulation.cluster import SimCluster
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 
 
 def times(worker: str, seconds: float, *, transfer_s: float = 0.0, waited_s: float = 0.0, trained: int = 10):

@@ -31,8 +31,8 @@ from planetary.fabric.protocol.records import (
     VersionAdopted,
 )
 from planetary.simulation.faults import Fault
-from planetary.simulation.federation import SimFederation, hub_config, site_config
-from planetary.simulation.small_training import PARAMS, SmallTraining, small_training
+from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
+from planetary.simulation.rounds.small_training import PARAMS, SmallTraining, small_training
 
 LIMIT_S = 3000.0
 FAULTS = (

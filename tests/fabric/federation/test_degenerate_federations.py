@@ -11,10 +11,10 @@ import pytest
 from planetary.core.config import Config
 from planetary.core.configuration.schema import OuterConfig, SiteEntry
 from planetary.fabric.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted
-from planetary.simulation.cluster import SimCluster
-from planetary.simulation.federation import SimFederation, hub_config, site_config
-from planetary.simulation.small_training import SmallTraining, small_training
-from planetary.simulation.training import StepTraining, Training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
+from planetary.simulation.rounds.small_training import SmallTraining, small_training
+from planetary.simulation.rounds.training import StepTraining, Training
 
 PLAIN = OuterConfig(learning_rate=1.0, momentum=0.0, loss_rise=0.0)
 LIMIT_S = 2000.0

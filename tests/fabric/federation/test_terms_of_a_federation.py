@@ -23,8 +23,8 @@ from planetary.fabric.federation.hub_gateway import HubGateway
 from planetary.fabric.federation.hub_policy import terms_of
 from planetary.fabric.federation.site_gateway import SiteGateway
 from planetary.fabric.protocol.records import RoundFinished, WorkerBanned, WorkerJoined, WorkerRefused
-from planetary.simulation.federation import SimFederation, hub_config, site_config
-from planetary.simulation.small_training import SmallTraining, small_training
+from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
+from planetary.simulation.rounds.small_training import SmallTraining, small_training
 
 PLAIN = OuterConfig(learning_rate=1.0, momentum=0.0, loss_rise=0.0)
 Change = Callable[[SmallTraining], None]

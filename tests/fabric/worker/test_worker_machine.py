@@ -21,7 +21,7 @@ from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.lease_machine import LeaseMachine, TaskPhase
 from planetary.fabric.worker.ring_machine import RingMachine
 from planetary.fabric.worker.worker_machine import WorkerMachine, WorkerPhase
-from planetary.simulation.small_training import SPEC
+from planetary.simulation.rounds.small_training import SPEC
 
 JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
 SLICE = m.Slice("data", "ui8", 0, 44)

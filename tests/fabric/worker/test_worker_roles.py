@@ -17,7 +17,7 @@ from planetary.fabric.worker.training_role import TrainingLoader
 from planetary.moe.composer.mixture_loader import MixtureLoader
 from planetary.moe.protocol.mixture_messages import MixtureJob
 from planetary.run.kinds import worker_roles
-from planetary.simulation.small_training import SPEC
+from planetary.simulation.rounds.small_training import SPEC
 
 JOB = m.Job(run="r", artifact="a", buffers="b", reference="c", spec=SPEC, inner_state="reset", schedule=Schedule())
 MIXTURE = MixtureJob(run="r", artifact="a", reference="c", plan="{}", functions={})

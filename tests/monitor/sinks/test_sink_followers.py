@@ -16,8 +16,8 @@ from planetary.monitor.sinks import kinds
 from planetary.monitor.sinks.followers import MOST_WAITING, Followers
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
-from planetary.simulation.cluster import SimCluster
-from planetary.simulation.small_training import small_training
+from planetary.simulation.rounds.cluster import SimCluster
+from planetary.simulation.rounds.small_training import small_training
 
 
 class Recorder(Sink):

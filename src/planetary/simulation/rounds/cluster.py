@@ -28,9 +28,9 @@ from planetary.simulation.faults import Fault
 from planetary.simulation.lies import DoubtfulExecutor, Gossip
 from planetary.simulation.network import HOST
 from planetary.simulation.process import Process
-from planetary.simulation.ring import SimulatedCommunicator, SimulatedMaster, make_master
+from planetary.simulation.rounds.ring import SimulatedCommunicator, SimulatedMaster, make_master
+from planetary.simulation.rounds.training import Training
 from planetary.simulation.simulated_cluster import COMPILE_S, SimPlace, SimulatedCluster
-from planetary.simulation.training import Training
 
 MOST_VERSIONS = 4  # of the parameters, that the gateway keeps
 

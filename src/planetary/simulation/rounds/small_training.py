@@ -116,7 +116,7 @@ def _goal(batch: Sequence[np.ndarray]) -> np.ndarray:
 
 
 class SmallTraining:
-    """A run of `SmallExecutor`s; a `planetary.simulation.training.Training`."""
+    """A run of `SmallExecutor`s; a `planetary.simulation.rounds.training.Training`."""
 
     cache = None
 

@@ -1,0 +1,1 @@
+"""Runs in rounds, and federations of them, in simulated time."""

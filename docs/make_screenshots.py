@@ -16,8 +16,8 @@ import msgspec
 from planetary.core.config import to_toml
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.dashboard import Dashboard
-from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.faults import Fault
+from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 
 IMAGES = Path(__file__).with_name("images")

@@ -15,8 +15,8 @@ import numpy as np
 
 from planetary.fabric.protocol.state import ControllerState
 from planetary.machine.journal import replay
-from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.faults import Fault
+from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.small_training import small_training
 
 ROUNDS, WORKERS, INNER_STEPS = 4, 2, 4

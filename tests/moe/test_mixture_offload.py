@@ -453,6 +453,7 @@ def test_a_result_that_nobody_will_judge_is_forgotten(tmp_path: Path) -> None:
     assert e.DropAttachment(8) in unasked  # this run has no expert workers
 
 
+@pytest.mark.slow
 def test_an_expert_worker_that_hangs_is_restarted_and_another_does_its_work(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=120, sketches="owner", acceptance=Policy(norm_ratio=10))
     cluster = MixtureStage(tmp_path, plan, seed=41)

@@ -220,6 +220,7 @@ def surrogates_of(cluster: MixtureStage, shard: int) -> list[SurrogatesRefreshed
     return [record for record in of_kind(cluster, SurrogatesRefreshed) if record.shard == shard]
 
 
+@pytest.mark.slow
 def test_experts_whose_first_owner_is_lost_go_on_with_the_next_and_it_learns_from_that_when_it_comes_back(
     tmp_path: Path,
 ) -> None:

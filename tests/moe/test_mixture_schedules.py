@@ -34,7 +34,7 @@ SAME_SEED = 10_084  # without a full disk: the error names the folder and the fr
 
 
 def test_random_fault_schedules() -> None:
-    seen = sweep(range(15), *MODES)
+    seen = sweep(range(8), *MODES)
     assert seen.records[RunResumed] > 0
     assert all(seen.records[kind] for kind in (ShardGranted, FragmentAdvanced, SurrogatesRefreshed, ExpertsAdvanced))
 

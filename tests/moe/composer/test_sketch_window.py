@@ -194,6 +194,7 @@ def test_a_composer_that_comes_back_again_and_again_still_has_one_window_of_sket
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_a_shards_next_owner_counts_what_its_predecessor_has_left(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 60, 5)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 5)
@@ -258,6 +259,7 @@ def test_a_sketch_that_cannot_be_kept_or_read_is_answered(tmp_path: Path) -> Non
     check_streams(cluster)
 
 
+@pytest.mark.slow
 def test_what_the_queue_forgets_since_others_are_far_ahead_makes_room(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 100, 10)
     watched(cluster, lambda: min(a.machine.done, b.machine.done) >= 4)
@@ -290,6 +292,7 @@ def test_work_that_was_given_away_before_the_gateway_was_restarted_is_given_agai
     assert stale(cluster) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["owner", "all"])
 def test_on_a_slow_line_where_answers_are_late_nothing_is_offered_that_would_be_made_with_old_experts(
     tmp_path: Path, source: str
@@ -318,6 +321,7 @@ def test_what_is_too_old_is_no_longer_worked_on(tmp_path: Path) -> None:
     assert cluster.finish().ok
 
 
+@pytest.mark.slow
 def test_what_somebody_works_on_counts_however_old_it_is(tmp_path: Path) -> None:
     cluster, a, b = offloaded(tmp_path, 120, 14)
     w = cluster.start("w")

@@ -207,6 +207,7 @@ def test_surrogates_that_are_not_those_of_all_experts_of_a_shard_are_refused(tmp
     assert expected in found, found
 
 
+@pytest.mark.slow
 def test_who_spoke_for_others_experts_is_sent_these_whole_when_it_does_no_more(tmp_path: Path) -> None:
     """While it speaks it may connect anew and be sent what it has published itself."""
     plan = make_plan(tmp_path, steps=80, delta_rank=1, composers=3, batch_size=6, replicas=2)

@@ -549,12 +549,14 @@ class Site:
             if not any(one.hello.identity != hello.identity for one in before):
                 self._tell(WorkerCame(worker=hello.worker, roles=hello.roles, trial=hello.trial))
         peer = Peer(connection, hello, self.scheduler.run_of(hello.worker))
-        if peer.run not in self.runs:
-            peer.run = IDLE
+        is_placed = peer.run in self.runs
+        if not is_placed:
+            peer.run = self._run_that_refuses(hello)
         self.peers.append(peer)
         try:
             if peer.run != IDLE:
-                self._follow(hello.worker)
+                if is_placed:
+                    self._follow(hello.worker)
                 await self.runs[peer.run].gateway.attend(connection, hello)
             else:
                 await self._wait(connection)
@@ -563,6 +565,13 @@ class Site:
             others = any(one.hello.role == "worker" and one.hello.worker == hello.worker for one in self.peers)
             if hello.role == "worker" and not others:
                 self._tell(WorkerWent(hello.worker))
+
+    def _run_that_refuses(self, hello: m.Hello) -> str:
+        """Return the run that tells a worker that it has no role for it; `IDLE` where a later job may have one."""
+        if self.options.folder is not None or not hello.roles:
+            return IDLE
+        lacking = (name for name, run in self.runs.items() if run.kind.roles and not {*run.kind.roles} & {*hello.roles})
+        return next(lacking, IDLE)
 
     def _follow(self, worker: str) -> None:
         """Have a worker's supervisor go where it is."""

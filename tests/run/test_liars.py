@@ -34,7 +34,7 @@ def run(corpus: Path, cache: Path, lie: Lie | None = None, workers: int = WORKER
         "data": {"source": str(corpus)},
         "train": {"rounds": ROUNDS, "inner_steps": 5, "batch_size": 2, "sequence_length": 32},
         "optimizer": {"learning_rate": 0.01, "warmup_steps": 5},
-        "outer": {"judge": judge},
+        "outer": {"judge": judge, "merge": "mean", "learning_rate": 0.7, "momentum": 0.9},
         "eval": {"every": 1, "batches": 4},
     }
     faults = [planetary.Fault(0.0, "lie", worker=w, seconds=ALWAYS, lie=lie) for w in LIARS if w < workers and lie]

@@ -55,6 +55,7 @@ def widened(tree: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module", [one if one in (llama, nanochat) else pytest.param(one, marks=pytest.mark.slow) for one in SIZES]
 )

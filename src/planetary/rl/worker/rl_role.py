@@ -13,9 +13,9 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError
-from planetary.core.program_trial import decode_program_reference
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.worker.checked_program import open_checked_program
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
@@ -36,8 +36,6 @@ from planetary.rl.protocol.rl_messages import (
 )
 from planetary.rl.worker.policy import LoadedPolicy
 from planetary.rl.worker.sampler import TextStart, sample
-from planetary.runtime.device_check import check_once, check_program, key_of
-from planetary.runtime.program_runner import Program, open_program
 
 log = logging.getLogger(__name__)
 
@@ -48,22 +46,8 @@ MOST_PAYLOAD = 4 << 30
 
 def load(job: PolicyJob, place: Workplace) -> Role:
     """Load a policy's functions onto this device and check them there; raises as `RoleLoader.load`."""
-    options = place.options
-    run = open_program(
-        place.store.get(job.artifact),
-        Program(b"", job.functions),
-        backend=options.backend,
-        threads=options.threads or None,
-        device_id=options.device_id,
-        island=options.island,
-    )
-    reference = decode_program_reference(place.store.get(job.reference), job.functions)
-    report = check_once(
-        place.store,
-        key_of(job.artifact, job.reference, options.backend, run.device_name),
-        lambda: check_program(run, reference, job.functions),
-    )
-    kept = InnerStates(options.state / job.run, job.state)
+    run, report = open_checked_program(job, job.functions, place)
+    kept = InnerStates(place.options.state / job.run, job.state)
     policy = LoadedPolicy(run, job.shape, job.state, kept=kept, persists=job.persists)
     ready = PolicyReady(artifact=job.artifact, device=run.device_name, verified=report.summary)
     return PolicyRole(policy, ready, place.send)

@@ -12,15 +12,15 @@ import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import LocalProtocolError, PlanetaryError
-from planetary.core.program_trial import decode_program_reference
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
+from planetary.fabric.worker.checked_program import open_checked_program
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
 from planetary.machine.events import Instruction, Payload
-from planetary.runtime.device_check import check_once, check_program, key_of
+from planetary.runtime.device_check import check_once, key_of
 from planetary.runtime.device_program import ResidentTensors
-from planetary.runtime.program_runner import Program, ProgramRunner, open_program
+from planetary.runtime.program_runner import ProgramRunner
 from planetary.serve.program.serving_shape import (
     CACHE,
     IDS,
@@ -44,28 +44,14 @@ Send = Callable[[m.Message, Packed | None], None]
 
 def load(job: ServingJob, place: Workplace) -> Role:
     """Load a model onto this device and check it there; raises as `RoleLoader.load`."""
-    options = place.options
-    run = open_program(
-        place.store.get(job.artifact),
-        Program(b"", job.functions),
-        backend=options.backend,
-        threads=options.threads or None,
-        device_id=options.device_id,
-        island=options.island,
-    )
-    reference = decode_program_reference(place.store.get(job.reference), job.functions)
-    report = check_once(
-        place.store,
-        key_of(job.artifact, job.reference, options.backend, run.device_name),
-        lambda: check_program(run, reference, job.functions),
-    )
+    run, report = open_checked_program(job, job.functions, place)
     _, weights = unpack_arrays(place.store.get(job.weights), WEIGHTS)
     model = LoadedModel(run, job.shape, weights)
     if job.trial:
         trial = decode_trial(place.store.get(job.trial), job.shape)
         report = check_once(
             place.store,
-            key_of(job.artifact, f"{job.weights} {job.trial}", options.backend, run.device_name),
+            key_of(job.artifact, f"{job.weights} {job.trial}", place.options.backend, run.device_name),
             lambda: check_model(model.compute, job.shape, trial, run.device_name),
         )
     ready = ServingReady(artifact=job.artifact, weights=job.weights, device=run.device_name, verified=report.summary)

@@ -20,7 +20,7 @@ def checkpoint_bytes(params: tuple[TensorSpec, ...], copies: int = 2) -> int:
 
 
 def room_for(nbytes: int, *, keep: int, there: int, free: int, folder: Path) -> tuple[str, bool]:
-    """Return what people should know of the disk before a run, and whether all its checkpoints fit.
+    """Return a warning about the disk for the user before a run, and whether all its checkpoints fit.
 
     Args:
         nbytes: of a checkpoint.
@@ -74,7 +74,7 @@ class DiskRoom:
         return room_for(self.checkpoint_bytes, keep=keep, there=there, free=self.free, folder=checkpoints)
 
     def look(self) -> None:
-        """Take note of what is free."""
+        """Record the free space."""
         checkpoints = self._folder / CHECKPOINTS
         with contextlib.suppress(OSError):
             self.free = self._files.free_bytes(checkpoints if checkpoints.is_dir() else self._folder)

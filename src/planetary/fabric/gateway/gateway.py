@@ -1,6 +1,6 @@
 """The gateway process: a run folder, a server, sessions, background work, a journal, and a controller on top.
 
-A kind of run derives from `Gateway` and says what is prepared, which controller decides, and how its own instructions
+A kind of run derives from `Gateway` and defines its preparation, which controller decides, and how its own instructions
 are carried out.
 """
 
@@ -105,7 +105,7 @@ class Security(msgspec.Struct, frozen=True):
 
     @staticmethod
     def by(authority: Authority) -> Security:
-        """Return what an authority vouches for: a machine with an invite that is not revoked, and a key of its own."""
+        """Return the checks of an authority: a valid invite, and a key of the machine's own."""
         invites = InviteList(authority)
         tokens = TokenCheck(
             secret=authority.invite_secret,
@@ -117,7 +117,7 @@ class Security(msgspec.Struct, frozen=True):
 
 
 class PreparedRun(Protocol):
-    """What every kind of run is made of."""
+    """The parts that every kind of run is made of."""
 
     @property
     def param_count(self) -> int:
@@ -136,7 +136,7 @@ class PreparedRun(Protocol):
 
 
 class RunStart(Protocol):
-    """What a gateway goes on from."""
+    """The state that a gateway goes on from."""
 
     @property
     def records(self) -> Iterable[Record]:
@@ -170,8 +170,8 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     """One run. Make it, `start` it, `run` it.
 
     Attributes:
-        protocol: what is said in this kind of run.
-        compiles: what is compiled for workers, for people.
+        protocol: messages of this kind of run.
+        compiles: name of the artifact that workers get, for users.
         synced: records that are on the disk before anything else happens, whatever becomes of the power.
         followers: get its metrics and events.
     """
@@ -203,7 +203,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
         self.events: deque[tuple[float, str]] = deque(maxlen=MOST_EVENTS)  # see `RunStatus`
         self.news = ""  # the newest event worth telling
-        self.notes: list[str] = []  # what was decided before training, and what must not be missed during it
+        self.notes: list[str] = []  # decisions before training, and warnings during it
         self.followers: list[Follower] = []
         self._lasting = LastingNews()
         self.prepared: PreparedT | None = None
@@ -223,7 +223,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self._work = Background(self._compile_for, self._post, system.clock, config.fabric.compilers)
         self._stop_reason: str | None = None
 
-    # --- what a kind of run adds ------------------------------------------------------------------------------
+    # --- added by a kind of run -------------------------------------------------------------------------------
 
     @abstractmethod
     def status(self) -> RunStatus:
@@ -247,7 +247,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     @abstractmethod
     def _limits(self) -> Limits:
-        """Return what a worker may send."""
+        """Return the types of message that a worker may send."""
 
     @abstractmethod
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
@@ -259,20 +259,20 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     @abstractmethod
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
-        """Compile and verify what workers run."""
+        """Compile and verify the artifact that workers run."""
 
     async def _fit(self, prepared: PreparedT) -> PreparedT | None:
-        """Fit a new run to this machine; return what it is made of then, None to stop."""
+        """Fit a new run to this machine; return its parts then, None to stop."""
         return prepared
 
     def _begun(self) -> None:
         """Take note that the controller decides from now on. Called on the event loop."""
 
     def _release(self) -> None:
-        """End what the kind has begun beside the event loop. In a thread, at the end."""
+        """End the work that the kind has begun beside the event loop. In a thread, at the end."""
 
     def _source(self, payload: e.Payload | None) -> Callable[[], Mapping[str, np.ndarray]] | None:
-        """Return what gives the tensors of a message when it is its turn."""
+        """Return a function that returns the tensors of a message when it is its turn."""
         if isinstance(payload, e.BlobOf):
             digest = payload.digest
             return lambda: {"blob": np.frombuffer(self.store.get(digest), np.uint8)}
@@ -297,7 +297,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         return self.options.port if self._reception is None else self._reception.port
 
     async def start(self) -> None:
-        """Open, and listen, so that workers can connect and wait. Raises what is wrong with either."""
+        """Open, and listen, so that workers can connect and wait. Raises the errors of both."""
         await self.open()
         security = self._security
         self._reception = Reception(
@@ -378,12 +378,12 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         self.config = msgspec.structs.replace(self.config, train=settled)
 
     def note(self, text: str) -> None:
-        """Keep what was decided for people, and log it."""
+        """Keep a decision for users, and log it."""
         self.notes.append(text)
         log.info("%s", text)
 
     def warn(self, text: str) -> None:
-        """Keep what people must not miss, and log it. Called on the event loop."""
+        """Keep a warning for users, and log it. Called on the event loop."""
         self.notes.append(text)
         log.warning("%s", text)
 
@@ -437,9 +437,9 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     @property
     def compiling(self) -> tuple[str, float]:
-        """What is being compiled, for people, and since when (Unix time in seconds).
+        """The artifact that is being compiled, for users, and since when (Unix time in seconds).
 
-        When nothing is: "", and when the last thing was, or since when the stage is what it is.
+        When none is: "", and the end of the last compilation, or the beginning of the stage.
         """
         for target, since in reversed(self._work.compiling.items()):
             return f"compiling and verifying {self.compiles} for {target}, kept for the next run", since
@@ -486,7 +486,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             counted = connection.bytes_received
             while True:
                 received = await connection.receive()
-                if is_worker:  # with what came in while the message before was passed on
+                if is_worker:  # with messages that arrived while the one before was passed on
                     self.traffic.add_up(received.message, connection.bytes_received - counted)
                 counted = connection.bytes_received
                 await self._pass_on(session, received)
@@ -500,7 +500,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
             self._shell.post(e.Closed(session, reason, silent_s=silent_s))
 
     def _admit(self, connection: Connection, session: int, *, is_worker: bool) -> None:
-        """Say what a peer that showed its token may send."""
+        """Return the types of message that a peer with a valid token may send."""
         timings = self.config.timings
         if is_worker:
             last = 0  # id of the message that arrives
@@ -602,7 +602,7 @@ class Background:
         clock: Clock,
         compilers: int,
     ) -> None:
-        """`compile_for` compiles and verifies what workers run, `compilers` at once; `post` takes the events."""
+        """`compile_for` compiles and verifies an artifact, `compilers` at once; `post` takes the events."""
         self._free_compilers = asyncio.Semaphore(compilers)
         self._compile_for, self.post, self._clock = compile_for, post, clock
         self._tasks: set[asyncio.Task[None]] = set()
@@ -621,7 +621,7 @@ class Background:
         task.add_done_callback(self._tasks.discard)
 
     async def finish(self) -> None:
-        """Wait for what is under way, except that a compiler is killed with its process."""
+        """Wait for the work under way, except that a compiler is killed with its process."""
         for task in list(self._tasks):
             if task.get_name() == "compile":
                 task.cancel()
@@ -634,7 +634,7 @@ class Background:
         try:
             if note := nearest(backend, target)[1]:
                 log.info("%s", note)
-            async with self._free_compilers:  # each takes some hundred MB; whoever has an invite can ask for one
+            async with self._free_compilers:  # each takes some hundred MB, and every invite can ask for one
                 began, self.compiling[name] = self._clock.monotonic(), self._clock.wall()
                 published = await self._compile_for(CompileTarget(backend, target, features))
         except PlanetaryError as error:

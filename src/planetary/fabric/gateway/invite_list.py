@@ -123,7 +123,7 @@ class Guests:
         self._connections.pop(connection, None)
 
     async def watch(self) -> None:
-        """Close what was made with revoked invites, for ever."""
+        """Exclude keys that were made with revoked invites, for ever."""
         while True:
             await asyncio.sleep(WATCH_S)
             try:

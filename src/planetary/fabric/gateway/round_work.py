@@ -1,4 +1,4 @@
-"""What a gateway of a run in rounds does with its parameters and checkpoints, away from the event loop."""
+"""Work of a run in rounds on its parameters and checkpoints, away from the event loop."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     # --- the run ----------------------------------------------------------------------------------------------
 
     async def _fit(self, prepared: Prepared) -> Prepared | None:
-        """Set length and model of a new run whose time is given; return what it is made of then, None to stop."""
+        """Set length and model of a new run whose time is given; return its parts then, None to stop."""
         if self.options.local_threads is None or not self.is_unfitted:
             return prepared
         fitted = await fit_run(self.config, prepared, self._measure, self._prepare_again, self.note)
@@ -114,7 +114,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     def _release(self) -> None:
         self._topology.stop()
 
-    # --- what workers send ------------------------------------------------------------------------------------
+    # --- messages of workers ------------------------------------------------------------------------------------
 
     @cached_property
     def _accepted(self) -> Mapping[str, TensorSpec]:
@@ -127,7 +127,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         return Limits(tensor_bytes=2 * total + MIB, tensors=len(self._accepted), messages_under_way=2)
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
-        """A parameter of the model, or what calls itself one: it is judged, and its worker named, when it is here."""
+        """A parameter of the model, or an unknown name: checked, with the worker's name, once its tensors are here."""
         if not isinstance(message, m.TrainResult | m.OuterState) or spec.name not in self._accepted:
             raise RemoteProtocolError(
                 f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected with it"
@@ -146,13 +146,13 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
 
     @property
     def parameters(self) -> Parameters:
-        """What the gateway holds of the model; there once the run folder was read."""
+        """The gateway's copy of the model; there once the run folder was read."""
         assert self._start is not None
         return self._start.parameters
 
     @cached_property
     def _round_work(self) -> RoundWork:
-        """What instructions do in threads."""
+        """The work of instructions in threads."""
         assert self.prepared is not None
         return RoundWork(
             self.config, self.prepared, self.parameters, self._system, folder=self.options.folder, room=self.room

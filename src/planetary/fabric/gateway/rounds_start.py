@@ -46,7 +46,7 @@ purpose: a large model on a slow machine is no fault, and a dead process is noti
 
 @dataclass
 class RoundsStart:
-    """What the gateway goes on from."""
+    """The state that the gateway goes on from."""
 
     policy: ControllerPolicy
     state: ControllerState
@@ -170,7 +170,7 @@ def _check_same(checkpoint: Checkpoint, prepared: Prepared, policy: ControllerPo
         raise TrustError(
             f"the checkpoint of round {info.round} was written with another configuration "
             f"({info.config_hash[:12]}) than this one ({policy.config_hash[:12]}): "
-            "only the number of rounds and what does not change the mathematics may differ in a resumed run"
+            "only the number of rounds and keys without effect on the mathematics may differ in a resumed run"
         )
 
 
@@ -193,7 +193,7 @@ def resume_metrics(
     evaluates: bool,
     files: DurableFiles = DISK,
 ) -> tuple[list[RoundMetrics], list[RoundMetrics]]:
-    """Cut the file of metrics to what stays of it; see `lines_at_resume`, whose result it returns."""
+    """Cut the file of metrics to the rounds that stay; see `lines_at_resume`, whose result it returns."""
     stay, late = lines_at_resume(records, trim_metrics(path, until, files), until, inner_steps, evaluates=evaluates)
     return trim_metrics(path, max((line.round for line in stay), default=0), files), late
 

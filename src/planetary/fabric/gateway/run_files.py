@@ -11,7 +11,7 @@ from planetary.core.errors import ResourceError
 from planetary.data.tokenizer import CHARACTERS
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
-STEP = "step.json"  # what the training step or program was made from: a `PreparedRecord`
+STEP = "step.json"  # sources of the training step or program: a `PreparedRecord`
 PAYLOADS = "payloads"  # of a mixture, unless moe.store says otherwise
 LOCK = "gateway.lock"
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CommonState(Protocol):
-    """What the state of every kind of run has."""
+    """The part of the state that every kind of run has."""
 
     @property
     def round(self) -> int:
@@ -46,7 +46,7 @@ class CommonState(Protocol):
 
 
 def base_status(host: Gateway[Any, Any, Any], state: CommonState | None, rounds_left: int | None = None) -> RunStatus:
-    """Return what the status of every kind of run has in common; without a state the run is being prepared.
+    """Return the part of the status that all kinds of run have; without a state the run is being prepared.
 
     `rounds_left`: how many are expected; None: all of `train.rounds` that are not finished.
     """
@@ -140,10 +140,10 @@ def status_of(gateway: RoundsGateway) -> RunStatus:
 
 
 def stage_of(host: Gateway[Any, Any, Any], state: RunState, why: str) -> tuple[str, float]:
-    """Return what is being done, for people, and since when (Unix time in seconds).
+    """Return the current activity, for users, and since when (Unix time in seconds).
 
-    `why`: what the run waits for, or does besides training; "" for nothing. A run that trains, or ended, does nothing
-    else, unless something is compiled.
+    `why`: the reason for waiting, or the activity besides training; "" for none. A run that trains, or ended, has no
+    other activity, unless an artifact is compiled.
     """
     stage, since = host.compiling
     idle = "" if state in ("training", "serving") or state in FINAL_STATES else host.stage
@@ -151,7 +151,7 @@ def stage_of(host: Gateway[Any, Any, Any], state: RunState, why: str) -> tuple[s
 
 
 def message_of(host: Gateway[Any, Any, Any], why: str) -> str:
-    """Return the newest event worth telling; `why`: what the run waits for, "" for nothing.
+    """Return the newest event worth telling; `why`: the reason for waiting, "" for none.
 
     While something is compiled that is the stage, and that workers wait for it is no news.
     """

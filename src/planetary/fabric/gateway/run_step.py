@@ -32,7 +32,7 @@ def write_record(folder: Path, record: PreparedRecord, files: DurableFiles = DIS
 
 
 def step_news(own: PreparedRecord | None, used: PreparedRecord) -> str:
-    """Return what a user should know about the training step of a resumed run, or ""."""
+    """Return a note for the user about the training step of a resumed run, or ""."""
     if own is None:
         return ""
     changed = own.changed_sources()

@@ -1,4 +1,4 @@
-"""The topologies at the gateway: what workers send it, and what it runs beside its own server."""
+"""The topologies at the gateway: the contributions of workers, and the servers beside its own."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class GatewayTopology(Protocol):
         ...
 
     def extend(self, policy: ControllerPolicy, state: OuterState) -> ControllerPolicy:
-        """Add the topology's constants to a controller's policy; `state` is what the gateway starts from."""
+        """Add the topology's constants to a controller's policy; `state` is the one that the gateway starts from."""
         ...
 
     def accepted(self, params: Sequence[TensorSpec]) -> Sequence[TensorSpec]:

@@ -14,11 +14,11 @@ import msgspec
 from planetary.core.config import Config
 
 OTHERWISE_S = 60.0
-"""What a command takes at least beside its rounds: preparing the data, exporting, compiling, verifying, the last
-evaluation and the report. Not what this start took: a run with a warm cache has the length of the first one."""
+"""Least time of a command beside its rounds: preparing the data, exporting, compiling, verifying, the last
+evaluation and the report. Independent of this start: a run with a warm cache has the length of the first one."""
 
 BESIDE_MAKING_S, PER_MADE_S = 20.0, 2.0
-"""What it takes on a machine that needs long to compile and verify the step: a constant, and so many times that long.
+"""The same on a machine that needs long to compile and verify the step: a constant, and so many times that long.
 On two cores with AVX-512 making takes 20 s, so that both are the same there."""
 
 EVAL_SHARE = 0.4
@@ -47,15 +47,15 @@ BUDGETS = (
 
 
 class MachineSpeed(msgspec.Struct, frozen=True):
-    """What this machine needs, measured with as many workers and threads as the run has."""
+    """Times of this machine, measured with as many workers and threads as the run has."""
 
     step_s: float  # an inner step, while the other workers run theirs
-    round_s: float  # what a round takes beside its inner steps: transfers, the outer step, the checkpoint
-    made_s: float = 0.0  # what compiling and verifying the step took when that was done
+    round_s: float  # time of a round beside its inner steps: transfers, the outer step, the checkpoint
+    made_s: float = 0.0  # time in which the step was compiled and verified
 
     @property
     def otherwise_s(self) -> float:
-        """What a command takes beside its rounds."""
+        """Time of a command beside its rounds."""
         return max(OTHERWISE_S, BESIDE_MAKING_S + PER_MADE_S * self.made_s)
 
 
@@ -67,7 +67,7 @@ class FittedBudget(msgspec.Struct, frozen=True):
     seconds: float  # expected for the whole command
 
     def sentence(self, speed: MachineSpeed, rounds: int) -> str:
-        """Say what was measured and chosen, for the first lines of a run; `rounds`: how many the data allows."""
+        """Describe measurement and choice, for the first lines of a run; `rounds`: how many the data allows."""
         tokens = rounds * self.config.fabric.workers * self.config.targets_per_slice
         return (
             f"this machine: {1e3 * speed.step_s:.0f} ms a step; training {tokens:,} tokens in {rounds} rounds "
@@ -78,7 +78,7 @@ class FittedBudget(msgspec.Struct, frozen=True):
 def fit(config: Config, speed: MachineSpeed, *, spent_s: float = 0.0) -> FittedBudget:
     """Return the longest budget that ends within `train.target_minutes`, or the shortest one if none does.
 
-    The warm-up stays the same part of the run. `spent_s`: what went on a larger model before.
+    The warm-up stays the same part of the run. `spent_s`: time spent on a larger model before.
     """
     limit = 60 * config.train.target_minutes
     fits = [_with(config, budget, speed, spent_s) for budget in BUDGETS]

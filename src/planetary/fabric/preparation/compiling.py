@@ -46,7 +46,7 @@ _LOOK_EVERY_S = 0.5  # for a refusal, while the child goes on
 
 
 class CompileTarget(msgspec.Struct, frozen=True):
-    """What a worker says it runs: `features` identifies its CPU, "" for a GPU."""
+    """The target that a worker names: `features` identifies its CPU, "" for a GPU."""
 
     backend: str
     name: str
@@ -58,11 +58,11 @@ class PublishedArtifact(msgspec.Struct, frozen=True):
 
     digest: str
     nbytes: int
-    verified: str  # what was compared with what, in words
+    verified: str  # the two sides of the comparison, in words
     compile_s: float = 0.0
     verify_s: float = 0.0
     cached: bool = False  # whether it had been compiled before
-    reference: str = ""  # digest of what workers compare their own devices' results with
+    reference: str = ""  # digest of the reference for the results of workers' devices
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class _Request(msgspec.Struct, frozen=True):
 
 
 class CompileAnswer(msgspec.Struct, frozen=True):
-    """What the child process leaves: the artifact, or why there is none."""
+    """Result of the child process: the artifact, or why there is none."""
 
     published: PublishedArtifact | None
     error: str = ""
@@ -113,7 +113,7 @@ async def compile_apart(prepared: Prepared | ModelToCompile, target: CompileTarg
 async def published_once(
     module: str, write: Callable[[Path], None], stablehlo: str, target: CompileTarget, cache: Path
 ) -> PublishedArtifact:
-    """Return what was published for a module of StableHLO and a target, or have a child process make it.
+    """Return the artifact published for a module of StableHLO and a target, or have a child process make it.
 
     Args:
         module: of this package, which `answer_of_child` runs.
@@ -140,7 +140,7 @@ async def published_once(
 
 
 def _published_key(store: BlobStore, stablehlo: str, target: CompileTarget) -> str:
-    """Return the key of what was published for a module and target.
+    """Return the key of the artifact published for a module and target.
 
     Nothing that decides an artifact may be missing: beside the module and the target the compilers, and the flags that
     `planetary tune` chose, of which the newest choice stands for all.

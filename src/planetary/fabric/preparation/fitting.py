@@ -1,4 +1,4 @@
-"""Measure what this machine needs for a training step and a round, and give a local run its length.
+"""Measure the time of a training step and a round on this machine, and give a local run its length.
 
 The step is compiled and verified as the first worker would ask for it, so the artifact is in the cache when that worker
 comes, and is timed by as many processes at once, with as many threads each, as the run will have.
@@ -42,7 +42,7 @@ from planetary.fabric.preparation.preparation import Prepared
 TIMED_STEPS = 12
 
 ROUND_FACTOR = 10.0
-"""What a round takes beside its inner steps, in outer steps of the same parameters: both are copies, conversions and
+"""Time of a round beside its inner steps, in outer steps of the same parameters: both are copies, conversions and
 sums over them on one core. A round has four transfers of the parameters per pair of workers, each encrypted and
 decrypted, the optimizer's state and a checkpoint to disk."""
 
@@ -51,9 +51,9 @@ FITS = "fits"
 
 
 def local_target(config: Config) -> CompileTarget:
-    """Return what the workers of a local run ask for.
+    """Return the target that the workers of a local run ask for.
 
-    With "auto", what is measured is IREE's CPU backend: the machine takes another one only if that is faster.
+    With "auto", IREE's CPU backend is measured: the machine takes another one only if that is faster.
     """
     backend = "cpu" if config.fabric.backend == "auto" else config.fabric.backend
     name = config.fabric.target
@@ -75,15 +75,15 @@ async def measure_speed(
     cache: Path,
     stage: Callable[[str], None],
 ) -> MachineSpeed:
-    """Return what a step and a round take here: as measured before, or measured now and kept in `cache`.
+    """Return the times of a step and a round here: as measured before, or measured now and kept in `cache`.
 
     Args:
         config: for the number of workers.
         prepared: the step and the values that it starts from.
-        target: what the workers of this machine run.
+        target: of the workers of this machine.
         threads: of each worker.
         cache: where compiled steps and measurements are kept.
-        stage: called with what is being done.
+        stage: called with the name of each activity.
 
     Raises:
         CompileError: the step cannot be compiled or run here.
@@ -147,10 +147,10 @@ async def fit_run(
     prepare: Callable[[Config], Awaitable[Prepared | None]],
     note: Callable[[str], None],
 ) -> tuple[Config, Prepared] | None:
-    """Return the configuration that takes about `train.target_minutes` here, and what its run is made of.
+    """Return the configuration that takes about `train.target_minutes` here, and the parts of its run.
 
-    None when `measure`, which times a step, or `prepare`, which makes another model, was stopped. `note` gets what was
-    decided.
+    None when `measure`, which times a step, or `prepare`, which makes another model, was stopped. `note` gets the
+    decision and its reason.
     """
     speed = await measure(config, prepared)
     if speed is None:

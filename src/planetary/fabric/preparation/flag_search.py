@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 async def search_flags(
-    what: Prepared | ModelToCompile,
+    model: Prepared | ModelToCompile,
     target: Target,
     cache: Path,
     *,
@@ -33,17 +33,17 @@ async def search_flags(
     """Compile a step with each candidate, time them in turns, verify the fastest and keep the choice in the cache.
 
     Every timing runs in a process of its own, so a candidate that crashes or hangs is only a candidate that failed.
-    Each has one turn; then the default and the fastest other one take turns, so that what else the machine does
+    Each has one turn; then the default and the fastest other one take turns, so that other work on the machine
     meets both of them. The fastest step of each counts.
 
     Args:
-        what: the training step and the values that it starts from.
-        target: what to compile for; it has to run here.
+        model: the training step and the values that it starts from.
+        target: to compile for; it has to run here.
         cache: where compiled steps are kept.
         rounds: further turns of the two finalists.
         steps: training steps of each turn.
         threads: of a CPU; 0: all usable cores.
-        stage: told what is being done.
+        stage: called with the name of each activity.
 
     Raises:
         UserError: the target has no candidates or does not run on this machine.
@@ -57,13 +57,13 @@ async def search_flags(
     if target.backend == "cpu" and target.name == "host" and target.features != host_features():
         raise UserError(f"flags for {target.backend} {target.name} have to be measured on that machine itself")
     store = BlobStore(cache / "blobs")
-    key = choice_key(what.step, target)
-    race = _Race(what, target, store, steps=steps, threads=threads, stage=stage)
+    key = choice_key(model.step, target)
+    race = _Race(model, target, store, steps=steps, threads=threads, stage=stage)
     for flags in candidates:
         await race.compile(flags)
     with tempfile.TemporaryDirectory(prefix="planetary-tune-") as name:
         folder = Path(name)
-        write_values(folder, what.params, what.buffer_values)
+        write_values(folder, model.params, model.buffer_values)
         for flags in candidates:
             await race.time(flags, folder)
         for _ in range(rounds):
@@ -75,10 +75,10 @@ async def search_flags(
             raise CompileError(
                 f"no candidate works for {target.backend} {target.name}: {race.failures[choice.flags.name]}"
             )
-        keep_choice(store, key, choice)  # now, since this is what `compile_apart` goes by
+        keep_choice(store, key, choice)  # now, since `compile_apart` reads it
         stage(f"verifying {choice.flags.name}")
         try:
-            await compile_apart(what, CompileTarget(target.backend, target.name, target.features), cache)
+            await compile_apart(model, CompileTarget(target.backend, target.name, target.features), cache)
         except CompileError as error:
             race.failures[choice.flags.name] = str(error)
         else:
@@ -90,7 +90,7 @@ class _Race:
 
     def __init__(
         self,
-        what: Prepared | ModelToCompile,
+        model: Prepared | ModelToCompile,
         target: Target,
         store: BlobStore,
         *,
@@ -98,7 +98,7 @@ class _Race:
         threads: int,
         stage: Callable[[str], None],
     ) -> None:
-        self._what, self._target, self._store = what, target, store
+        self._model, self._target, self._store = model, target, store
         self._steps, self._threads, self._stage = steps, threads, stage
         self._digests: dict[str, str] = {}
         self._times: dict[str, list[float]] = {}
@@ -111,7 +111,7 @@ class _Race:
         self._stage(f"compiling with {flags.name}")
         try:
             artifact = await asyncio.to_thread(
-                compile_artifact, self._what.step, self._target, self._store, further_flags=flags.flags
+                compile_artifact, self._model.step, self._target, self._store, further_flags=flags.flags
             )
         except CompileError as error:
             self.failures[flags.name] = str(error)
@@ -124,7 +124,7 @@ class _Race:
             return
         self._stage(f"timing {flags.name}")
         artifact = self._store.verified_path(self._digests[flags.name])
-        request = TimingRequest(str(artifact), self._what.step.spec, self._target.backend, self._threads, self._steps)
+        request = TimingRequest(str(artifact), self._model.step.spec, self._target.backend, self._threads, self._steps)
         try:
             times = await time_steps(folder, request)
         except CompileError as error:
@@ -133,7 +133,7 @@ class _Race:
             self._times.setdefault(flags.name, []).extend(times)
 
     def trials(self, candidates: Sequence[FlagSet]) -> list[FlagTrial]:
-        """Return what is known of each candidate."""
+        """Return the result of each candidate."""
         from planetary.compiler.backends.flag_choice import FlagTrial
 
         return [

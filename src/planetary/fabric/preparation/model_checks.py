@@ -2,7 +2,8 @@
 
 An id beyond a model's tables is no error to StableHLO: a gather clamps it to the last row, a one-hot product makes it
 zero, and the run goes on with a loss that means nothing. So the loss itself is asked: the tokenizer's last id must not
-give the loss of an id that cannot exist. Both checks run on the reference, and what passed is remembered in the cache.
+give the loss of an id that cannot exist. Both checks run on the reference, and the
+cache remembers the models that passed.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ def check_model(
         data: its tokens and the size of their vocabulary.
         params: initial parameters by name, host arrays.
         buffers: the model's constant inputs by name, host arrays.
-        cache: remembers in `checks/` what passed.
-        stage: is told what is being done.
+        cache: remembers in `checks/` the models that passed.
+        stage: called with the name of each activity.
 
     Raises:
         UserError: the model has fewer tokens than the tokenizer.

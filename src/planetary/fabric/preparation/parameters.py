@@ -38,7 +38,7 @@ class Parameters:
     ) -> None:
         """Start from `state`, the state after `version` outer steps.
 
-        `shown`: what workers have of it, as `Shown` keeps it; None, or empty: all of it.
+        `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same.
         """
         self._specs = tuple(specs)
         self.state = state
@@ -62,7 +62,7 @@ class Parameters:
 
     @property
     def shown(self) -> Tensors:
-        """What workers have of the newest version, where they get changes; else empty."""
+        """The newest version as workers have it, where they get changes; else empty."""
         return {} if self._shown is None else self._shown.params
 
     def _newest(self) -> Mapping[str, np.ndarray]:
@@ -108,7 +108,7 @@ class Parameters:
         return state_tensors(self.state)
 
     def read(self, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
-        """Return what makes the tensors of a worker's message unusable, or "", and what they stand for."""
+        """Return the fault in the tensors of a worker's message, or "", and the values that they stand for."""
         if isinstance(message, OuterStateMessage):  # ring
             return check_state(self._specs, tensors, message.digest), tensors
         if self._up is None:

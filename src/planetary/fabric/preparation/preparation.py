@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a run is made of.
+    """The parts of a run.
 
     Attributes:
         config: the run's configuration, fitted to the data.
@@ -42,7 +42,7 @@ class Prepared:
         step: the training step in StableHLO.
         params: initial parameters by name, host arrays.
         buffer_values: the model's constant inputs by name, host arrays.
-        record: what the step was made from; the store has all that it names.
+        record: the sources of the step; the store has all that it names.
     """
 
     config: Config
@@ -64,7 +64,7 @@ class Prepared:
 
 
 def prepare_run(config: Config, cache: Path, stage: Callable[[str], None], own: StepRecord | None = None) -> Prepared:
-    """Prepare data, model and training step; `stage` is told what is being done.
+    """Prepare data, model and training step; `stage` is called with the name of each activity.
 
     A step that was made before from the same configuration, files and packages is read back. `own`: the record of the
     run that goes on, which counts whatever became of these files and packages.
@@ -119,7 +119,7 @@ def _make_step(config: Config, options: StepOptions, store: BlobStore, stage: Ca
 
 
 def step_options(config: Config) -> StepOptions:
-    """Return what the configuration says about the training step, but for its learning rate."""
+    """Return the configuration's settings of the training step, but for its learning rate."""
     optimizer, train = config.optimizer, config.train
     return StepOptions(
         **{name: getattr(optimizer, name) for name in UpdateOptions.__struct_fields__},
@@ -165,7 +165,7 @@ def given_weights(model: Model, config: ModelConfig) -> Model:
 def refuse_ternary_twice(path: Path, ternary: Sequence[str], config: ModelConfig) -> None:
     """Raise `UserError` where a file's weights of these names are ternary, and the model would make them so again.
 
-    What is ternary has another mean than what it was made of, and would get another scale.
+    Ternary values have another mean than their source, and would get another scale.
     """
     if ternary and config.options.get("ternary"):
         raise UserError(
@@ -176,7 +176,7 @@ def refuse_ternary_twice(path: Path, ternary: Sequence[str], config: ModelConfig
 
 
 def builder_options(config: Config, source: str) -> dict[str, object]:
-    """The model function's options, completed by what the configuration already says elsewhere.
+    """The model function's options, completed by the configuration's other sections.
 
     Batch size, sequence length and seed are passed to a function that names them, or takes any keyword.
     """

@@ -51,10 +51,10 @@ class ModelFile(msgspec.Struct, frozen=True):
 
 
 class PreparedRecord(msgspec.Struct, frozen=True):
-    """What a module was made from; each kind of run adds what was made.
+    """The sources of a module; each kind of run adds the products.
 
     Attributes:
-        made_from: what in the configuration decides it, as JSON.
+        made_from: the keys of the configuration that decide it, as JSON.
         environment: digest of the versions of Python and of the installed packages.
         sources: files of the model by absolute path.
     """
@@ -91,7 +91,7 @@ RecordT = TypeVar("RecordT", bound=PreparedRecord)
 
 
 class StepRecord(PreparedRecord, frozen=True):
-    """What a training step was made from, and what was made.
+    """The sources of a training step, and the products.
 
     Attributes:
         spec: signature of the step; the store has the module under `spec.stablehlo_digest`.
@@ -149,7 +149,7 @@ def packed(specs: Iterable[TensorSpec], arrays: Mapping[str, np.ndarray]) -> byt
 
 
 def made_from(config: Config, options: StepOptions) -> str:
-    """Return what in a configuration decides its training step, as JSON. No length of a run and no rate is in it."""
+    """Return the keys of a configuration that decide its training step, as JSON; lengths and rates do not."""
     model, train = config.model, config.train
     made = msgspec.to_builtins(model) | {"source": _resolved(model.source), "weights": _absolute(model.weights)}
     del made["smaller"]  # another model
@@ -167,8 +167,8 @@ def usable_record(store: BlobStore, parts: str, kind: type[RecordT], own: Record
     """Return the record of a module that would be made the same way now; None if it has to be made.
 
     Args:
-        store: that has what was made.
-        parts: what in the configuration decides it, as JSON.
+        store: with the products.
+        parts: the keys of the configuration that decide it, as JSON.
         kind: of the record.
         own: of the run that goes on, which counts whatever became of files and packages.
     """
@@ -198,7 +198,7 @@ def keep(store: BlobStore, record: PreparedRecord) -> None:
 
 
 def sources_of(config: Config, read: Iterable[Path]) -> dict[str, ModelFile]:
-    """Return the files that decide what this process has just made; `read`: files that were read for it."""
+    """Return the files that decide the product that this process has just made; `read`: files that were read for it."""
     files = {path for path in read if not path.is_relative_to(_PACKAGE)}
     files |= {*_loaded_files(), *_named_files(config), *_own_files()}
     return {str(path): _stamp(path) for path in sorted(files) if path.is_file()}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from planetary.compiler.backends.targets import Target
     from planetary.compiler.check.verification_report import VerifyReport
 
-_REFERENCE = "program reference 1 "  # before the digest of a module: the key of what artifacts are compared with
+_REFERENCE = "program reference 1 "  # before the digest of a module: the key of the reference for artifacts
 
 
 class _ProgramRequest(msgspec.Struct, frozen=True):
@@ -53,10 +53,10 @@ async def compile_program_apart(
     """Compile and verify a program for a worker's target in a child process.
 
     Args:
-        program: what to compile.
+        program: to compile.
         model: a name for people.
-        integers_below: what integer arguments may be, for checks on random numbers.
-        target: what for.
+        integers_below: bounds of integer arguments, for checks on random numbers.
+        target: to compile for.
         cache: where artifacts and references are kept.
 
     Raises:
@@ -106,7 +106,7 @@ def compile_and_verify(portable: bytes, spec: ProgramSpec, target: CompileTarget
 
 
 def reference_of(store: BlobStore, portable: bytes, spec: ProgramSpec) -> tuple[str, ProgramReference]:
-    """Return what any device's results of a program are compared with, and its digest; made by XLA the first time.
+    """Return the reference for any device's results of a program, and its digest; made by XLA the first time.
 
     Raises:
         CompileError: XLA refuses a function, or computes no finite numbers.

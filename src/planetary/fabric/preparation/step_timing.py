@@ -24,12 +24,12 @@ TIME_LIMIT_S = 600.0
 
 
 class TimingRequest(msgspec.Struct, frozen=True):
-    """What to time.
+    """A step to time.
 
     Attributes:
         artifact: file with the compiled step.
         spec: its signature.
-        backend: what executes it.
+        backend: that executes it.
         threads: of a CPU; 0: all usable cores.
         steps: how many steps to time, after `WARM_UP_STEPS` others.
     """
@@ -42,7 +42,7 @@ class TimingRequest(msgspec.Struct, frozen=True):
 
 
 def write_values(folder: Path, params: Mapping[str, np.ndarray], buffers: Mapping[str, np.ndarray]) -> None:
-    """Leave what the step starts from, once for any number of timings in `folder`."""
+    """Write the values that the step starts from, once for any number of timings in `folder`."""
     np.savez(folder / "params.npz", allow_pickle=False, **params)
     np.savez(folder / "buffers.npz", allow_pickle=False, **buffers)
 

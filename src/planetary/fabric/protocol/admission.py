@@ -25,17 +25,17 @@ def refuse(
     """Return why `hello` is refused, or None.
 
     Args:
-        hello: what the process says of itself; it has the key that it names.
+        hello: the process's description of itself; it has the key that it names.
         policy: of the run.
         state: whose names belong to which keys, and who is banned.
         connected: worker -> node and key that a live connection of that name comes from.
     """
-    for what, said in (("worker", hello.worker), ("node", hello.node)):
-        if not is_name(said):
+    for part, given in (("worker", hello.worker), ("node", hello.node)):
+        if not is_name(given):
             return Refused(
                 code="name",
-                reason=f"a {what} is called by 1 to 128 of the letters A to Z and a to z, digits and . _ : / -, found "
-                f"{said[:128]!r}; choose another --node-name",
+                reason=f"a {part} is named with 1 to 128 of the letters A to Z and a to z, digits and . _ : / -, found "
+                f"{given[:128]!r}; choose another --node-name",
                 kind="data",
             )
     if refusal := _banned(hello, state):

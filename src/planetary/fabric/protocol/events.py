@@ -38,7 +38,7 @@ class Compiled(Event, frozen=True):
     nbytes: int
     seconds: float
     verified: str
-    reference: str = ""  # digest of what workers compare their own devices' results with; "": of nothing
+    reference: str = ""  # digest of the reference results for workers' devices; "": none
 
 
 class CompileFailed(Event, frozen=True):

@@ -1,4 +1,4 @@
-"""The messages of a run: what the gateway, its supervisors and its workers say, as frozen typed structs.
+"""The messages between the gateway, its supervisors and its workers, as frozen typed structs.
 
 A message is JSON on the wire (`{"type": "TrainTask", ...}`). Tensors never travel inside one: they follow as raw
 frames. `id` is stamped by the sending connection, counts up, and lets the receiver drop duplicates. `task` identifies
@@ -70,7 +70,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
     pid: int  # of the process that speaks
     backend: str = ""  # worker only: "cpu", "cuda", "hip", "vulkan", "metal"
     target: str = ""  # worker only: e.g. "host", "baseline", "sm_80"
-    target_features: str = ""  # worker only: what identifies binaries that run on it; part of the artifact cache key
+    target_features: str = ""  # worker only: identifies binaries that run on it; part of the artifact cache key
     iree_version: str = ""  # worker only: version of the runtime
     trial: bool = False  # worker only: it times the step for its machine's choice of a backend and takes no part
     chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
@@ -112,14 +112,14 @@ class Shutdown(Message, frozen=True, kw_only=True):
 
     reason: str
     ok: bool = True  # whether to exit with status 0
-    kind: str = ""  # how the run ended, as in its journal's last record; where `ok` is false: what failed
+    kind: str = ""  # how the run ended, as in its journal's last record; where `ok` is false: the kind of failure
 
 
 # --- worker and gateway ----------------------------------------------------------------------------------------
 
 
 class RingJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker needs to know when the workers reduce among themselves."""
+    """Settings of a run in which the workers reduce among themselves."""
 
     port: int  # on the gateway's host, of the ring's master
     connections: int  # TCP streams to the next worker
@@ -136,7 +136,7 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
     """Codecs of the star, by the names of `diloco.payload.CODECS`; "none": whole parameters.
 
     Attributes:
-        up: of what workers send.
+        up: of the workers' results.
         down: of the changes that they get.
     """
 
@@ -154,11 +154,11 @@ class WorkerJob(Message, frozen=True, kw_only=True):
 
     run: str
     artifact: str  # sha256 of the compiled module; fetch it with `FetchBlob` unless cached
-    reference: str = ""  # sha256 of what the worker compares its own device's results with before it is ready
+    reference: str = ""  # sha256 of the reference results for the worker's device; compared before `Ready`
 
     @property
     def loads(self) -> tuple[str, ...]:
-        """What the worker loads for it; a later job of the same loads nothing."""
+        """The parts that the worker loads for it; a later job with the same parts loads nothing."""
         return (self.artifact,)
 
 
@@ -170,7 +170,7 @@ class Job(WorkerJob, frozen=True, kw_only=True):
 
     buffers: str  # sha256 of the packed model buffers, or "" when the model has none
     spec: StepSpec
-    inner_state: Literal["persist", "reset"]  # what happens to the optimizer's state at the start of a round
+    inner_state: Literal["persist", "reset"]  # the optimizer's state at the start of a round
     schedule: Schedule  # of the learning rate, which every step takes as an argument
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
@@ -199,7 +199,7 @@ class Ready(Message, frozen=True, kw_only=True):
     artifact: str
     opt_state_round: int  # the round after which its optimizer state was saved; 0: fresh
     device: str = ""  # as its driver names it
-    verified: str = ""  # what the comparison with the job's reference found on it, in words
+    verified: str = ""  # result of the comparison with the job's reference, in words
     outer_version: int = -1  # ring: of the outer state that it still has from an earlier connection; -1: none
     outer_digest: str = ""  # ring: of that state
 
@@ -208,13 +208,13 @@ class DeviceRefused(Message, frozen=True, kw_only=True):
     """The worker's device cannot run the artifact, or computes something else than the job's reference. It ends."""
 
     artifact: str
-    reason: str  # which tensor, by how much; or what its compiler said
+    reason: str  # which tensor, by how much; or the compiler's message
 
 
 class Parameters(Message, frozen=True, kw_only=True):
     """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version.
 
-    With a codec for what workers get, whole parameters are float32, and `digest` names a change since `since` that
+    With a codec for the broadcast, whole parameters are float32, and `digest` names a change since `since` that
     comes as one tensor of bytes, "payload".
     """
 
@@ -227,7 +227,7 @@ class Parameters(Message, frozen=True, kw_only=True):
 class OuterState(Message, frozen=True, kw_only=True):
     """Ring: the outer state of one version, as float32 tensors: each parameter's master copy and velocity.
 
-    Down: what later tasks start from. Up: the answer to `SendOuterState`.
+    Down: the state that later tasks start from. Up: the answer to `SendOuterState`.
     """
 
     version: int
@@ -243,14 +243,14 @@ class SendOuterState(Message, frozen=True, kw_only=True):
 class Reduce(Message, frozen=True, kw_only=True):
     """Ring: average the results of the round with the other workers of `group` and take the outer step.
 
-    Answered with `ReduceDone` or `ReduceFailed`. Every worker that is told has the outer state of `round - 1`, and the
-    step is taken from there, whichever version the results were trained from; who holds none of `tasks` takes part with
-    nothing, to get the new state.
+    Answered with `ReduceDone` or `ReduceFailed`. Every recipient has the outer state of `round - 1`, and the
+    step is taken from there, whichever version the results were trained from; a holder of none of `tasks` takes part
+    with nothing, to get the new state.
     """
 
     round: int
     attempt: int  # counts up over the whole run
-    group: int  # of the ring's master; a new one whenever somebody else takes part, or an attempt failed
+    group: int  # of the ring's master; a new one when the participants change, or an attempt failed
     peers: int  # how many take part
     tasks: tuple[int, ...]  # whose results count
     tokens: int  # behind all of them
@@ -350,7 +350,7 @@ class TaskFailed(Message, frozen=True, kw_only=True):
     step: int = 0  # 1-based inner step at which it happened; 0: before the first
 
     def sending_order(self) -> Order:
-        """Put a role's failure ahead: the role has forgotten its state, and what waits to be sent with it."""
+        """Put a role's failure ahead: the role has dropped its state, and with it the messages that wait."""
         return Order.IN_TURN if self.task else Order.AHEAD
 
 
@@ -365,7 +365,7 @@ class RoleMessage(Message, frozen=True, kw_only=True):
 
 
 class RoleJob(WorkerJob, frozen=True, kw_only=True):
-    """Base of the jobs of roles that decide by themselves what they do."""
+    """Base of the jobs of roles that decide by themselves."""
 
     plan: str  # how the role is played, in JSON that the kind of run reads
 
@@ -402,4 +402,4 @@ FABRIC = Protocol(
     EvalResult,
     TaskFailed,
 )
-"""What is said in every kind of run."""
+"""The messages of every kind of run."""

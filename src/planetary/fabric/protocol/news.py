@@ -64,7 +64,7 @@ def news_of(record: Record) -> str:
 
 
 class LastingNews:
-    """What people must not miss, though the next round makes other news old: notes of the run, said once each."""
+    """News that stay important when the next round makes others old: notes of the run, each once."""
 
     def __init__(self) -> None:
         """Start with checkpoints that are written, as far as is known."""
@@ -72,7 +72,7 @@ class LastingNews:
         self._failing = False
 
     def of(self, record: Record) -> str:
-        """Return what a record has to say for longer, or ""."""
+        """Return the lasting note of a record, or ""."""
         match record:
             case r.RunResumed():
                 self._kept = record.mark.round

@@ -1,4 +1,4 @@
-"""What the controller is told once: the run's shape, its data, and every limit. All times in seconds."""
+"""The controller's constants: the run's shape, its data, and every limit. All times in seconds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EvalChunk(msgspec.Struct, frozen=True):
 class RingPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """The constants of the ring topology."""
 
-    job: RingJob  # what workers are told
+    job: RingJob  # part of the workers' job
     start_digest: str  # of the outer state that the gateway starts from
     most_attempts: int = 8  # reductions that may fail in a row, without anybody being lost, before the run fails
 
@@ -41,7 +41,7 @@ class OuterConstants(msgspec.Struct, frozen=True):
 
 
 class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What every kind of run has: who may take part and what they are given."""
+    """The policy of every kind of run: admission, jobs and limits."""
 
     run: str
     local: bool = False  # all workers are started with the run, on its machine: none will come when these are of no use
@@ -53,12 +53,12 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def loaded(self) -> str:
-        """What workers load, for people."""
+        """Name of the artifact that workers load, for users."""
         return "the training step"
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What workers are in this run, by the names that their operators choose by; empty: there is one role only."""
+        """Roles of workers in this run, by the names that operators choose from; empty: there is one role only."""
         return ()
 
     @property
@@ -67,7 +67,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return set()
 
     def job(self, artifact: str, reference: str) -> Message:
-        """Return what a worker is told to run once its artifact exists, and what its results are compared with."""
+        """Return a worker's job once its artifact exists; `reference`: digest of the reference results."""
         raise NotImplementedError
 
     def refuse(self, hello: Hello) -> Refused | None:
@@ -80,7 +80,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
                 "sync.compression and sync.broadcast_compression to one of these",
                 kind="data",
             )
-        # What a PJRT worker loads is versioned StableHLO, which every later release reads.
+        # A PJRT worker loads versioned StableHLO, which every later release reads.
         if is_pjrt(hello.backend) or hello.iree_version == self.iree_version:
             return None
         return Refused(
@@ -91,7 +91,7 @@ class FabricPolicy(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
-        """Whether a worker with this job is sent a blob; other blobs are nobody's business."""
+        """Whether a worker with this job is sent a blob; no other blob leaves the gateway."""
         return digest in (artifact, reference) and bool(digest)
 
 
@@ -152,7 +152,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         return self.inner_steps
 
     def defect_of(self, worker: str, result: TrainResult) -> str:
-        """Return what is wrong with the numbers that come with a worker's result, "" for nothing."""
+        """Return the fault in the numbers that come with a worker's result, "" for none."""
         if result.steps != self.inner_steps:
             return f"it trained {result.steps} inner steps instead of {self.inner_steps}"
         if result.tokens != self.tokens_per_lease:
@@ -178,7 +178,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         return digest in (artifact, reference, self.buffers) and bool(digest)
 
     def rates_of(self, round_: int) -> float:
-        """Return the sum of the learning rates of a round's inner steps: what the length of a delta goes with."""
+        """Return the sum of the learning rates of a round's inner steps: the length of a delta grows with it."""
         first = (round_ - 1) * self.inner_steps
         return sum(self.schedule.rate(step) for step in range(first, first + self.inner_steps))
 

@@ -37,7 +37,7 @@ class RunStarted(Record, frozen=True, kw_only=True, tag="run_started"):
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Where a run stands after a round: the controller's part of a checkpoint, and what a resume goes on from."""
+    """Where a run stands after a round: the controller's part of a checkpoint, where a resume begins."""
 
     round: int
     tokens_total: int
@@ -63,7 +63,7 @@ class ArtifactPublished(Record, frozen=True, kw_only=True, tag="artifact_publish
     digest: str
     nbytes: int
     seconds: float
-    verified: str  # how: what was compared with what, in words
+    verified: str  # how: the two sides of the comparison, in words
 
 
 class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
@@ -75,7 +75,7 @@ class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
     backend: str
     target: str
     device: str = ""  # as its driver names it
-    verified: str = ""  # what the comparison on it found, in words; "": there was nothing to compare with
+    verified: str = ""  # result of the comparison on it, in words; "": there is no reference
     chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
     address: str = ""  # that it connected from
     identity: str = ""  # public key of its machine, to which its name belongs from now on; "": of a local run
@@ -101,7 +101,7 @@ class WorkerBanned(Record, frozen=True, kw_only=True, tag="worker_banned"):
     reason: str
     identity: str = ""  # public key of its machine; "": of a local run
     invite: str = ""  # id of the invite that it came with
-    lasting: bool = False  # whether it was for what it sent: then for its machine, and after a resume, too
+    lasting: bool = False  # whether for its contributions: then for its machine, and after a resume, too
 
 
 class WorkerForgiven(Record, frozen=True, kw_only=True, tag="worker_forgiven"):
@@ -121,7 +121,7 @@ class WorkerLost(Record, frozen=True, kw_only=True, tag="worker_lost"):
 
 
 class WorkerSlow(Record, frozen=True, kw_only=True, tag="worker_slow"):
-    """A worker is slower than the others since some rounds; the reason says in what."""
+    """A worker is slower than the others since some rounds; `reason` names the quantity."""
 
     round: int
     worker: str
@@ -147,7 +147,7 @@ class RoundStarted(Record, frozen=True, kw_only=True, tag="round_started"):
 
 
 class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
-    """A worker is told to train a lease, from parameters `version`."""
+    """A worker gets a lease to train, from parameters `version`."""
 
     round: int
     lease: int
@@ -176,7 +176,7 @@ class LeaseReturned(Record, frozen=True, kw_only=True, tag="lease_returned"):
 
     round: int
     lease: int
-    task: int  # 0 when nobody held it any more
+    task: int  # 0 when no worker held it any more
     steps: int = 0  # inner steps that its holder had reported, for nothing
     worker: str
     to: str  # "round": it is offered again in this round; "pool": it goes to a later round
@@ -196,7 +196,7 @@ class DeltaAccepted(Record, frozen=True, kw_only=True, tag="delta_accepted"):
     loss: float
     seconds: float
     grad_norm: float = 0.0  # of its last inner step
-    transfer_s: float = 0.0  # until what it needed had left the gateway, and while its result arrived
+    transfer_s: float = 0.0  # until its parameters had left the gateway, and while its result arrived
     waited_s: float = 0.0  # for which the round waited for it alone
     version_lag: int = 0  # how many versions older than the newest its parameters were
     through: int = 0  # of a site: as of `TrainResult`
@@ -249,11 +249,11 @@ class DigestsDiffered(Record, frozen=True, kw_only=True, tag="digests_differed")
 
 
 class RolledBack(Record, frozen=True, kw_only=True, tag="rolled_back"):
-    """What was made after `mark` is of no use, or gone with the workers that had it; the run goes on from there."""
+    """Versions after `mark` are useless, or lost with the workers that held them; the run goes on from `mark`."""
 
     mark: Mark
     reason: str
-    bad: int = 0  # the version that was of no use; 0: what was made after `mark` is gone
+    bad: int = 0  # the version that was of no use; 0: versions after `mark` are lost
 
 
 class TaskAborted(Record, frozen=True, kw_only=True, tag="task_failed"):
@@ -325,15 +325,15 @@ class EvalFinished(Record, frozen=True, kw_only=True, tag="eval_finished"):
 
 
 class Stalled(Record, frozen=True, kw_only=True, tag="stalled"):
-    """Nothing can go on at the moment; says who or what is waited for."""
+    """Nothing can go on at the moment; names the participant or event that is waited for."""
 
     round: int
     why: str
 
 
 EndKind = Literal["", "done", "stopped", "deserted", "compile", "numerics", "data", "resource", "peer"]
-"""Why a run ended. stopped: somebody asked for it; deserted: no worker was there any more; compile, numerics, data,
-resource: every worker failed, the last one in this way; peer: they failed otherwise, or sent what is unusable; empty:
+"""Why a run ended. stopped: on request; deserted: no worker was left; compile, numerics, data,
+resource: every worker failed, the last one in this way; peer: they failed otherwise, or sent unusable results; empty:
 the journal of an older version does not say."""
 
 
@@ -357,7 +357,7 @@ class VersionAdopted(Record, frozen=True, kw_only=True, tag="version_adopted"):
     round: int  # of the site, whose parameters these are from now on
     version: int  # of the hub
     carried: int
-    why: str = ""  # where what the site trained was given up for it; "": it was not
+    why: str = ""  # the reason for which the site's own training was given up for it; "": it was not
 
 
 class ContributionOffered(Record, frozen=True, kw_only=True, tag="contribution_offered"):

@@ -1,4 +1,4 @@
-"""What the journals of all kinds of run have in common, as a fold over their records."""
+"""The common part of the journals of all kinds of run, as a fold over their records."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RunFold(msgspec.Struct):
         members: workers that joined and are not lost, by name.
         losses: how many times each worker was lost.
         keys: public key of the machine that a worker's name belongs to.
-        bans: of workers that are not used any more, by name. Those for what a worker sent outlast a resume.
+        bans: of workers that are not used any more, by name. Those for a worker's contributions outlast a resume.
         evals: held-out loss, by version.
         train_losses: mean training loss, by round.
         ended: how and why it ended; None while it goes on.

@@ -1,4 +1,4 @@
-"""What the controller remembers of a connection while it lasts. None of it is worth a journal."""
+"""The controller's state of a connection while it lasts. None of it is worth a journal."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class WorkerSession(msgspec.Struct):
     features: str
     phase: Phase
     artifact: str = ""
-    reference: str = ""  # digest of what it compares its device's results with
+    reference: str = ""  # digest of the reference for its device's results
     device: str = ""  # as its driver names it
     trial: bool = False  # it never becomes ready
     chosen: str = ""  # why its machine chose the backend, in words
     roles: tuple[str, ...] = ()  # those that its operator allows it; empty: all
     leaving: str = ""  # why it gets no more tasks, and goes when it has none; "": it stays
-    verified: str = ""  # what that comparison found, in words
+    verified: str = ""  # result of that comparison, in words
     version: int = -1  # the newest parameters that were sent on it, or that the worker made in the ring
     address: str = ""  # that it connected from
     identity: str = ""  # public key of its machine; "" in a local run, and without TLS

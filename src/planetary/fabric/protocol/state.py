@@ -1,7 +1,7 @@
 """The controller's state, as a fold over the journal's records.
 
-`ControllerState.apply` is the only code that changes it. What is not in here (connections, progress within a task,
-timings) is not worth remembering: after a restart every worker is gone, and what was under way is trained again.
+`ControllerState.apply` is the only code that changes it. Connections, progress within a task and
+timings are not in it: after a restart every worker is gone, and tasks under way are trained again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class OpenRound(msgspec.Struct):
     holders: dict[int, Holding] = {}  # lease -> holder
     orphans: list[int] = []  # leases without a holder, ascending
     closed: bool = False
-    judged: ContributionsJudged | None = None  # what its contributions were found to be, the last time
+    judged: ContributionsJudged | None = None  # the newest verdict on its contributions
 
     @property
     def tokens(self) -> int:
@@ -116,10 +116,10 @@ class ControllerState(RunFold):
     counted: dict[str, int] = msgspec.field(default_factory=dict)
 
     def mark(self) -> Mark:
-        """Return what a checkpoint of the round that has just been closed must remember.
+        """Return the part of the state that belongs to a checkpoint of the round that has just been closed.
 
         Its leases that were not trained have been returned by then. Those of a round that is trained meanwhile are
-        free in it: whoever goes on from the checkpoint trains that round anew.
+        free in it: a run that goes on from the checkpoint trains that round anew.
         """
         ledger, ended = self.ledger.copy(), self.closing or self.open
         if self.closing is not None and self.open is not None:
@@ -212,7 +212,7 @@ gateway's machine, and workers may still answer to tasks that only these records
 
 
 def contradiction(state: ControllerState) -> str:
-    """Return what in a state contradicts something else in it, or "" for a state that can be.
+    """Return a contradiction between two parts of a state, or "" for a possible state.
 
     Every lease that is held is in exactly one round under way, with one holder, or none for the moment; one that
     contributed to such a round is trained. So the leases handed out, those trained, held and returned, sum to zero.
@@ -325,7 +325,7 @@ def _finish(state: ControllerState, record: RoundFinished) -> None:
 def _resume(state: ControllerState, record: RunResumed) -> None:
     state.durable_round = record.mark.round
     _go_back(state, record.mark)
-    state.slow.clear()  # nobody is there
+    state.slow.clear()  # no worker is connected
     state.next_task += _LOST_TASKS
 
 

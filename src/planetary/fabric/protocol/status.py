@@ -1,6 +1,6 @@
-"""What a run looks like at one moment, and what is kept of each round: the contract with every display.
+"""A run at one moment, and the metrics of each round: the contract with every display.
 
-The gateway builds a `RunStatus` whenever somebody looks; the live display, the dashboard and `planetary
+The gateway builds a `RunStatus` for every request; the live display, the dashboard and `planetary
 watch` only read it. `RoundMetrics` is one line of `metrics.jsonl`. Both are plain JSON (`msgspec.json`); a
 number that is not known, or not finite, is `None` and never NaN, which JSON does not have.
 
@@ -38,7 +38,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""  # e.g. "host", "sm_80"
     device: str = ""  # as its driver names it
     chosen: str = ""  # why its machine chose the backend, in words; "": its operator did
-    verified: str = ""  # what the check of the training step on this device found, in words
+    verified: str = ""  # result of the step's check on this device, in words
     round: int = 0  # that it works on; 0: none yet
     step: int = 0  # inner steps finished in its task; of a composer: since the end of the round before, for its shard
     loss: float | None = None  # of that inner step
@@ -47,7 +47,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     # Of its newest contribution; None before the first, and where the kind of run does not measure it
     last_contribution_at: float | None = None  # Unix time in seconds
     step_s: float | None = None  # seconds of an inner step
-    transfer_s: float | None = None  # until what it needed had left the gateway, and while its result arrived
+    transfer_s: float | None = None  # until its parameters had left the gateway, and while its result arrived
     share: float | None = None  # of the round's time that it spent in inner steps and transfers
     version_lag: int | None = None  # how many versions older than the newest its parameters are
     slow: str = ""  # why it is slower than the others; "": it is not
@@ -74,7 +74,7 @@ class MixtureMetrics(msgspec.Struct, frozen=True, kw_only=True):
     """One round of a mixture."""
 
     shards: tuple[ShardMetrics, ...]
-    refused: dict[str, int]  # what did not count, by reason: "stale", "fenced", "regression", "unusable"
+    refused: dict[str, int]  # contributions that did not count, by reason: "stale", "fenced", "regression", "unusable"
     merges: dict[str, int]  # by tier
     merge_s: dict[str, float]  # mean seconds from a merge's first publication to its result, by tier
     sketch_bytes: int = 0  # that all composers sent for expert workers
@@ -105,7 +105,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     run: str
     state: RunState
-    stage: str = ""  # what is being done, for people, while the state is preparing, waiting or finishing
+    stage: str = ""  # the activity, for users, while the state is preparing, waiting or finishing
     stage_since: float = 0.0  # Unix time in seconds at which the stage began; 0: not known
     round: int = 0  # the open round, or the last finished one when none is open; 1-based
     reducing: int = 0  # overlap: the round before it, while its results are being reduced; 0: none is
@@ -123,9 +123,9 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     seconds_left: float | None = None
     workers: tuple[WorkerStatus, ...] = ()  # by name
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
-    notes: tuple[str, ...] = ()  # what was decided, and what must not be missed, oldest first; each is told once
+    notes: tuple[str, ...] = ()  # decisions and warnings, oldest first, each once
     mixture: MixtureMetrics | None = None  # of a mixture: see `newest_mixture`
-    events: tuple[tuple[float, str], ...] = ()  # (Unix time in seconds, what happened), oldest first; the newest ones
+    events: tuple[tuple[float, str], ...] = ()  # (Unix time in seconds, text), oldest first; the newest ones
     learning_rate: float | None = None  # of the inner optimizer at the start of the open round
     bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens
     checkpoint_round: int = 0  # of the newest checkpoint; 0: there is none
@@ -137,16 +137,16 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker contributed to a round."""
+    """The contribution of one worker to a round."""
 
     worker: str
     loss: float  # mean training loss as it reports it, nats per token
-    seconds: float | None = None  # that it spent in inner steps; None: what it sent was refused
+    seconds: float | None = None  # that it spent in inner steps; None: its result was refused
     grad_norm: float | None = None  # of its last inner step
     delta_norm: float | None = None  # Euclidean norm of the start of the round minus its end parameters; ring: None
     cosine: float | None = None  # of its delta with the mean of all that count; ring: None
     refused: str = ""  # why it does not count; "": it does
-    transfer_s: float | None = None  # until what it needed had left the gateway, and while its result arrived
+    transfer_s: float | None = None  # until its parameters had left the gateway, and while its result arrived
     share: float | None = None  # of the round's time that the worker spent in inner steps and transfers
     waited_s: float | None = None  # for which the round waited for it alone
     version_lag: int | None = None  # how many versions older than the newest its parameters were
@@ -193,7 +193,7 @@ class RoundMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def newest_mixture(metrics: Sequence[RoundMetrics]) -> MixtureMetrics | None:
-    """Return what is known of a mixture after these rounds: the last one's numbers.
+    """Return the state of a mixture after these rounds: the last one's numbers.
 
     Composers' views and their routing are not looked at in every round; they are from the last one in which they were.
     """

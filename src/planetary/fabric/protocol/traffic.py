@@ -6,9 +6,9 @@ from planetary.fabric.protocol import messages as m
 
 
 def round_of(message: m.Message) -> int | None:
-    """The round that a message belongs to; None for what no round needs (hello, artifact, heartbeat).
+    """The round that a message belongs to; None for messages of no round (hello, artifact, heartbeat).
 
-    The parameters after round v are what round v + 1 starts from, and what its workers evaluate.
+    Round v + 1 starts from the parameters after round v, and its workers evaluate them.
     """
     match message:
         case m.Reduce() | m.ReduceDone() | m.ReduceFailed():
@@ -31,20 +31,20 @@ class WorkerTraffic:
         self._ring: dict[int, int] = {}
 
     def add_up(self, message: m.Message, nbytes: int) -> None:
-        """Count what a worker sent."""
+        """Count the bytes of a worker's message."""
         self.up += nbytes
         self._add(message, 0, nbytes)
         match message:
             case m.ReduceDone():
                 self._ring[message.round] = self._ring.get(message.round, 0) + message.sent_bytes
-            case m.OuterState():  # what the round has made
+            case m.OuterState():  # the result of the round
                 self._rounds.setdefault(message.version, [0, 0])[0] += nbytes
 
     def add_down(self, message: m.Message, nbytes: int) -> None:
-        """Count what was sent to a worker."""
+        """Count the bytes of a message to a worker."""
         self.down += nbytes
         self._add(message, 1, nbytes)
-        if isinstance(message, m.OuterState):  # what the next round starts from
+        if isinstance(message, m.OuterState):  # the start of the next round
             self._rounds.setdefault(message.version + 1, [0, 0])[1] += nbytes
 
     def of_round(self, round_: int) -> tuple[int, int]:

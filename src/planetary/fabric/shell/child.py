@@ -2,7 +2,7 @@
 
 The parent holds the write end of the child's standard input and never writes to it. When the parent dies, however it
 dies, the child reads the end of the file and ends too: `end_with_parent`. So killing any process of the tree takes
-down everything below it, and nobody is left who would fight with its own replacement.
+down everything below it, and no process is left to compete with its own replacement.
 """
 
 from __future__ import annotations

@@ -262,7 +262,7 @@ class ClientShell(Shell[Exit]):
             self._queues.put(message, tensors)
 
     async def close(self, reason: str) -> None:
-        """Send what is queued, say goodbye and close."""
+        """Send the queued messages, say goodbye and close."""
         queues = self._queues  # forgotten when the other side closes first
         if queues is not None:
             await queues.drain()

@@ -1,4 +1,4 @@
-"""What shells use of the machine they run on, beside their event loop: the simulator passes simulated parts."""
+"""Ports of a shell to the machine it runs on, beside its event loop: the simulator passes simulated parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def one_thread(name: str) -> Executor:
 
 
 def daemon_thread(name: str, work: Callable[[], object]) -> None:
-    """Call `work` in a thread of its own, for whose end nobody waits."""
+    """Call `work` in a detached thread of its own."""
     threading.Thread(target=work, name=name, daemon=True).start()
 
 
@@ -38,7 +38,7 @@ class System:
         network: dials and listens.
         files: of journals, checkpoints, blobs and locks.
         threads: makes an executor with one thread, from a name; its thread may block.
-        aside: calls a function in a thread, from a name; nobody waits for it.
+        aside: calls a function in a detached thread, from a name.
         start_child: starts a child process.
         pid: returns the id of the calling process.
         entropy: returns so many bytes that cannot be predicted.

@@ -63,7 +63,7 @@ class NodeManager:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _look(self, news: NodeNews) -> None:
-        """Log what the supervisors report."""
+        """Log the reports of the supervisors."""
         for line in news.lines([read_report(path) for path in self._options.reports], time.monotonic()):
             log.info("%s", line)
 

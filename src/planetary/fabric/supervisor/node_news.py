@@ -1,7 +1,7 @@
-"""What a node manager tells: whether its workers have a gateway, and since when not. Pure, but for reading files.
+"""News of a node manager: whether its workers have a gateway, and since when not. Pure, but for reading files.
 
-Each supervisor writes a `SupervisorReport` whenever it changes; the node manager reads them and makes one line of what
-all of them say, so that eight workers do not say it eight times.
+Each supervisor writes a `SupervisorReport` whenever it changes; the node manager reads them and makes one line of the
+reports that agree, so that a node with eight workers logs one line instead of eight.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 
 from planetary.machine.redial import LinkState
 
-AGAIN_S = 30.0  # until an error that stays the same is told again
+AGAIN_S = 30.0  # until an unchanged error is logged again
 LINE_S = 60.0  # between two lines while nothing happens
 
 
 class SupervisorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a supervisor knows of its connection and its worker."""
+    """State of a supervisor's connection and worker."""
 
     link: LinkState
     run: str = ""  # of the gateway that it was connected to last
@@ -49,7 +49,7 @@ class NodeNews:
         self._begun = self._over = False
 
     def lines(self, reports: Sequence[SupervisorReport | None], now: float) -> list[str]:
-        """Return what is to be told now, given the newest reports."""
+        """Return the lines to log now, given the newest reports."""
         told: list[str] = []
         if not self._begun:
             self._begun = True

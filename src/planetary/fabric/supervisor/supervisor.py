@@ -47,7 +47,7 @@ def _without_time(report: SupervisorReport) -> SupervisorReport:
 
 
 class SupervisorShell:
-    """Carries out what the machine asks for."""
+    """Carries out the machine's instructions."""
 
     def __init__(self, options: SupervisorOptions, system: System = SYSTEM) -> None:
         self._options = options

@@ -93,7 +93,7 @@ class SupervisorMachine:
         check_invariants(f"supervisor {self.name}", self._invariants())
 
     def report(self, now: float) -> SupervisorReport:
-        """Return what people may want to know."""
+        """Return the report for users."""
         retry_at = self._link.next_deadline()
         return SupervisorReport(
             link=self._link.state,

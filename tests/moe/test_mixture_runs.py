@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mixture_checks import check_equal, check_steps, check_streams, check_window, composing, of_kind, stale, trained
-from mixture_stage import MixtureStage, make_plan
+from mixture_stage import MixtureStage, Worker, make_plan
 from moe_support import TINY, model_of
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from planetary.artifacts.store import digest_of
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import TaskAborted
+from planetary.moe.controller.mixture_events import AssembleModel
 from planetary.moe.controller.records import (
     FragmentAdvanced,
     ShardGranted,
@@ -363,6 +364,31 @@ def test_a_store_that_is_away_until_all_steps_are_taken_costs_no_round_and_no_lo
     assert all(np.isfinite(line.loss) for line in cluster.lines)
     check_steps(cluster)
     check_streams(cluster)
+
+
+def test_a_last_state_is_void_once_another_composer_has_lost_the_steps_that_it_counted(tmp_path: Path) -> None:
+    """A saves its last state, as B has taken the other steps; no state of B is saved, and both processes end."""
+    cluster = MixtureStage(tmp_path, make_plan(tmp_path, steps=8), seed=14)
+    a, b = cluster.start("a"), cluster.start("b")
+
+    def save_nothing(worker: Worker) -> None:
+        send = worker.driver.post.send
+        worker.driver.post.send = lambda one, data: None if isinstance(one, mm.SaveShard) else send(one, data)
+
+    b.when_loaded(save_nothing)
+    cluster.until(lambda: a.machine.shard >= 0 and cluster.controller.rounds.has_ended(a.machine.shard))
+    state = cluster.controller.state
+    assert state.shards[b.machine.shard].step == 0
+    assert state.round == 0
+    cluster.kill(b)
+    cluster.kill(a)
+    cluster.start("a")
+    cluster.start("b")
+    assert cluster.finish().ok
+    check_steps(cluster)
+    last = next(asked for asked in cluster.asked if isinstance(asked, AssembleModel) and asked.round == 2)
+    steps = [shard_from(cluster.store.get(payload), cluster.plan)[1] for payload in last.shards]
+    assert sum(steps) >= cluster.plan.most_steps, steps
 
 
 def test_unusable_and_stale_messages_are_counted_and_harm_nobody(tmp_path: Path) -> None:

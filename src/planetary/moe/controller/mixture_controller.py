@@ -107,6 +107,9 @@ class MixtureController(RunController[MixtureDesk]):
         yield not lost, f"connections {lost} compose, and are over"
         shards = sorted(one.shard for one in self.composing.values())
         yield len(set(shards)) == len(shards), f"a shard has two live composers: {shards}"
+        steps, most = [shard.round_step for shard in self.state.shards], self.policy.plan.most_steps
+        all_rounds = self.state.round >= self.policy.rounds
+        yield not all_rounds or sum(steps) >= most, f"the last round's states have {steps} steps of {most}"
 
     def owner_of(self, shard: int) -> Composing | None:
         """Return the live composer of a shard."""

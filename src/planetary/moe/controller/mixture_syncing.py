@@ -95,11 +95,19 @@ class Syncing:
         # Nobody else had it since: what the process has is newer than what was kept.
         keeps = claim is not None and claim[:2] == (grant.shard, grant.epoch - 1) and claim[2] >= shard.step
         step = claim[2] if keeps and claim is not None else shard.step
+        self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, step, now)
+        steps = self.steps()
         self.desk.append(
-            ShardGranted(shard=grant.shard, epoch=grant.epoch, worker=grant.composer, step=step, why=grant.why)
+            ShardGranted(
+                shard=grant.shard,
+                epoch=grant.epoch,
+                worker=grant.composer,
+                step=step,
+                progress=self.desk.policy.plan.pace.run_steps(step, sum(steps) - step, len(steps)),
+                why=grant.why,
+            )
         )
         self.rounds.began(now)
-        self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, step, now)
         self.desk.send(
             session,
             mm.GrantShard(
@@ -108,7 +116,7 @@ class Syncing:
                 step=step,
                 payload="" if keeps else shard.payload,
                 speaks=self.spoken_for(grant.shard),
-                steps=self.steps(),
+                steps=steps,
             ),
             None if keeps else StoredPayload(shard.payload),
         )

@@ -36,6 +36,7 @@ class ShardGranted(Record, frozen=True, kw_only=True, tag="shard_granted"):
     epoch: int
     worker: str
     step: int  # that it goes on from
+    progress: int = 0  # steps of the run then, the mean over all shards; journals of before have none
     why: str
 
 
@@ -239,6 +240,10 @@ class MixtureState(RunFold, kw_only=True):
                         f"shard {record.shard} has epoch {shard.epoch}, it cannot get {record.epoch}"
                     )
                 shard.epoch, shard.owner = record.epoch, record.worker
+                # Where steps are lost that no saved state has, the run goes back. A state that was saved when they
+                # counted ends no later round: its composer saves another one when that round is over.
+                last = record.progress // self.steps_per_round
+                shard.marks = {round_: kept for round_, kept in shard.marks.items() if round_ <= last}
             case SpeakerChanged():
                 self.shards[record.shard].speaker = record.by
             case ShardKept():

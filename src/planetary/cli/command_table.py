@@ -62,7 +62,8 @@ COMMANDS: dict[str, Command] = {
     ),
     "artifact": Command(_IN + "models.artifact", "show, verify or clear away compiled steps", "tools"),
     "moe": Command("planetary.cli.commands.moe", "the cost of a mixture; its ordinary model", "tools"),
-    "plan": Command(_IN + "plan", "what each preset of synchronisation costs on a cluster", "tools"),
+    "doctor": Command(_IN + "doctor", "examine this machine and its links, with remedies", "tools"),
+    "plan": Command(_IN + "plan", "predict the cost of each synchronisation preset on a cluster", "tools"),
     "report": Command(_IN + "report", "write report.json and loss.png of a run folder again", "tools"),
 }
 

@@ -38,6 +38,16 @@ def duration(seconds: float | None) -> str:
     return f"{hour}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def brief(seconds: float) -> str:
+    """`0.4 ms`, `80 ms`, `3.9 s`, `2:03`: a duration that may be far below a second."""
+    return _scaled(1000 * seconds, 1000, ("ms",), " ") if seconds < 1 else duration(seconds)
+
+
+def rate(bytes_per_s: float) -> str:
+    """`100 Mbit/s`, `1.2 Gbit/s`: the rate of a link, from bytes/s."""
+    return f"{_scaled(8 * bytes_per_s, 1000, ('bit', 'kbit', 'Mbit', 'Gbit', 'Tbit'), ' ')}/s"
+
+
 def loss(value: float | None) -> str:
     """Four decimals; `-` when unknown."""
     return "-" if value is None or not math.isfinite(value) else f"{value:.4f}"

@@ -92,6 +92,13 @@ def check_device(backend: str, device_id: int, threads: int | None) -> None:
         raise UserError(f"a worker needs at least 1 thread, found {threads}")
 
 
+def list_devices(backend: str) -> list[str]:
+    """Return the names of the devices of a backend of IREE, in its driver's order. Raises whatever its driver does."""
+    from planetary.runtime import iree_executor
+
+    return iree_executor.list_devices(backend)
+
+
 def runtime_identity(backend: str) -> str:
     """Return what decides how an artifact is executed on a device: versions of the runtime and of GPU drivers."""
     from importlib.metadata import version

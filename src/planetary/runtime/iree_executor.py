@@ -92,6 +92,13 @@ def name_of_device(backend: str, device_id: int) -> str:
     return _names[backend, device_id]
 
 
+def list_devices(backend: str) -> list[str]:
+    """Return the names of the devices that the driver of a backend lists. Opens the driver; raises what that raises."""
+    if backend == "cpu":
+        return [cpu_name()]
+    return [str(found.get("name") or "?") for found in iree.get_driver(DRIVERS[backend]).query_available_devices()]
+
+
 def _make_device(backend: str, device_id: int, threads: int | None) -> Any:
     driver_name = DRIVERS.get(backend)
     if driver_name is None:

@@ -1,4 +1,4 @@
-"""`planetary plan`: what each preset costs on a cluster; and after a run, prediction against measurement."""
+"""`planetary plan`: predict the cost of each preset on a cluster; after a run, compare prediction and measurement."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         subparsers,
         "plan",
         description="""
-            Say what each preset of synchronisation costs on a cluster: bytes, utilisation, memory, the published loss
+            Predict the cost of each synchronisation preset on a cluster: bytes, utilisation, memory, the published loss
             against training without it and its source, and which one is recommended. Pure arithmetic; nothing is
-            started. With --run: what the arithmetic gives for a finished run, beside what was measured.
+            started. With --run: the prediction for a finished run beside its measurement.
         """,
         examples=[
             "planetary plan --params 1e9 --workers 16 --bandwidth 100Mbit --rtt 80ms --step-time 2s",

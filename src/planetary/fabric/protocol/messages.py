@@ -38,6 +38,8 @@ __all__ = [
     "Order",
     "OuterState",
     "Parameters",
+    "Probe",
+    "ProbeAnswer",
     "Progress",
     "Ready",
     "Reduce",
@@ -76,6 +78,7 @@ class Hello(Greeting, frozen=True, kw_only=True):
     chosen: str = ""  # worker only: why its machine chose this backend, in words; "": its operator did
     roles: tuple[str, ...] = ()  # worker only: those that its operator allows it; empty: all that a run has
     codecs: tuple[str, ...] = ()  # worker only: of updates, that it knows
+    probe: bool = False  # worker only: it measures its link by `Probe` and takes no part
 
     def sender(self) -> str:
         """Return the role and the name."""
@@ -354,6 +357,27 @@ class TaskFailed(Message, frozen=True, kw_only=True):
         return Order.IN_TURN if self.task else Order.AHEAD
 
 
+# --- measuring a link -------------------------------------------------------------------------------------------
+
+
+class Probe(Message, frozen=True, kw_only=True):
+    """A machine measures its link to the gateway; any bytes may come along as the tensor "payload"."""
+
+    answer_bytes: int = 0  # of the tensor "payload" of the answer
+    dial: int = 0  # port of the sender's address that the gateway tries to connect to; 0: none
+
+
+class ProbeAnswer(Message, frozen=True, kw_only=True):
+    """The gateway's answer to `Probe`."""
+
+    clock: float  # Unix time in seconds
+    received_bytes: int  # of the payload
+    address: str  # that the probe came from
+    software: str  # version of planetary
+    iree_version: str = ""  # of the compiler; "": none is installed
+    dial_error: str = ""  # why the sender's port could not be reached
+
+
 # --- a worker's role in another kind of run --------------------------------------------------------------------
 
 
@@ -376,7 +400,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    15,
+    16,
     *SESSION,
     Hello,
     WorkerStarted,
@@ -401,5 +425,7 @@ FABRIC = Protocol(
     TrainResult,
     EvalResult,
     TaskFailed,
+    Probe,
+    ProbeAnswer,
 )
 """The messages of every kind of run."""

@@ -32,6 +32,7 @@ from planetary.wire.protocol import Protocol
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
+AnyGreeting = TypeVar("AnyGreeting", bound=Greeting)
 
 TensorSource = Callable[[], Mapping[str, np.ndarray]]
 """Gives the tensors when their turn has come, so that a queue of messages holds no memory."""
@@ -205,6 +206,14 @@ class Address(msgspec.Struct, frozen=True):
     identity: Identity | None = None  # of this machine; None without a token
 
 
+def signed(hello: AnyGreeting, address: Address, trust: Trust) -> AnyGreeting:
+    """Return the first message to a gateway with the token and this machine's signature."""
+    hello = msgspec.structs.replace(hello, token=address.token)
+    if address.identity is None or trust.invite is None:
+        return hello
+    return address.identity.sign(hello, trust.invite.authority_fingerprint)
+
+
 class ClientShell(Shell[Exit]):
     """The shell of a participant with one connection, which its machine asks for: `Dial`, `Send` and `Exit`."""
 
@@ -245,9 +254,7 @@ class ClientShell(Shell[Exit]):
         self._address = address
         self._protocol = protocol
         self._trust = Trust(address.token) if address.token else Trust.plain_loopback()
-        self._hello = msgspec.structs.replace(hello, token=address.token)
-        if address.identity is not None and self._trust.invite is not None:
-            self._hello = address.identity.sign(self._hello, self._trust.invite.authority_fingerprint)
+        self._hello = signed(hello, address, self._trust)
         self._received = received
         self._tensors = tensors
         self._allocate = allocate

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.compiler.step.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.schedules import Schedule
 from planetary.data.sources import stdlib_documents
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from planetary.compiler.backends import xla
-from planetary.compiler.step.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
 from planetary.moe.cost import cost
 from planetary.moe.cost.cost_shapes import shape_of

@@ -30,7 +30,7 @@ import msgspec
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fabric.protocol.records import AnyRecord, DeltaAccepted, EvalFinished, RoundFinished, RoundStarted
 from planetary.run.processes.announcement import read_announcement
-from planetary.testing.shaped_relay import Route, ShapedRelay
+from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 
 CONFIG = Path(__file__).parents[1] / "examples" / "stdlib.toml"
@@ -105,7 +105,7 @@ def apart(link: Link) -> Iterator[list[str]]:
             reserved = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             port = reserved.getsockname()[1]
             there, back = (Way(link.delay_s, link.bytes_per_s, (TokenBucket(link.bytes_per_s),)) for _ in range(2))
-            places.append(f"{port},127.0.0.1:{relay.listen({'': Route(('127.0.0.1', port), there, back)})}")
+            places.append(f"{port},127.0.0.1:{relay.listen({'': RelayRoute(('127.0.0.1', port), there, back)})}")
         stack.pop_all().close()  # the workers take the ports
         yield places
 

@@ -30,7 +30,7 @@ from planetary.serve.gateway.serving_gateway import shape_of
 from planetary.serve.program.serving_program import serving_program
 from planetary.serve.program.serving_reference import trial_of
 from planetary.serve.program.weight_precision import Precision
-from planetary.serve.protocol.serving_messages import Compute
+from planetary.serve.protocol.serving_messages import ComputeCall
 from planetary.serve.worker.model_check import check_model
 from planetary.serve.worker.serving_role import LoadedModel
 
@@ -83,9 +83,9 @@ def _fast(times: list[float]) -> float:
     return statistics.mean(sorted(times)[: len(times) // 4])
 
 
-def _decode(batch: int) -> Compute:
+def _decode(batch: int) -> ComputeCall:
     pages = tuple(tuple(range(1 + 8 * row, 9 + 8 * row)) for row in range(batch))
-    return Compute(
+    return ComputeCall(
         call=0,
         function=f"decode_b{batch}_p8",
         tokens=((97,),) * batch,
@@ -95,9 +95,11 @@ def _decode(batch: int) -> Compute:
     )
 
 
-def _prefill(chunk: int) -> Compute:
+def _prefill(chunk: int) -> ComputeCall:
     name = f"prefill_s{chunk}_p8"
-    return Compute(call=0, function=name, tokens=((97,) * chunk,), starts=(0,), pages=(tuple(range(1, 9)),), full=False)
+    return ComputeCall(
+        call=0, function=name, tokens=((97,) * chunk,), starts=(0,), pages=(tuple(range(1, 9)),), full=False
+    )
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ import numpy as np
 
 from planetary.collectives import Communicator, Master
 from planetary.collectives.transport.sockets import SocketOptions, parse_address
-from planetary.testing.shaped_relay import Route, ShapedRelay
+from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 
 MBIT = 1e6 / 8  # bytes/s
@@ -127,8 +127,10 @@ def relay_main(hops: list[list[Hop]], places: list[list[Place]], master: str, pi
             [
                 [
                     (
-                        relay.listen({host(a): Route((host(b), place.port), way(a, b), way(b, a)) for a in everyone}),
-                        relay.listen({"": Route(parse_address(master), way(b, 0), way(0, b))}),
+                        relay.listen(
+                            {host(a): RelayRoute((host(b), place.port), way(a, b), way(b, a)) for a in everyone}
+                        ),
+                        relay.listen({"": RelayRoute(parse_address(master), way(b, 0), way(0, b))}),
                     )
                     for place in places[b]
                 ]

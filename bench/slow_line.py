@@ -26,7 +26,7 @@ import psutil
 from planetary.artifacts.jsonl import JsonLinesTail
 from planetary.core.config import load_config
 from planetary.run.processes.announcement import Announcement, read_announcement
-from planetary.testing.shaped_relay import Route, ShapedRelay
+from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
 from planetary.testing.shaper import TokenBucket, Way
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,9 @@ def measure(folder: Path, relay: ShapedRelay, args: argparse.Namespace) -> dict[
     try:
         announced = until_announced(folder / "announcement", gateway, folder / "log")
         (folder / "token").write_text(announced.token)
-        shaped = relay.listen({"": Route((announced.host, announced.port), way(args.up, args), way(args.down, args))})
+        shaped = relay.listen(
+            {"": RelayRoute((announced.host, announced.port), way(args.up, args), way(args.down, args))}
+        )
         for name, port in zip(PLACES, (announced.port, shaped), strict=True):
             start(
                 "node-manager",

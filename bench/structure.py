@@ -22,8 +22,8 @@ NOT_A_REACH = {"_exit", "_replace", "_asdict", "_fields", "_make"}
 # Rules of the derivative and operations register in a package's `__init__`; these are the other registries.
 REGISTRIES = {
     "planetary.run.kinds",
-    "planetary.monitor.sinks.kinds",
-    "planetary.compiler.step.step_options",  # of optimizers
+    "planetary.monitor.sinks.sink_kinds",
+    "planetary.compiler.step.named_optimizers",  # of optimizers
 }
 
 
@@ -111,10 +111,21 @@ def private_reaches(folder: Path) -> list[str]:
     return found
 
 
+def has_given_name(path: Path) -> bool:
+    """Return whether others chose a file's names.
+
+    A command's file is named after the word that a user types, and may share it with its subject; `compat` has the
+    names of the library that it replaces.
+    """
+    return str(path.relative_to(PACKAGE)).startswith(("cli/commands/", "compat/"))
+
+
 def doubled_classes() -> dict[str, list[str]]:
-    """Return the class names that more than one file of the package defines."""
+    """Return the class names that more than one file of the package defines, except where names are given."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in modules().values():
+        if has_given_name(path):
+            continue
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(str(path.relative_to(PACKAGE)))
@@ -122,10 +133,10 @@ def doubled_classes() -> dict[str, list[str]]:
 
 
 def doubled_files() -> dict[str, list[str]]:
-    """Return the file names that occur in more than one folder of the package."""
+    """Return the file names that occur in more than one folder of the package, except where names are given."""
     places: dict[str, list[str]] = defaultdict(list)
     for path in modules().values():
-        if path.name not in ("__init__.py", "__main__.py"):
+        if path.name not in ("__init__.py", "__main__.py") and not has_given_name(path):
             places[path.name].append(str(path.relative_to(PACKAGE)))
     return {name: where for name, where in sorted(places.items()) if len(where) > 1}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from planetary.collectives.protocol import states
+from planetary.collectives.protocol import operation_states
 from planetary.fabric.controller.run_controller import RUN
 from planetary.fabric.protocol.sessions import WORKER_SESSION
 from planetary.fabric.supervisor.supervisor_machine import SUPERVISOR
@@ -30,9 +30,9 @@ TABLES: Mapping[str, Mapping[str, Table]] = {
         "supervisor": SUPERVISOR,
     },
     "collectives.md": {
-        "peer-membership": states.PEER_MEMBERSHIP,
-        "master-operation": states.MASTER_OPERATION,
-        "peer-operation": states.PEER_OPERATION,
+        "peer-membership": operation_states.PEER_MEMBERSHIP,
+        "master-operation": operation_states.MASTER_OPERATION,
+        "peer-operation": operation_states.PEER_OPERATION,
     },
     "site.md": {"job": JOB},
     "parallax.md": {"composer": COMPOSER, "fragment": FRAGMENT, "ownership": OWNERSHIP},

@@ -15,7 +15,7 @@ from payload_cases import LIFETIMES, check_damage, check_lifetimes, check_payloa
 
 from planetary.artifacts.payload_store import Collected, PayloadStore
 from planetary.core.errors import ResourceError, UserError
-from planetary.simulation.clock import FakeClock
+from planetary.simulation.fake_clock import FakeClock
 
 
 @pytest.fixture(params=["folder", "memory"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planetary.cli.errors import EXIT_CODES
+from planetary.cli.exit_codes import EXIT_CODES
 from planetary.cli.main import main
 from planetary.core.errors import (
     ClosedError,

@@ -11,7 +11,7 @@ import pytest
 
 from planetary.cli import command_table
 from planetary.cli.command_table import COMMANDS, Command
-from planetary.cli.errors import EXIT_CODE_HELP, EXIT_CODES, exit_code_of, explain, report_error
+from planetary.cli.exit_codes import EXIT_CODE_HELP, EXIT_CODES, exit_code_of, explain, report_error
 from planetary.cli.main import build_parser, main
 from planetary.core import errors
 
@@ -145,7 +145,7 @@ def test_a_missing_extra_says_what_to_install() -> None:
 
 def test_a_closed_pipe_is_silent() -> None:
     script = (
-        "import sys; from planetary.cli.errors import report_error;"
+        "import sys; from planetary.cli.exit_codes import report_error;"
         "sys.exit(report_error(BrokenPipeError(), debug=False))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)

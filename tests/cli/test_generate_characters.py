@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planetary.artifacts.checkpoint import Checkpoint, CheckpointInfo, write_checkpoint
-from planetary.cli.errors import EXIT_CODES
+from planetary.cli.exit_codes import EXIT_CODES
 from planetary.cli.main import main
 from planetary.compiler.frontend.export import find_builder
 from planetary.core.errors import UserError

@@ -7,13 +7,13 @@ import random
 import numpy as np
 
 from planetary.collectives.protocol.options import Spec
-from planetary.collectives.reduction.operation import Operation, piece_elements
+from planetary.collectives.reduction.operation import BufferedOperation, piece_elements
 from planetary.collectives.reduction.ring_plan import plan
 
 
 def operations(
     spec: Spec, arrays: list[np.ndarray], *, piece_bytes: int = 1, root: int = 0, in_place: bool = True
-) -> list[Operation]:
+) -> list[BufferedOperation]:
     """One operation per rank; with `in_place` the arrays become the results and can be restored."""
     world = len(arrays)
     piece = piece_elements(spec.dtype, piece_bytes)
@@ -21,11 +21,11 @@ def operations(
     for rank, array in enumerate(arrays):
         ring_plan = plan(spec.kind, rank, world, count=spec.count, piece=piece, root=root)
         work = array if in_place else np.empty_like(array)
-        made.append(Operation(spec, ring_plan, array, work, np.empty_like(array) if in_place else None))
+        made.append(BufferedOperation(spec, ring_plan, array, work, np.empty_like(array) if in_place else None))
     return made
 
 
-def drive(ring: list[Operation], seed: int = 0, most: int | None = None) -> int:
+def drive(ring: list[BufferedOperation], seed: int = 0, most: int | None = None) -> int:
     """Deliver pieces until nothing is under way (or `most` were); return how many were delivered."""
     rng = random.Random(seed)
     flying = [

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from real_ring import outcome, ring, shell_of, together
 
 from planetary.collectives import Communicator, Master, PeerLostError, RemovedError
-from planetary.collectives.protocol import messages
+from planetary.collectives.protocol import collective_messages as m
 from planetary.collectives.protocol.options import Spec
-from planetary.collectives.transport.frames import Introduction, pack_header
+from planetary.collectives.transport.piece_frames import Introduction, pack_header
 from planetary.collectives.transport.sockets import parse_address
 from planetary.core.errors import PeerError, RemoteProtocolError, TrustError, UserError
 from planetary.net.authority import Authority
@@ -27,8 +27,8 @@ from planetary.wire import Inbox, Limits, Outbox, Protocol, refuse_tensors
 from planetary.wire.message import stamp
 
 
-def framed(*said: messages.Message) -> bytes:
-    outbox = Outbox(messages.COLLECTIVES, messages.MEMBER)
+def framed(*said: m.Message) -> bytes:
+    outbox = Outbox(m.COLLECTIVES, m.MEMBER)
     return b"".join(outbox.frame_of(message) for message in said)
 
 
@@ -59,8 +59,8 @@ def say_and_finish(sock: socket.socket, data: bytes) -> None:
         struct.pack(">I", 2**31),
         struct.pack(">I", 2) + b"{}",
         struct.pack(">I", 4) + b"\xff\xff\xff\xff",
-        framed(messages.Heartbeat()),
-        framed(messages.Leave()),
+        framed(m.Heartbeat()),
+        framed(m.Leave()),
     ],
 )
 def test_a_stranger_is_turned_out_and_the_ring_goes_on(data: bytes) -> None:
@@ -76,43 +76,47 @@ def test_a_stranger_is_turned_out_and_the_ring_goes_on(data: bytes) -> None:
 
 
 def test_messages_may_be_cut_anywhere() -> None:
-    start = messages.Start(call=1, timeout_s=2.0, tag=3, spec=Spec(kind="all_reduce", dtype="f32", count=4, op="sum"))
-    data = framed(start, messages.Leave())
+    start = m.Start(call=1, timeout_s=2.0, tag=3, spec=Spec(kind="all_reduce", dtype="f32", count=4, op="sum"))
+    data = framed(start, m.Leave())
     for cut in range(len(data)):
-        inbox = Inbox(messages.COLLECTIVES, messages.STRANGER, refuse_tensors)
+        inbox = Inbox(m.COLLECTIVES, m.STRANGER, refuse_tensors)
         found = [received.message for received in (*inbox.feed(data[:cut]), *inbox.feed(data[cut:]))]
-        assert found == [stamp(start, 1), messages.Leave(id=2)]
+        assert found == [stamp(start, 1), m.Leave(id=2)]
 
 
 def test_every_flipped_bit_of_a_message_is_refused_or_incomplete() -> None:
-    data = framed(messages.Vote(call=1, number=2, timeout_s=3.0))
+    data = framed(m.Vote(call=1, number=2, timeout_s=3.0))
     for bit in range(8 * len(data)):
         damaged = bytearray(data)
         damaged[bit // 8] ^= 1 << bit % 8
         with contextlib.suppress(RemoteProtocolError):
-            assert not Inbox(messages.COLLECTIVES, messages.MEMBER, refuse_tensors).feed(damaged)
+            assert not Inbox(m.COLLECTIVES, m.MEMBER, refuse_tensors).feed(damaged)
 
 
 def test_a_stranger_may_send_small_messages_without_tensors_only() -> None:
     long = framed(
-        messages.Leave(), messages.Register(protocol=1, group=0, name="x" * 16384, host="", port=1, machine="")
+        m.Leave(),
+        m.Register(protocol=1, group=0, name="x" * 16384, host="", port=1, machine=""),
     )
     with pytest.raises(RemoteProtocolError, match="may have 1 to 16384 bytes"):
-        Inbox(messages.COLLECTIVES, messages.STRANGER, refuse_tensors).feed(long)
-    assert len(Inbox(messages.COLLECTIVES, messages.MEMBER, refuse_tensors).feed(long)) == 2
-    outbox = Outbox(messages.COLLECTIVES, Limits())
-    outbox.add(messages.Heartbeat(), {"w": np.ones(3)})
+        Inbox(m.COLLECTIVES, m.STRANGER, refuse_tensors).feed(long)
+    assert len(Inbox(m.COLLECTIVES, m.MEMBER, refuse_tensors).feed(long)) == 2
+    outbox = Outbox(m.COLLECTIVES, Limits())
+    outbox.add(m.Heartbeat(), {"w": np.ones(3)})
     declared = outbox.next_frame()
     assert declared is not None
-    for limits in (messages.STRANGER, messages.MEMBER):
+    for limits in (m.STRANGER, m.MEMBER):
         with pytest.raises(RemoteProtocolError, match="its header may have 0 to 0 bytes"):
-            Inbox(messages.COLLECTIVES, limits, refuse_tensors).feed(declared.head)
+            Inbox(m.COLLECTIVES, limits, refuse_tensors).feed(declared.head)
 
 
 def test_a_peer_of_another_version_learns_which_side_to_upgrade() -> None:
-    theirs = Protocol(messages.PROTOCOL + 1, *messages.COLLECTIVES.messages)
+    theirs = Protocol(m.PROTOCOL + 1, *m.COLLECTIVES.messages)
     with Master("127.0.0.1:0") as master:
-        for said in (Outbox(theirs).frame_of(messages.Heartbeat()), struct.pack(">I", 20) + b'{"type":"Register"}'):
+        for said in (
+            Outbox(theirs).frame_of(m.Heartbeat()),
+            struct.pack(">I", 20) + b'{"type":"Register"}',
+        ):
             with socket.create_connection(parse_address(master.address)) as stranger:
                 stranger.sendall(said)
                 stranger.settimeout(5)
@@ -121,11 +125,11 @@ def test_a_peer_of_another_version_learns_which_side_to_upgrade() -> None:
                     answer += part
             with pytest.raises(
                 RemoteProtocolError,
-                match=f"speaks {messages.PROTOCOL + 1}, the peer speaks {messages.PROTOCOL}; upgrade planetary on the",
+                match=f"speaks {m.PROTOCOL + 1}, the peer speaks {m.PROTOCOL}; upgrade planetary on the",
             ):
                 Inbox(theirs).feed(answer)
-            (told,) = Inbox(messages.COLLECTIVES, messages.MEMBER).feed(answer)
-            assert isinstance(told.message, messages.Refused)
+            (told,) = Inbox(m.COLLECTIVES, m.MEMBER).feed(answer)
+            assert isinstance(told.message, m.Refused)
             assert "upgrade planetary on" in told.message.reason
 
 
@@ -133,7 +137,7 @@ def test_a_peer_of_another_version_learns_which_side_to_upgrade() -> None:
 @given(st.binary(max_size=80))
 def test_random_bytes_are_refused_or_incomplete(data: bytes) -> None:
     try:
-        found = Inbox(messages.COLLECTIVES, messages.STRANGER, refuse_tensors).feed(data)
+        found = Inbox(m.COLLECTIVES, m.STRANGER, refuse_tensors).feed(data)
     except RemoteProtocolError:
         return
     assert not found
@@ -204,7 +208,7 @@ def test_what_only_a_master_says_is_not_taken_from_a_peer() -> None:
         liar.connect()
         line = shell_of(liar).line
         assert line is not None
-        line.send(messages.Removed(reason="leave"))
+        line.send(m.Removed(reason="leave"))
         found: object = None
         while not isinstance(found, RemovedError):
             found = outcome(lambda: liar.update_topology(timeout_s=1))
@@ -217,15 +221,15 @@ def test_a_peer_whose_name_would_write_to_a_terminal_is_refused() -> None:
     with pytest.raises(UserError, match="a peer's name is 1 to 128 letters"):
         Communicator("127.0.0.1:1", name="a\n\x1b[2J")
     with Master("127.0.0.1:0") as master:
-        hello = messages.Register(protocol=messages.PROTOCOL, group=0, name="a\n\x1b[2J", host="", port=1, machine="m")
+        hello = m.Register(protocol=m.PROTOCOL, group=0, name="a\n\x1b[2J", host="", port=1, machine="m")
         with socket.create_connection(parse_address(master.address)) as stranger:
-            stranger.sendall(Outbox(messages.COLLECTIVES).frame_of(hello))
+            stranger.sendall(Outbox(m.COLLECTIVES).frame_of(hello))
             stranger.settimeout(5)
             answer = b""
             while part := stranger.recv(4096):
                 answer += part
-        told = [received.message for received in Inbox(messages.COLLECTIVES, messages.MEMBER).feed(answer)]
-        [refused] = [message for message in told if isinstance(message, messages.Refused)]
+        told = [received.message for received in Inbox(m.COLLECTIVES, m.MEMBER).feed(answer)]
+        [refused] = [message for message in told if isinstance(message, m.Refused)]
         assert "a name of 1 to 128 letters" in refused.reason
 
 

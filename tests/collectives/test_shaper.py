@@ -15,8 +15,8 @@ from real_ring import DEADLINE_S, together
 from planetary.collectives import Communicator, Master
 from planetary.collectives.transport.sockets import SocketOptions, parse_advertised
 from planetary.core.errors import UserError
-from planetary.simulation.clock import FakeClock
-from planetary.testing.shaped_relay import Route, ShapedRelay
+from planetary.simulation.fake_clock import FakeClock
+from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
 from planetary.testing.shaper import QUANTUM, Flow, TokenBucket, Way
 
 
@@ -141,7 +141,7 @@ def test_a_relayed_connection_is_late_limited_and_ends_as_it_should() -> None:
         served = threading.Thread(target=echo, args=(listener,), daemon=True)
         served.start()
         way = Way(delay_s=0.02, flow_bytes_per_s=4e6)
-        port = relay.listen({"127.0.0.1": Route(listener.getsockname()[:2], there=way, back=Way(delay_s=0.03))})
+        port = relay.listen({"127.0.0.1": RelayRoute(listener.getsockname()[:2], there=way, back=Way(delay_s=0.03))})
         data = np.random.default_rng(1).bytes(1 << 20)
         begun = time.monotonic()
         with socket.create_connection(("127.0.0.1", port), 10.0) as sock:
@@ -162,7 +162,7 @@ def test_a_relayed_connection_is_late_limited_and_ends_as_it_should() -> None:
         assert not served.is_alive()
         assert relay.carried == 2 * (len(data) + 1)
         with socket.create_connection(
-            ("127.0.0.1", relay.listen({"127.0.0.9": Route(("127.0.0.1", 1))})), 10.0
+            ("127.0.0.1", relay.listen({"127.0.0.9": RelayRoute(("127.0.0.1", 1))})), 10.0
         ) as sock:
             assert sock.recv(1) == b""  # it came from an address without a way
 
@@ -177,7 +177,7 @@ def test_peers_reach_each_other_at_the_address_that_they_advertise() -> None:
                 name=f"peer-{i}",
                 transport="tcp",
                 data_port=ports[i],
-                advertise=f"127.0.0.1:{relay.listen({'': Route(('127.0.0.1', ports[i]), way, way)})}",
+                advertise=f"127.0.0.1:{relay.listen({'': RelayRoute(('127.0.0.1', ports[i]), way, way)})}",
                 sockets=SocketOptions(source="127.0.0.1"),
             )
             for i in range(2)

@@ -17,8 +17,8 @@ from planetary.compiler.backends.targets import Target, parse_target
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import Model, load_model
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import TrainStep, build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import to_host_dtype
 from planetary.runtime.host import host_features

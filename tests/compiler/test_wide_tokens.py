@@ -14,8 +14,8 @@ from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verify import make_trial, run_expected, run_found, verify_artifact
 from planetary.compiler.frontend.export import Model, load_model
 from planetary.compiler.frontend.manifest import manifest_from_json
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import TrainStep, build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.tensors import host_dtype, stablehlo_dtype
 from planetary.runtime.host import host_features

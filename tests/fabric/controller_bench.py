@@ -7,7 +7,7 @@ import numpy as np
 
 from planetary.diloco.deltas import Table
 from planetary.fabric.controller.controller import Controller
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import AnyRecord, RunStarted
 from planetary.fabric.protocol.state import ControllerState

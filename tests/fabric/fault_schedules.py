@@ -19,7 +19,7 @@ import numpy as np
 
 from planetary.core.tensors import Tensors
 from planetary.data.slices import check_ledger
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol.messages import Message, TrainResult
 from planetary.fabric.protocol.records import (
     AnyRecord,
@@ -113,19 +113,19 @@ def run_schedule(
 def recorded_deltas() -> Iterator[dict[int, Tensors]]:
     """Record what gateways read from workers' results meanwhile, by task."""
     received: dict[int, Tensors] = {}
-    read = Parameters.read
+    read = ParameterVersions.read
 
-    def reading(self: Parameters, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
+    def reading(self: ParameterVersions, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
         defect, found = read(self, message, tensors)
         if isinstance(message, TrainResult):
             received[message.task] = found
         return defect, found
 
-    Parameters.read = reading
+    ParameterVersions.read = reading
     try:
         yield received
     finally:
-        Parameters.read = read
+        ParameterVersions.read = read
 
 
 def check(cluster: SimCluster, *, flipped: bool = False, received: Mapping[int, Tensors] | None = None) -> None:

@@ -83,7 +83,7 @@ class Rogue:
                     received = await connection.receive()
                     message = received.message
                     match message:
-                        case m.Job():
+                        case m.TrainingJob():
                             self._spec = message.spec
                             await connection.send(m.Ready(artifact=message.artifact, opt_state_round=0))
                             ready.set()

@@ -15,7 +15,7 @@ import pytest
 from bad_input_support import Ended, events, gateway, node_flags, run, started, wait_for, write_config
 
 from planetary.artifacts.checkpoint import load_latest, verify_checkpoint
-from planetary.cli import errors
+from planetary.cli import exit_codes
 from planetary.core.errors import (
     ClosedError,
     CompileError,
@@ -30,7 +30,7 @@ from planetary.net.invite import mint
 
 pytestmark = [pytest.mark.processes, pytest.mark.compiles, pytest.mark.timeout(180)]
 
-CODE = errors.EXIT_CODES
+CODE = exit_codes.EXIT_CODES
 
 
 def train(folder: Path, cache: Path, *arguments: object) -> Ended:

@@ -25,8 +25,8 @@ from planetary.compiler.backends.iree import compile_artifact, compile_program
 from planetary.compiler.backends.targets import DEFAULT_NAMES, Target, parse_target
 from planetary.compiler.check.verify import reference_digest
 from planetary.compiler.frontend.export import export_model
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.step import ProgramSpec
 from planetary.fabric.preparation.compiling import CompileTarget, compile_and_verify
 from planetary.models.latent_moe_config import LatentMoeConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controller_bench import Bench
 from msgspec.structs import replace
 
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import DeltaAccepted, LeaseReturned, WorkerLost
 

@@ -31,7 +31,7 @@ from planetary.data.prepare import PreparedData
 from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fabric.gateway.run_files import EVENTS, METRICS, PAYLOADS
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.fabric.worker.role import Role, Roles, Workplace
@@ -61,7 +61,7 @@ from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from planetary.simulation.mixtures.timed_program import TimedProgram
 from planetary.simulation.node import SimulatedNode
 from planetary.simulation.process import Process, SimulatedThread
-from planetary.wire.inbox import Received
+from planetary.wire.inbox import ReceivedMessage
 
 STEP_S = 1.0
 EXPERT_WORKERS = ("v", "w", "x")
@@ -147,7 +147,7 @@ class WatchedGateway(MixtureGateway):
     stage_of: weakref.ref[MixtureStage]
     queueing = 0  # calls of the queue that were begun and have not ended
 
-    async def _pass_on(self, session: int, received: Received) -> None:
+    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
         stage = self.stage_of()
         if stage is not None:
             stage.sent.append(received.message)

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from planetary.compiler.check.interpreter import run_interpreter
-from planetary.compiler.step.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.schedules import Schedule
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec

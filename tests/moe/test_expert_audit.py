@@ -12,7 +12,7 @@ from mixture_stage import MixtureStage, make_plan
 from moe_support import OPTIONS, TINY, worker
 from msgspec.structs import replace
 
-from planetary.compiler.step.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.models.initial import draw
 from planetary.models.latent_moe import expert_parameters
 from planetary.moe.controller.records import ExpertsAdvanced, SyncNote

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import Packed, unpack_arrays
 from planetary.artifacts.store import digest_of
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerLost
 from planetary.moe.controller.mixture_events import AssembleModel

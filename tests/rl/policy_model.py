@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from planetary.compiler.step.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
 from planetary.models.gpt2 import build, cache_sizes, decode
 from planetary.models.initial import flat_names

@@ -15,8 +15,7 @@ from planetary.core.errors import NumericsError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import nanochat
-from planetary.run.model.generation import text_pieces
-from planetary.run.model.sampling import Sampling, continue_tokens
+from planetary.run.model.text_continuation import Sampling, continue_tokens, text_pieces
 from planetary.run.model.trained_model import fill_tree, load_trained
 
 OPTIONS = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 256, "sequence_length": 16}

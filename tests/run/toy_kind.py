@@ -18,7 +18,7 @@ from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_status import base_status
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.fabric.protocol.records import EndKind, RunStarted
@@ -28,7 +28,7 @@ from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.fabric.worker.role import Roles
 from planetary.machine.journal import Record
 from planetary.run.kinds import RunKind
-from planetary.wire.inbox import Received
+from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
 
 
@@ -137,7 +137,7 @@ class ToyGateway(Gateway[Any, ToyStart, ToyController]):
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
         raise RemoteProtocolError(f"reading {type(message).__name__}: no tensor is expected with it")
 
-    async def _pass_on(self, session: int, received: Received) -> None:
+    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
         self._post(e.Received(session, received.message))
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import ClosedError, PeerError, PlanetaryError
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.shell import Address, ClientShell
 from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello, receive_hello
 from planetary.net.server import serve
-from planetary.simulation.network import HOST
 from planetary.simulation.process import Process
+from planetary.simulation.simulated_network import HOST
 from planetary.simulation.world import World
 
 PORT = 18010

@@ -16,16 +16,16 @@ from planetary.core.clock import SystemClock
 from planetary.core.errors import PlanetaryError
 from planetary.fabric.gateway.gateway import Security
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import Finish
+from planetary.fabric.protocol.fabric_events import Finish
 from planetary.net.client import Trust, connect
 from planetary.net.handshake import say_hello
 from planetary.run import kinds
 from planetary.site.api.control_api import control_api
 from planetary.site.site import Site, SiteOptions
-from planetary.site.site_config import Controller, Controllers
+from planetary.site.site_config import ControllerOptions, Controllers
 from planetary.version import __version__
-from planetary.web.access import Access, Scope, TokenFile
-from planetary.web.server import WebServer
+from planetary.web.access import Access, AccessTokens, Scope
+from planetary.web.http_server import WebServer
 
 ADMIN = "admin-of-the-test"
 Test = Callable[["Running"], Awaitable[None]]
@@ -144,7 +144,9 @@ class Running:
 
 
 CONTROLLERS = Controllers(
-    training=Controller(enabled=True, parallel=1), inference=Controller(enabled=True), rl=Controller(enabled=False)
+    training=ControllerOptions(enabled=True, parallel=1),
+    inference=ControllerOptions(enabled=True),
+    rl=ControllerOptions(enabled=False),
 )
 
 
@@ -163,7 +165,7 @@ async def running(
     site = Site(options, security or Security(), wall=SystemClock().wall)
     await site.open()
     access = access or Access(
-        TokenFile(folder / "state"), anonymous=Scope.READ, known={"the test": (Scope.ADMIN, ADMIN)}
+        AccessTokens(folder / "state"), anonymous=Scope.READ, known={"the test": (Scope.ADMIN, ADMIN)}
     )
     server = await WebServer.start(control_api(site, access, host="127.0.0.1"), "127.0.0.1", 0, what="the test's API")
     serving = asyncio.ensure_future(site.serve())

@@ -16,7 +16,7 @@ from planetary.core.clock import SystemClock
 from planetary.fabric.gateway.gateway import Security
 from planetary.net import invite
 from planetary.net.authority import Authority
-from planetary.web.access import Access, Scope, TokenFile
+from planetary.web.access import Access, AccessTokens, Scope
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 
@@ -100,7 +100,7 @@ def test_a_queued_job_is_cancelled_before_it_begins(tmp_path: Path) -> None:
 
 
 def test_scopes_are_kept_apart(tmp_path: Path) -> None:
-    tokens = TokenFile(tmp_path / "state")
+    tokens = AccessTokens(tmp_path / "state")
     shown = {scope: tokens.make(scope.word, scope, 1.0) for scope in Scope}
     assert all(token not in (tmp_path / "state" / "api-tokens.jsonl").read_text() for token in shown.values())
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from site_support import Running, run, toy_kinds  # noqa: F401
 
-from planetary.site.site_config import Controller, Controllers
+from planetary.site.site_config import ControllerOptions, Controllers
 
 pytestmark = pytest.mark.usefixtures("toy_kinds")
 
@@ -119,7 +119,7 @@ def test_two_jobs_of_one_controller_beside_one_another_share_workers_evenly(tmp_
 
         await site.until(shared)
 
-    run(tmp_path, test, controllers=Controllers(training=Controller(enabled=True, parallel=2)))
+    run(tmp_path, test, controllers=Controllers(training=ControllerOptions(enabled=True, parallel=2)))
 
 
 def test_a_job_that_cannot_be_prepared_fails_and_the_next_one_runs(
@@ -152,7 +152,7 @@ def test_the_configured_job_begins_with_the_site_and_only_once(tmp_path: Path) -
     from site_support import running
 
     (tmp_path / "job.toml").write_text('[run]\nname = "toy"\n')
-    training = Controller(enabled=True, config_path=str(tmp_path / "job.toml"), workers=3)
+    training = ControllerOptions(enabled=True, config_path=str(tmp_path / "job.toml"), workers=3)
 
     async def whole() -> None:
         for _ in range(2):

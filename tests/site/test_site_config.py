@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from planetary.core.errors import UserError
-from planetary.site.site_config import Controller, is_site_file, load_site
+from planetary.site.site_config import ControllerOptions, is_site_file, load_site
 
 PCP: dict[str, Any] = {
     "gateway_id": "lab-alpha-gateway",
@@ -47,7 +47,7 @@ def test_pcps_file_loads_and_names_once_what_has_no_effect(tmp_path: Path, caplo
     assert (config.api.port, config.worker_fabric.port, config.federation.enabled) == (18010, 8080, False)
     chosen = config.controllers.of("training")
     assert (chosen.enabled, chosen.config_path) == (True, str(tmp_path / "experiment.json"))
-    assert config.controllers.of("rl") == Controller()
+    assert config.controllers.of("rl") == ControllerOptions()
     (warning,) = [record.getMessage() for record in caplog.records]
     for key in ("neo4j", "internal_api_token_env", "controllers.*.api", "federation_hub_endpoint"):
         assert key in warning

@@ -13,7 +13,7 @@ from planetary.site.worker_scheduler import (
     RELEASE_S,
     Assign,
     Drain,
-    Place,
+    PlaceWorker,
     Recall,
     RunOver,
     RunWants,
@@ -41,7 +41,7 @@ class World:
     def tell(self, event: Event) -> None:
         for instruction in self.scheduler.handle(event, self.now):
             match instruction:
-                case Place():
+                case PlaceWorker():
                     assert instruction.run == IDLE or instruction.why, "a worker is placed, and nothing says why"
                     if instruction.run != instruction.source:
                         self.moves.append((instruction.worker, instruction.source, instruction.run))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError, ResourceError
 from planetary.core.tensors import HOST_DTYPES, TensorSpec
 from planetary.fabric.protocol.messages import FABRIC, Goodbye, Heartbeat, Parameters
-from planetary.wire import Inbox, Limits, Outbox, Received, expect_tensors, refuse_tensors
+from planetary.wire import Inbox, Limits, Outbox, ReceivedMessage, expect_tensors, refuse_tensors
 from planetary.wire.frames import Kind, encode_prefix
 from planetary.wire.message import Message, stamp
 from planetary.wire.outbox import Frame
@@ -37,7 +37,7 @@ def chunk(message: int, tensor: int, offset: int, data: bytes) -> bytes:
     return encode_prefix(FABRIC.version, Kind.CHUNK, header, data) + header + data
 
 
-def same(received: Received, message: Message, tensors: dict[str, np.ndarray]) -> bool:
+def same(received: ReceivedMessage, message: Message, tensors: dict[str, np.ndarray]) -> bool:
     return (
         received.message == message
         and list(received.tensors) == list(tensors)

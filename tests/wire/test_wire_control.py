@@ -33,7 +33,7 @@ EXAMPLES: list[messages.Message] = [
     messages.Refused(code="token", reason="expired"),
     messages.Heartbeat(),
     messages.WorkerExited(pid=3, code=-9, restart_in_s=None, reason="killed"),
-    messages.Job(
+    messages.TrainingJob(
         run="r",
         artifact="a" * 64,
         buffers="",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from planetary.cli.command_table import COMMANDS, GROUPS, HelpFormatter
-from planetary.cli.errors import EXIT_CODE_HELP, EXIT_USAGE, report_error
+from planetary.cli.exit_codes import EXIT_CODE_HELP, EXIT_USAGE, report_error
 from planetary.core.errors import UserError, did_you_mean
 from planetary.version import __version__
 

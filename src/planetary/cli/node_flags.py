@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
-from planetary.cli.errors import EXIT_CODES, EXIT_USAGE
+from planetary.cli.exit_codes import EXIT_CODES, EXIT_USAGE
 from planetary.compiler.backends.targets import DEFAULT_NAMES, nearest
 from planetary.core.configuration.schema import BACKEND_ALIASES, Backend, Timings
 from planetary.core.errors import CompileError, PeerError, TrustError, UserError

@@ -8,7 +8,7 @@ all with their inputs intact.
 from planetary.collectives.master.master import Master
 from planetary.collectives.peer.communicator import Communicator
 from planetary.collectives.peer.work import Work
-from planetary.collectives.protocol.errors import (
+from planetary.collectives.protocol.collective_errors import (
     AbortedError,
     DisagreementError,
     PeerLostError,

@@ -1,7 +1,7 @@
 """Events and instructions that several participants' machines share.
 
 Events go into a machine, instructions come out. A session is one connection; its number is never used again. Each
-participant adds its own beside these: `fabric.protocol.events`, `collectives.master.master_events`,
+participant adds its own beside these: `fabric.protocol.fabric_events`, `collectives.master.master_events`,
 `collectives.peer.peer_events`, `moe.controller.syncer_messages`, `moe.composer.composer_events`.
 """
 

@@ -21,7 +21,7 @@ import numpy as np
 from planetary.core.errors import UserError
 from planetary.models.initial import Draw, Params, draw, normal, ones, zeros
 from planetary.models.layers import cross_entropy
-from planetary.models.options import configure, refuse_tokens, require_counts, require_multiple
+from planetary.models.model_options import configure, refuse_tokens, require_counts, require_multiple
 
 NORM_EPSILON = 1e-5
 

@@ -20,7 +20,7 @@ from planetary.core.errors import UserError
 from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.initial import Params, draw, normal, ones, zeros
 from planetary.models.layers import cross_entropy, layer_norm
-from planetary.models.options import configure, require_counts, require_multiple
+from planetary.models.model_options import configure, require_counts, require_multiple
 
 
 class Gpt2Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -33,7 +33,7 @@ from planetary.models.latent_experts import (
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy, linear, rms_norm
 from planetary.models.llama import attention, attention_parameters
-from planetary.models.options import configure
+from planetary.models.model_options import configure
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {

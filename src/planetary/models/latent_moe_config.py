@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from planetary.core.errors import UserError
-from planetary.models.options import require_counts, require_multiple
+from planetary.models.model_options import require_counts, require_multiple
 
 Selection = Literal["rank", "topk"]
 

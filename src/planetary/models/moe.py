@@ -25,7 +25,7 @@ from planetary.models.context import CacheSizes, Context, WholeText
 from planetary.models.initial import Params, draw, normal, ones
 from planetary.models.layers import HIDDEN_SCORE, cross_entropy, linear, rms_norm, softmax
 from planetary.models.llama import attention, attention_parameters
-from planetary.models.options import configure, require_counts, require_multiple
+from planetary.models.model_options import configure, require_counts, require_multiple
 
 
 class MoeModelConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ import numpy as np
 from planetary.models import layers
 from planetary.models.initial import Params, draw, normal, ones, zeros
 from planetary.models.layers import cross_entropy, layer_norm, linear
-from planetary.models.options import configure, refuse_tokens, require_counts, require_multiple
+from planetary.models.model_options import configure, refuse_tokens, require_counts, require_multiple
 
 NORM_EPSILON = 1e-6
 

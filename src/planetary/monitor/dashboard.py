@@ -32,10 +32,10 @@ from planetary.core.errors import PlanetaryError, UserError
 from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState
 from planetary.net.addresses import is_loopback
 from planetary.web.access import Access, Scope
+from planetary.web.api_errors import ApiError
 from planetary.web.application import application, json_response
-from planetary.web.errors import ApiError
+from planetary.web.http_server import ThreadServer
 from planetary.web.operations import HTML, TEXT, Operation
-from planetary.web.server import ThreadServer
 
 # Metrics of a worker: field of `WorkerStatus`, name, help
 _OF_WORKERS = (

@@ -17,7 +17,7 @@ from planetary.net.addresses import address_text, prepare_socket
 from planetary.net.sender import Sender
 from planetary.net.session import Goodbye, Heartbeat
 from planetary.net.strangers import Place
-from planetary.wire.inbox import Allocate, Inbox, Received, allocate_any
+from planetary.wire.inbox import Allocate, Inbox, ReceivedMessage, allocate_any
 from planetary.wire.limits import KIB, MIB, Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
@@ -88,7 +88,7 @@ class Connection:
         self._scratch = memoryview(bytearray(16 * KIB))  # takes what begins a frame, and all that comes after the end
         self._in_scratch = False
 
-        self._unread: deque[Received] = deque()
+        self._unread: deque[ReceivedMessage] = deque()
         self._unread_bytes = 0
         self._reading_paused = False
         self._news = asyncio.Event()
@@ -162,7 +162,7 @@ class Connection:
         if self._sender.posted_bytes > self._tuning.posted_bytes:
             self._loop.call_soon_threadsafe(self._give_up_posting)
 
-    async def receive(self, timeout_s: float | None = None) -> Received:
+    async def receive(self, timeout_s: float | None = None) -> ReceivedMessage:
         """Return the next message. Raises `TimeoutError` after `timeout_s` seconds, else see the class.
 
         Without a timeout the wait is bounded by the peer's silence, see `keep_alive`. A cancelled receive
@@ -277,7 +277,7 @@ class Connection:
         self.bytes_received += count
         if self._error is not None:
             return
-        received: list[Received] = []
+        received: list[ReceivedMessage] = []
         broken: Exception | None = None
         try:
             if self._in_scratch:
@@ -293,7 +293,7 @@ class Connection:
     def _dismiss(self, error: Exception) -> None:
         self._end(_with_peer(error, self.peer), last=self.dismissal(str(error)[:_REASON_MOST]))
 
-    def _take(self, received: list[Received]) -> None:
+    def _take(self, received: list[ReceivedMessage]) -> None:
         for item in received:
             if self._error is not None:
                 return  # a handler ended the connection

@@ -18,7 +18,7 @@ from planetary.net.client import Trust, connect
 from planetary.net.connection import Connection
 from planetary.net.handshake import say_hello
 from planetary.net.session import Greeting, Refused, Welcome
-from planetary.wire.inbox import Allocate, Received, allocate_any
+from planetary.wire.inbox import Allocate, ReceivedMessage, allocate_any
 from planetary.wire.limits import Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
@@ -179,7 +179,7 @@ class ThreadedConnection:
         """Send a message; return how many bytes it took when all were handed over. See `Connection.send`."""
         return self._loop.call(self._connection.send(message, tensors))
 
-    def receive(self, timeout_s: float | None) -> Received | None:
+    def receive(self, timeout_s: float | None) -> ReceivedMessage | None:
         """Return the next message, or None when none came within `timeout_s` seconds (0: look only).
 
         None instead of a number waits until the gateway is silent for too long. Raises as

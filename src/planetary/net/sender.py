@@ -14,7 +14,7 @@ import numpy as np
 
 from planetary.wire.limits import KIB
 from planetary.wire.message import Message
-from planetary.wire.outbox import Frame, Outbox, Outgoing
+from planetary.wire.outbox import Frame, Outbox, QueuedMessage
 from planetary.wire.protocol import Protocol
 
 # Bytes handed to the transport in one piece. It buffers at most about two of them.
@@ -40,7 +40,7 @@ class Sender:
         self._on_stall = on_stall
         self._outbox = Outbox(protocol)
         self._transport: asyncio.WriteTransport | None = None
-        self._waiting: dict[Outgoing, asyncio.Future[None]] = {}
+        self._waiting: dict[QueuedMessage, asyncio.Future[None]] = {}
         self._frame: Frame | None = None  # on its way into the transport
         self._pieces: deque[bytes | memoryview] = deque()  # of that frame, still to be written
         self._pump_due = False
@@ -220,7 +220,7 @@ class Sender:
             if done is not None and not done.done():
                 done.set_result(None)
 
-    def _withdraw(self, outgoing: Outgoing) -> None:
+    def _withdraw(self, outgoing: QueuedMessage) -> None:
         with self._lock:
             self._waiting.pop(outgoing, None)
             if self._frame is not None and self._frame.outgoing is outgoing:

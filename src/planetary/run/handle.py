@@ -239,8 +239,7 @@ class Run:
             UserError: no checkpoint, an empty prompt, or a model without logits.
             NumericsError: the logits are not finite.
         """
-        from planetary.run.model.generation import continue_text
-        from planetary.run.model.sampling import Sampling
+        from planetary.run.model.text_continuation import Sampling, continue_text
 
         sampling = Sampling(temperature=temperature, top_k=top_k, seed=seed)
         return "".join(continue_text(self._model(round, experts), prompt, max_tokens, sampling))

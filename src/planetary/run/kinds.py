@@ -16,7 +16,7 @@ from planetary.core.errors import PlanetaryError, UserError
 
 if TYPE_CHECKING:
     from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
-    from planetary.fabric.protocol.events import Finish
+    from planetary.fabric.protocol.fabric_events import Finish
     from planetary.fabric.shell.shell import Address
     from planetary.fabric.worker.role import Roles
     from planetary.run.simulations import Simulation
@@ -252,10 +252,10 @@ class Rounds(RunKind):
 
     def worker_roles(self) -> Roles:
         """See `RunKind`."""
-        from planetary.fabric.protocol.messages import Job
+        from planetary.fabric.protocol.messages import TrainingJob
         from planetary.fabric.worker.training_role import TrainingLoader
 
-        return {Job: TrainingLoader()}
+        return {TrainingJob: TrainingLoader()}
 
     def check_baseline(self, config: Config) -> None:
         """See `RunKind`."""
@@ -308,7 +308,7 @@ class Hub(Rounds):
         return RunKind.simulation(self, config, cache)
 
 
-class Site(Rounds):
+class SiteRounds(Rounds):
     """Rounds of a gateway that belongs to a hub (`docs/federation.md`)."""
 
     name = "site"
@@ -352,7 +352,7 @@ def _hub_address(config: Config, key: Path) -> Address:
     return Address(host, port, token, config.timings.connect_s, Identity.open(key) if token else None)
 
 
-KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Reinforcement(), Hub(), Site(), Rounds())
+KINDS: tuple[RunKind, ...] = (Serving(), Mixture(), Reinforcement(), Hub(), SiteRounds(), Rounds())
 """In the order in which they are asked."""
 
 

@@ -12,7 +12,7 @@ from planetary.core.errors import PlanetaryError, ResourceError
 from planetary.fabric.gateway.run_files import CHECKPOINTS, has_run
 
 if TYPE_CHECKING:
-    from planetary.fabric.protocol.events import Finish
+    from planetary.fabric.protocol.fabric_events import Finish
     from planetary.fabric.protocol.records import EndKind
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import Executor
 from contextvars import Context, ContextVar, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from planetary.simulation.clock import FakeClock
+from planetary.simulation.fake_clock import FakeClock
 
 if TYPE_CHECKING:
     from planetary.simulation.process import Process

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.errors import CompileError, PeerError, PlanetaryError, TrustError, UserError
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import ChildProcess
 from planetary.fabric.shell.shell import Address, ClientShell, TensorSource
@@ -33,7 +33,7 @@ STATUS = {UserError: 2, CompileError: 3, TrustError: 4, PeerError: 6}  # exit st
 
 
 @dataclass(frozen=True)
-class Work:
+class NodeWork:
     """What the workers of a machine do.
 
     Attributes:
@@ -98,7 +98,7 @@ class SimulatedNode:
         shutdown_s: float,
         restart_s: tuple[float, float],
         step_s: float,
-        work: Work,
+        work: NodeWork,
         observe: Callable[..., None],
         struck: Callable[[str], None],
         ended: Callable[[Process], None],

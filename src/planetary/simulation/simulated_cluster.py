@@ -23,7 +23,7 @@ from planetary.core.config import Config
 from planetary.core.errors import LocalProtocolError, ResourceError
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions
 from planetary.fabric.gateway.run_files import EVENTS, METRICS
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.fabric.shell.shell import Address
 from planetary.fabric.shell.system import System
@@ -32,9 +32,9 @@ from planetary.machine.machine import Validated
 from planetary.simulation.disk import SimulatedDisk, flip_bit
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
-from planetary.simulation.network import HOST
-from planetary.simulation.node import STEP_S, SimulatedNode, Work
+from planetary.simulation.node import STEP_S, NodeWork, SimulatedNode
 from planetary.simulation.process import Process
+from planetary.simulation.simulated_network import HOST
 from planetary.simulation.world import World
 from planetary.wire.protocol import Protocol
 
@@ -242,7 +242,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             shutdown_s=timings.shutdown_s,
             restart_s=RESTART_S,
             step_s=self.step_s,
-            work=Work(self.protocol, lambda process, health: self._roles(number, process, health), roles),
+            work=NodeWork(self.protocol, lambda process, health: self._roles(number, process, health), roles),
             observe=self._observe,
             struck=self.struck.append,
             ended=self._ended,

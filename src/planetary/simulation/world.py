@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from planetary.simulation.clock import FakeClock
 from planetary.simulation.event_loop import SimulatedLoop
-from planetary.simulation.network import SimulatedNetwork
+from planetary.simulation.fake_clock import FakeClock
 from planetary.simulation.process import Process
+from planetary.simulation.simulated_network import SimulatedNetwork
 
 
 class World:

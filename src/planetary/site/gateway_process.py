@@ -24,8 +24,8 @@ from planetary.run.processes.announcement import Announcement
 from planetary.site.api.control_api import control_api
 from planetary.site.site import Site, SiteOptions
 from planetary.site.site_config import Controllers, SiteConfig
-from planetary.web.access import Access, Scope, TokenFile, new_token
-from planetary.web.server import WebServer
+from planetary.web.access import Access, AccessTokens, Scope, new_token
+from planetary.web.http_server import WebServer
 
 INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
 OPERATOR_TOKEN = "api-token.txt"
@@ -69,7 +69,7 @@ async def host_run(config: Config, gateway: GatewayOptions, options: HostOptions
         controllers=Controllers(),
         latency_budget_s=config.fabric.latency_budget_s,
     )
-    process = _Process(site_options, options)
+    process = _GatewayProcess(site_options, options)
     async with process:
         run = process.site.host_only(config, gateway)
         await run.open()
@@ -91,14 +91,16 @@ async def host_site(config: SiteConfig, site: SiteOptions, options: HostOptions,
         raise UserError(
             f"the configuration names the environment variable {token_env} for the API's token, and it is not set"
         )
-    process = _Process(site, options, lab=config.lab_id, admin=os.environ.get(token_env, "") if token_env else "")
+    process = _GatewayProcess(
+        site, options, lab=config.lab_id, admin=os.environ.get(token_env, "") if token_env else ""
+    )
     async with process:
         await process.site.begin_configured()
         process.announce(listening, str(site.folder), "")
         await process.site.serve()
 
 
-class _Process:
+class _GatewayProcess:
     """What a gateway's process has around its runs."""
 
     def __init__(self, site: SiteOptions, options: HostOptions, *, lab: str = "", admin: str = "") -> None:
@@ -116,13 +118,13 @@ class _Process:
         known |= {"the configuration's": (Scope.ADMIN, admin)} if admin else {}
         known["the operator's"] = (Scope.ADMIN, _operator_token(options.state))
         self._access = Access(
-            TokenFile(options.state),
+            AccessTokens(options.state),
             anonymous=None if self._page_token else Scope.READ,
             known=known,
         )
         self._server: WebServer | None = None
 
-    async def __aenter__(self) -> _Process:
+    async def __aenter__(self) -> _GatewayProcess:
         options, loop = self._options, asyncio.get_running_loop()
         await self.site.open()
         app = control_api(self.site, self._access, host=options.api_host, lab=self._lab)

@@ -8,11 +8,11 @@ from typing import Any
 
 from planetary.core.config import Config, config_hash
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, PreparedRun, Security
-from planetary.fabric.protocol.events import Finish
+from planetary.fabric.protocol.fabric_events import Finish
 from planetary.fabric.protocol.status import RoundMetrics, RunStatus
 from planetary.machine.journal import Record
 from planetary.monitor.run_folder import collect_facts, write_facts
-from planetary.monitor.sinks.kinds import follow
+from planetary.monitor.sinks.sink_kinds import follow
 from planetary.run.kinds import RunKind, kind_of
 
 

@@ -23,7 +23,7 @@ from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.reception import Reception
 from planetary.fabric.gateway.run_files import RunLock, has_run
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import Finish
+from planetary.fabric.protocol.fabric_events import Finish
 from planetary.machine.events import Event, Tick
 from planetary.machine.journal import replay
 from planetary.net.connection import Connection
@@ -51,7 +51,7 @@ from planetary.site.worker_scheduler import (
     IDLE,
     Assign,
     Drain,
-    Place,
+    PlaceWorker,
     Recall,
     RunOver,
     RunWants,
@@ -90,7 +90,7 @@ class SiteOptions(msgspec.Struct, frozen=True, kw_only=True):
     latency_budget_s: float = 2.0
 
 
-class Peer(msgspec.Struct):
+class SitePeer(msgspec.Struct):
     """A connection of a worker or supervisor.
 
     Attributes:
@@ -120,7 +120,7 @@ class Site:
         self.options, self.security = options, security
         self.book = JobBook()
         self.runs: dict[str, HostedRun] = {}
-        self.peers: list[Peer] = []
+        self.peers: list[SitePeer] = []
         self.scheduler = WorkerScheduler()
         self.started_at = 0.0
         self._wall = wall
@@ -520,7 +520,7 @@ class Site:
         """Have the scheduler handle an event, and carry out what follows."""
         for instruction in self.scheduler.handle(event, self._now()):
             match instruction:
-                case Place():
+                case PlaceWorker():
                     self._place(instruction)
                 case Recall():
                     log.info("worker %s leaves %s: %s", instruction.worker, instruction.run, instruction.why)
@@ -528,7 +528,7 @@ class Site:
                     if run is not None:
                         run.gateway.let_go(instruction.worker, f"moved: {instruction.why}")
 
-    def _place(self, place: Place) -> None:
+    def _place(self, place: PlaceWorker) -> None:
         if place.run != place.source and self._only is None:
             self.append(WorkerMoved(worker=place.worker, source=place.source, target=place.run, why=place.why))
             log.info("worker %s works for %s: %s", place.worker, place.run or "nobody", place.why or "it is idle")
@@ -536,7 +536,7 @@ class Site:
             if peer.hello.worker == place.worker and peer.run != place.run:
                 self._dial_again(peer, f"for {place.run}" if place.run else "it is idle")
 
-    def _dial_again(self, peer: Peer, why: str) -> None:
+    def _dial_again(self, peer: SitePeer, why: str) -> None:
         """End a connection whose peer is placed elsewhere when it comes again."""
         task = asyncio.get_running_loop().create_task(peer.connection.close(f"dial again: {why}"))
         self._tasks[f"closing {id(peer)}"] = task
@@ -548,7 +548,7 @@ class Site:
             before = [one for one in self.peers if one.hello.role == "worker" and one.hello.worker == hello.worker]
             if not any(one.hello.identity != hello.identity for one in before):
                 self._tell(WorkerCame(worker=hello.worker, roles=hello.roles, trial=hello.trial))
-        peer = Peer(connection, hello, self.scheduler.run_of(hello.worker))
+        peer = SitePeer(connection, hello, self.scheduler.run_of(hello.worker))
         is_placed = peer.run in self.runs
         if not is_placed:
             peer.run = self._run_that_refuses(hello)

@@ -23,7 +23,7 @@ CONTROLLERS = ("inference", "training", "rl")
 PRIORITIES: Mapping[str, int] = {"inference": 100, "training": 0, "rl": 0}
 
 
-class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ControllerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`controllers.training`, `.rl` or `.inference`.
 
     Attributes:
@@ -51,13 +51,13 @@ class Controller(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Controllers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`controllers`."""
 
-    training: Controller | None = None
-    rl: Controller | None = None
-    inference: Controller | None = None
+    training: ControllerOptions | None = None
+    rl: ControllerOptions | None = None
+    inference: ControllerOptions | None = None
 
-    def of(self, name: str) -> Controller:
+    def of(self, name: str) -> ControllerOptions:
         """Return a controller; one that is not there is not enabled."""
-        return getattr(self, name, None) or Controller()
+        return getattr(self, name, None) or ControllerOptions()
 
 
 class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -214,7 +214,7 @@ def _kind_at(place: str) -> type[msgspec.Struct]:
         "federation": Federation,
         "controllers": Controllers,
     }
-    return kinds.get(place, Controller)
+    return kinds.get(place, ControllerOptions)
 
 
 def _without_nothing(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from planetary.core.config import Config, config_from_tables, load_config
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.run.kinds import kind_of
-from planetary.site.site_config import Controller
+from planetary.site.site_config import ControllerOptions
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def config_of_file(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return checked(load_config(path, overrides))
 
 
-def config_of_controller(controller: Controller, overrides: Sequence[str] = ()) -> Config:
+def config_of_controller(controller: ControllerOptions, overrides: Sequence[str] = ()) -> Config:
     """Return the configuration of a controller's own job. Blocks for a moment. Raises `UserError`."""
     workers = [] if controller.workers is None else [f"fabric.workers={controller.workers}"]
     return config_of_file(controller.config_path, [*workers, *overrides])

@@ -74,7 +74,7 @@ class Assign(Event, frozen=True):
     controller: str
 
 
-class Place(Instruction, frozen=True):
+class PlaceWorker(Instruction, frozen=True):
     """A worker that waits works for `run`; `IDLE`: it waits on."""
 
     worker: str
@@ -318,7 +318,7 @@ class WorkerScheduler:
             waits = one.worker == newcomer or one.at == IDLE or one.at not in self._needs
             if waits and (one.at != one.goal or one.worker == newcomer):
                 source, one.at, one.recalled = one.at, one.goal, False
-                self._out.append(Place(one.worker, one.goal, source, one.why))
+                self._out.append(PlaceWorker(one.worker, one.goal, source, one.why))
             elif one.at != one.goal and not one.recalled:
                 one.recalled = True
                 self._out.append(Recall(one.worker, one.at, self._reason(one)))

@@ -133,7 +133,7 @@ _UNHINDERED = Way()
 
 
 @dataclass(frozen=True)
-class Route:
+class RelayRoute:
     """Where connections from one place go: the listener's address, and the way there and back."""
 
     target: tuple[str, int]
@@ -168,7 +168,7 @@ class ShapedRelay:
         self._halves: dict[socket.socket, tuple[_Half, _Half]] = {}  # socket -> (reads from it, writes to it)
         self._interest: dict[socket.socket, int] = {}
         self._busy: dict[_Half, None] = {}  # with a deadline or a blocked sink; in the order in which they are served
-        self._new: list[tuple[socket.socket, Mapping[str, Route]]] = []
+        self._new: list[tuple[socket.socket, Mapping[str, RelayRoute]]] = []
         self._lock = threading.Lock()
         self._closing = False
         self._waker, self._woken = socket.socketpair()
@@ -179,7 +179,7 @@ class ShapedRelay:
         self._thread = threading.Thread(target=self._run, name="shaped relay", daemon=True)
         self._thread.start()
 
-    def listen(self, routes: Mapping[str, Route], host: str = "127.0.0.1", port: int = 0) -> int:
+    def listen(self, routes: Mapping[str, RelayRoute], host: str = "127.0.0.1", port: int = 0) -> int:
         """Relay connections to a new listener; return its port.
 
         `routes` is by the address that a connection comes from; "" stands for all others. Connections from elsewhere
@@ -268,7 +268,7 @@ class ShapedRelay:
         for listener, routes in new:
             self._selector.register(listener, selectors.EVENT_READ, routes)
 
-    def _accept(self, listener: socket.socket, routes: Mapping[str, Route]) -> None:
+    def _accept(self, listener: socket.socket, routes: Mapping[str, RelayRoute]) -> None:
         try:
             near, address = listener.accept()
         except OSError:

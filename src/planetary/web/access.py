@@ -44,7 +44,7 @@ def scope_named(word: str) -> Scope:
         raise UserError(f"expected a scope, one of {', '.join(s.word for s in Scope)}; found {word!r}") from None
 
 
-class Grant(msgspec.Struct, frozen=True):
+class TokenGrant(msgspec.Struct, frozen=True):
     """Whose token was shown, and what it allows."""
 
     name: str
@@ -80,7 +80,7 @@ def new_token() -> str:
     return f"pl-{secrets.token_urlsafe(32)}"
 
 
-class TokenFile:
+class AccessTokens:
     """The tokens of a gateway, in one file of JSON lines."""
 
     def __init__(self, folder: Path) -> None:
@@ -136,7 +136,7 @@ class Access:
 
     def __init__(
         self,
-        tokens: TokenFile | None = None,
+        tokens: AccessTokens | None = None,
         *,
         anonymous: Scope | None = None,
         known: Mapping[str, tuple[Scope, str]] | None = None,
@@ -151,23 +151,23 @@ class Access:
         self._tokens, self._anonymous = tokens, anonymous
         self._known = {name: (scope, digest_of_token(token)) for name, (scope, token) in (known or {}).items()}
 
-    def grant(self, connection: HTTPConnection) -> Grant | None:
+    def grant(self, connection: HTTPConnection) -> TokenGrant | None:
         """Return what a request's token, or none, allows; None for a token that is not known, and for no scope at all.
 
         Every known token is compared, in constant time.
         """
         shown = _shown_token(connection)
         if not shown:
-            return None if self._anonymous is None else Grant("", self._anonymous)
+            return None if self._anonymous is None else TokenGrant("", self._anonymous)
         digest, found = digest_of_token(shown).encode(), None
         for grant, known in self._all():
             if hmac.compare_digest(known.encode(), digest):
                 found = grant
         return found
 
-    def _all(self) -> Iterable[tuple[Grant, str]]:
+    def _all(self) -> Iterable[tuple[TokenGrant, str]]:
         for name, (scope, digest) in self._known.items():
-            yield Grant(name, scope), digest
+            yield TokenGrant(name, scope), digest
         if self._tokens is None:
             return
         try:
@@ -175,7 +175,7 @@ class Access:
         except PlanetaryError:  # a damaged file lets nobody in
             return
         for one in self._tokens.tokens.values():
-            yield Grant(one.name, Scope[one.scope.upper()]), one.digest
+            yield TokenGrant(one.name, Scope[one.scope.upper()]), one.digest
 
 
 def _shown_token(connection: HTTPConnection) -> str:

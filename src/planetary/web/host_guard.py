@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.datastructures import Headers
 
-from planetary.web.errors import ApiError
+from planetary.web.api_errors import ApiError
 
 
 class HostGuard:

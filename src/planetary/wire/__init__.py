@@ -4,7 +4,7 @@ No sockets here, and no message of anybody: a `Protocol` is given the classes of
 bytes are laid out, `Inbox` turns bytes into messages, `Outbox` turns messages into frames.
 """
 
-from planetary.wire.inbox import Allocate, Inbox, Received, allocate_any, expect_tensors, refuse_tensors
+from planetary.wire.inbox import Allocate, Inbox, ReceivedMessage, allocate_any, expect_tensors, refuse_tensors
 from planetary.wire.limits import Limits
 from planetary.wire.message import Message, Order
 from planetary.wire.outbox import Outbox
@@ -18,7 +18,7 @@ __all__ = [
     "Order",
     "Outbox",
     "Protocol",
-    "Received",
+    "ReceivedMessage",
     "allocate_any",
     "expect_tensors",
     "refuse_tensors",

@@ -57,7 +57,7 @@ def expect_tensors(specs: Iterable[TensorSpec]) -> Allocate:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedMessage:
     """A whole message. `tensors` has one array per declared tensor, in the declared order."""
 
     message: Message
@@ -116,7 +116,7 @@ class Inbox:
             raise self._error
         return self._view[self._filled :]
 
-    def filled(self, count: int) -> list[Received]:
+    def filled(self, count: int) -> list[ReceivedMessage]:
         """Take `count` bytes put at the start of `next_buffer()`; return the messages they completed.
 
         Raises `RemoteProtocolError` when the bytes break the protocol, `ResourceError` when there is no
@@ -147,7 +147,9 @@ class Inbox:
         """Whether the next byte is a frame's first."""
         return self._prefix is None and not self._filled
 
-    def feed(self, data: bytes | bytearray | memoryview, received: list[Received] | None = None) -> list[Received]:
+    def feed(
+        self, data: bytes | bytearray | memoryview, received: list[ReceivedMessage] | None = None
+    ) -> list[ReceivedMessage]:
         """Copy `data` in, as one would receive it, and return the messages it completed.
 
         With `received`, they are added to that list, which has those before an error, too.
@@ -177,7 +179,7 @@ class Inbox:
 
     # --- one region of the stream is complete
 
-    def _advance(self) -> list[Received]:
+    def _advance(self) -> list[ReceivedMessage]:
         prefix = self._prefix
         if prefix is None:
             self._prefix = prefix = decode_prefix(self._view, self._protocol.version, self.limits)
@@ -203,7 +205,7 @@ class Inbox:
     def _expect(self, buffer: bytearray | memoryview) -> None:
         self._view, self._filled = memoryview(buffer), 0
 
-    def _take_control(self, data: memoryview, received: list[Received]) -> int:
+    def _take_control(self, data: memoryview, received: list[ReceivedMessage]) -> int:
         """Read a control frame that is whole in `data`, without copying it; return its bytes, 0 for anything else."""
         if self._error is not None or self._prefix is not None or self._filled or len(data) < PREFIX_BYTES:
             return 0
@@ -223,7 +225,7 @@ class Inbox:
         self._error = error
         self._arrivals.clear()
 
-    def _on_control(self, prefix: Prefix, data: memoryview) -> list[Received]:
+    def _on_control(self, prefix: Prefix, data: memoryview) -> list[ReceivedMessage]:
         declaration, payload = data[: prefix.header_bytes], data[prefix.header_bytes :]
         if prefix.header_bytes or prefix.header_crc:
             verify("header", declaration, prefix.header_crc)
@@ -240,14 +242,14 @@ class Inbox:
         else:
             self._last_id = message.id
         if not specs:
-            return [] if duplicate else [Received(message, {})]
+            return [] if duplicate else [ReceivedMessage(message, {})]
         self._check_room(specs)
         arrays = None if duplicate else self._allocate(message, specs)
         arrival = _Arrival(message, specs, arrays)
         if arrival.missing:
             self._arrivals[message.id] = arrival
             return []
-        return [] if arrays is None else [Received(message, arrays)]
+        return [] if arrays is None else [ReceivedMessage(message, arrays)]
 
     def _check_room(self, specs: tuple[TensorSpec, ...]) -> None:
         if len(self._arrivals) >= self.limits.messages_under_way:
@@ -312,7 +314,7 @@ class Inbox:
             self._scratch = bytearray(prefix.payload_bytes)
         return memoryview(self._scratch)[: prefix.payload_bytes]
 
-    def _on_payload(self, prefix: Prefix, header: TensorHeader) -> list[Received]:
+    def _on_payload(self, prefix: Prefix, header: TensorHeader) -> list[ReceivedMessage]:
         if self._payload_crc != prefix.payload_crc:
             raise RemoteProtocolError(
                 f"reading a run of tensor {header.tensor} of message {header.message}: its bytes do not "
@@ -324,7 +326,7 @@ class Inbox:
         if arrival.missing:
             return []
         del self._arrivals[header.message]
-        return [] if arrival.arrays is None else [Received(arrival.message, arrival.arrays)]
+        return [] if arrival.arrays is None else [ReceivedMessage(arrival.message, arrival.arrays)]
 
     def _on_withdraw(self, header: TensorHeader) -> None:
         self._arrival(header)

@@ -23,7 +23,7 @@ from planetary.wire.tensor_header import TensorHeader, encode_tensor_header
 DEFAULT_CHUNK_BYTES = MIB
 
 
-class Outgoing:
+class QueuedMessage:
     """A message on its way out. Its arrays must not change before its last frame was sent.
 
     Attributes:
@@ -57,7 +57,7 @@ class Frame:
 
     head: bytes
     payload: memoryview | None
-    outgoing: Outgoing | None
+    outgoing: QueuedMessage | None
     last: bool
 
 
@@ -74,13 +74,13 @@ class Outbox:
         self._last_id = 0
         self._control: deque[Frame] = deque()
         self.control_bytes = 0  # of the control frames that were not taken yet
-        self._turns: deque[Outgoing] = deque()
+        self._turns: deque[QueuedMessage] = deque()
 
     def __bool__(self) -> bool:
         """Whether there is a frame to send."""
         return bool(self._control or self._turns)
 
-    def add(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> Outgoing:
+    def add(self, message: Message, tensors: Mapping[str, np.ndarray] | None = None) -> QueuedMessage:
         """Queue a message, stamped with the next id. Non-contiguous arrays are copied when their turn comes.
 
         Raises `LocalProtocolError` when the message or its tensors have no place on the wire; then
@@ -91,7 +91,7 @@ class Outbox:
         payload = self._protocol.encode(stamped, self._limits)
         header = encode_declaration(declare(tensors), self._limits) if tensors else b""
         self._last_id += 1
-        outgoing = Outgoing(stamped, tensors, self._chunk_bytes)
+        outgoing = QueuedMessage(stamped, tensors, self._chunk_bytes)
         head = encode_prefix(self._protocol.version, Kind.CONTROL, header, payload) + header + payload
         self._queue_control(Frame(head, None, outgoing, last=not outgoing.has_more))
         return outgoing
@@ -100,7 +100,7 @@ class Outbox:
         """Queue a message without tensors that is not tracked. Raises as `add` does."""
         self._queue_control(Frame(self._frame_of(message), None, None, last=True))
 
-    def withdraw(self, outgoing: Outgoing) -> None:
+    def withdraw(self, outgoing: QueuedMessage) -> None:
         """Send nothing more of a message; tell the peer if it knows of it. Harmless when all was sent."""
         if not outgoing.declared:
             self._control = deque(frame for frame in self._control if frame.outgoing is not outgoing)

@@ -9,7 +9,7 @@ from planetary.collectives.master.group_links import GroupLinks
 from planetary.collectives.master.group_operations import GroupOperations, Running
 from planetary.collectives.master.master_events import Solve
 from planetary.collectives.master.ring_order import solve
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol import collective_messages as m
 from planetary.machine.events import Send
 
 AB, BA = ("a", "b"), ("b", "a")
@@ -108,7 +108,7 @@ def test_a_detour_for_a_ring_that_has_changed_is_sought_again() -> None:
     assert desk.ring == ["a", "c", "b"]
     told = [item.message for item in desk.take() if isinstance(item, Send)]
     assert any(isinstance(message, m.Outcome) and "laid anew" in message.reason for message in told)
-    assert any(isinstance(message, m.Topology) for message in told)
+    assert any(isinstance(message, m.RingChanged) for message in told)
 
     operations.detour(("a", "b", "c"), (0, 2, 1))  # late, for a ring of the past: the present one avoids the link
     assert desk.ring == ["a", "c", "b"]

@@ -11,7 +11,7 @@ import pytest
 from planetary.collectives.master import master_events as e
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.master.ring_order import solve
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol import collective_messages as m
 from planetary.collectives.protocol.options import Spec
 from planetary.machine import events as k
 
@@ -49,7 +49,7 @@ class Group:
             match instruction:
                 case k.Send(connection, m.Registered(peer=peer)):
                     self.names[peer] = "abcdefgh"[connection]
-                case k.Send(connection, m.Topology() as topology):
+                case k.Send(connection, m.RingChanged() as topology):
                     self.ring, self.epoch = "".join(info.name for info in topology.ring), topology.epoch
                 case k.Send(connection, m.Probe() as probe):
                     pair = ("abcdefgh"[connection], probe.to.name)

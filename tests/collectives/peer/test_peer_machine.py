@@ -7,12 +7,12 @@ import pytest
 from planetary.collectives import RemovedError
 from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol import collective_messages as m
 from planetary.core.errors import PeerError, TrustError
 
 HELLO = m.Register(protocol=m.PROTOCOL, group=0, name="a", host="", port=1, machine="here")
 REGISTERED = m.Registered(run="group 0", heartbeat_s=1.0, silent_after_s=10.0, peer="p1", secret="s")
-TOPOLOGY = m.Topology(epoch=1, ring=(), key="k", digest="blake2b", world=1, groups=1, largest=1)
+TOPOLOGY = m.RingChanged(epoch=1, ring=(), key="k", digest="blake2b", world=1, groups=1, largest=1)
 
 
 def dialling(grace_s: float = 0.0) -> PeerMachine:

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from planetary.collectives.protocol.messages import PeerInfo
+from planetary.collectives.protocol.collective_messages import PeerInfo
 from planetary.collectives.protocol.options import Spec
-from planetary.collectives.reduction.operation import Operation, OutgoingPiece
+from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.reduction.ring_plan import plan
-from planetary.collectives.transport.frames import Introduction, pack_header
 from planetary.collectives.transport.lanes import Lane, Route
+from planetary.collectives.transport.piece_frames import Introduction, pack_header
 from planetary.collectives.transport.ports import HERE
 from planetary.collectives.transport.sockets import SocketOptions
 
@@ -48,7 +48,7 @@ class FullSocket:
 def test_nothing_goes_between_the_parts_of_a_frame() -> None:
     values = np.arange(50, dtype=np.float32)
     spec = Spec(kind="all_reduce", dtype="f32", count=50, op="sum")
-    operation = Operation(spec, plan("all_reduce", 0, 2, count=50, piece=50), values, values, None)
+    operation = BufferedOperation(spec, plan("all_reduce", 0, 2, count=50, piece=50), values, values, None)
     to = PeerInfo("id", "name", "127.0.0.1", 1, "machine", "")
     faults: list[str] = []
     way = Route(

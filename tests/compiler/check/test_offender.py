@@ -20,8 +20,8 @@ from planetary.compiler.check.pieces import cut_out, outline
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.check.verify import verify_artifact
 from planetary.compiler.frontend.export import export_loss
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import TrainStep, build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import CompileError, ResourceError
 from planetary.core.step import StepSpec
 

@@ -14,8 +14,8 @@ from planetary.compiler.check.verify import compare, make_trial, run_expected
 from planetary.compiler.check.widening import rounds_between_operations, widened
 from planetary.compiler.frontend.export import load_model
 from planetary.compiler.rewrites.precision import coarsest_factor
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.deviations import ROUNDING, as_float, errors_of, noise_between
 from planetary.core.tensors import to_host_dtype
 

@@ -15,8 +15,8 @@ from planetary.compiler import ir
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import Model, export_loss
 from planetary.compiler.rewrites.precision import LossScale, round_stochastically
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 

@@ -9,8 +9,8 @@ from step_runs import Run, close, mlp_batch, mlp_model, mlp_params
 
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import export_loss, export_model
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 

@@ -22,8 +22,8 @@ from planetary.compiler.step.optimizers_adafactor import (
     scale_by_factored_rms,
     scale_by_parameter_rms,
 )
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.core.schedules import Schedule
 from planetary.core.tensors import TensorSpec

@@ -8,7 +8,7 @@ from controller_bench import Bench
 
 from planetary.core.config import config_from_tables
 from planetary.core.errors import UserError
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import refuse
 from planetary.fabric.protocol.state import ControllerState

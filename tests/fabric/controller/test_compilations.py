@@ -10,7 +10,7 @@ from planetary.core.clock import SystemClock
 from planetary.fabric.controller.membership import MOST_TARGETS
 from planetary.fabric.gateway.gateway import Background
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerRefused
 

@@ -9,7 +9,7 @@ from controller_bench import Bench
 
 from planetary.data.slices import LeaseLedger
 from planetary.diloco.sanity import CAUTIOUS_RULE, MOST_RETREATS
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import (
     ContributionsJudged,

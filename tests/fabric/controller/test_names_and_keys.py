@@ -8,7 +8,7 @@ from controller_bench import Bench
 from planetary.core.errors import UserError
 from planetary.data.slices import LeaseLedger
 from planetary.fabric.controller.controller import Controller
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import MOST_BANNED
 from planetary.fabric.protocol.records import (

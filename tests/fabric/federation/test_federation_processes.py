@@ -23,7 +23,7 @@ from planetary.fabric.protocol.records import (
     WentAlone,
     WorkerJoined,
 )
-from planetary.testing.shaped_relay import Route, ShapedRelay
+from planetary.testing.shaped_relay import RelayRoute, ShapedRelay
 
 ROOT = Path(__file__).parents[3]
 SITES = ("amber", "brass", "coral")
@@ -140,7 +140,7 @@ class Federation:
 
     def _open_relay(self) -> ShapedRelay:
         relay = ShapedRelay()
-        relay.listen({"": Route(("127.0.0.1", self.port))}, port=self.relayed)
+        relay.listen({"": RelayRoute(("127.0.0.1", self.port))}, port=self.relayed)
         return relay
 
     def cut(self) -> None:

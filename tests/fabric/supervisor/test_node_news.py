@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.supervisor.node_news import NodeNews, SupervisorReport, read_report
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from planetary.core.errors import LocalProtocolError, PeerError
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine, SupervisorPhase

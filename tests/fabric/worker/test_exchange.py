@@ -13,7 +13,7 @@ from planetary.diloco.bfloat16 import f32_to_bf16
 from planetary.diloco.merge import Mean, Senders
 from planetary.diloco.outer import initial_state
 from planetary.diloco.payload import PAYLOAD, PayloadForm, payload_digest
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.exchange import CodedUpdates, WholeParameters, exchange_of
 from planetary.fabric.worker.inner_state import InnerStates
@@ -22,8 +22,8 @@ SPECS = (TensorSpec("w", "f32", (70, 90)), TensorSpec("b", "bf16", (40,)))
 START = {"w": np.full((70, 90), 0.5, np.float32), "b": f32_to_bf16(np.ones(40, np.float32))}
 
 
-def gateway(up: str, down: str) -> Parameters:
-    return Parameters(SPECS, initial_state(SPECS, START), 0, m.Compression(up=up, down=down))
+def gateway(up: str, down: str) -> ParameterVersions:
+    return ParameterVersions(SPECS, initial_state(SPECS, START), 0, m.Compression(up=up, down=down))
 
 
 def trained(params: dict[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:

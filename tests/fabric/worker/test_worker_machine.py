@@ -15,7 +15,7 @@ from planetary.core.errors import (
     TrustError,
 )
 from planetary.core.schedules import Schedule
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.lease_machine import LeaseMachine, TaskPhase
@@ -23,7 +23,7 @@ from planetary.fabric.worker.ring_machine import RingMachine
 from planetary.fabric.worker.worker_machine import WorkerMachine, WorkerPhase
 from planetary.simulation.rounds.small_training import SPEC
 
-JOB = m.Job(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
+JOB = m.TrainingJob(run="r", artifact="a" * 64, buffers="", spec=SPEC, inner_state="persist", schedule=Schedule())
 SLICE = m.Slice("data", "ui8", 0, 44)
 
 
@@ -31,7 +31,7 @@ def machine(give_up_s: float = 0.0) -> WorkerMachine:
     return WorkerMachine("n/0", redial_first_s=0.1, redial_limit_s=1.0, give_up_s=give_up_s)
 
 
-def loaded(job: m.Job, *, opt_state_round: int = 0, device: str = "", verified: str = "") -> w.JobLoaded:
+def loaded(job: m.TrainingJob, *, opt_state_round: int = 0, device: str = "", verified: str = "") -> w.JobLoaded:
     found = m.Ready(artifact=job.artifact, opt_state_round=opt_state_round, device=device, verified=verified)
     make = LeaseMachine if job.ring is None else RingMachine
     return w.JobLoaded(job, make(found, progress_every_s=0.5))
@@ -211,7 +211,7 @@ def ring_worker(*, overlap: bool) -> WorkerMachine:
     worker.handle(e.Opened(1), 0.1)
     worker.handle(e.Received(1, job), 0.2)
     worker.handle(loaded(job), 0.3)
-    assert worker.handle(e.Received(1, m.OuterState(version=0, digest="d0")), 0.4) == [w.UseOuterState(0, (0,))]
+    assert worker.handle(e.Received(1, m.RingState(version=0, digest="d0")), 0.4) == [w.UseOuterState(0, (0,))]
     return worker
 
 
@@ -262,11 +262,11 @@ def test_outer_states_and_reductions_do_not_wait_for_tasks() -> None:
     worker.handle(e.Received(1, train_task(7)), 1.0)
     worker.handle(e.Received(1, m.EvalTask(task=9, version=0, slice=SLICE, batches=1)), 1.1)
     assert worker.handle(e.Received(1, m.SendOuterState(version=0)), 1.2) == [
-        e.Send(1, m.OuterState(version=0, digest="d0"), e.OuterStateOf(0))
+        e.Send(1, m.RingState(version=0, digest="d0"), e.OuterStateOf(0))
     ]
     assert worker.handle(e.Received(1, reduce(1)), 1.3) == [w.StartReduce(reduce(1))]
     # What the ring does has an order of its own.
-    assert worker.handle(e.Received(1, m.OuterState(version=5, digest="d5")), 1.4) == []
+    assert worker.handle(e.Received(1, m.RingState(version=5, digest="d5")), 1.4) == []
     out = worker.handle(w.ReduceBroke(1, 1, "peer", "lost"), 1.5)
     assert out[1:] == [w.UseOuterState(5, (5, 0))]  # version 0 is what the queued evaluation needs
 

@@ -19,7 +19,9 @@ from planetary.moe.protocol.mixture_messages import MixtureJob
 from planetary.run.kinds import worker_roles
 from planetary.simulation.rounds.small_training import SPEC
 
-JOB = m.Job(run="r", artifact="a", buffers="b", reference="c", spec=SPEC, inner_state="reset", schedule=Schedule())
+JOB = m.TrainingJob(
+    run="r", artifact="a", buffers="b", reference="c", spec=SPEC, inner_state="reset", schedule=Schedule()
+)
 MIXTURE = MixtureJob(run="r", artifact="a", reference="c", plan="{}", functions={})
 
 
@@ -39,7 +41,7 @@ def test_every_kind_of_run_says_what_makes_the_role_of_its_jobs() -> None:
 
 
 def test_a_lengthened_run_loads_nothing_and_another_plan_does() -> None:
-    longer = m.Job(**{**_fields(JOB), "schedule": Schedule(total_steps=99)})
+    longer = m.TrainingJob(**{**_fields(JOB), "schedule": Schedule(total_steps=99)})
     assert longer.loads == JOB.loads
     assert MixtureJob(**{**_fields(MIXTURE), "plan": "{1}"}).loads != MIXTURE.loads
 
@@ -53,7 +55,7 @@ def test_a_candidate_of_a_backends_choice_has_no_role(tmp_path: Path) -> None:
     roles = candidate_roles(tmp_path)
     assert loader_of(roles, JOB).blobs(JOB) == ("a", "b", "c")
     assert SPEC.stablehlo_digest in (tmp_path / "job").read_text()
-    for job in (MIXTURE, m.Job(**{**_fields(JOB), "reference": ""})):
+    for job in (MIXTURE, m.TrainingJob(**{**_fields(JOB), "reference": ""})):
         with pytest.raises(NothingToDo, match=r"no step in a .*Job that could be timed"):
             loader_of(roles, job).blobs(job)
         assert (tmp_path / "job").read_text() == '{"step":""}'

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from planetary.compiler import ir
 from planetary.compiler.backends.targets import Target
-from planetary.compiler.step.step_options import StepOptions
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import UserError
 from planetary.moe.program.programs import composer_program, expert_program
 from planetary.moe.program.signature import ComposerShape

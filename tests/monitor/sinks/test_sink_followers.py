@@ -12,7 +12,7 @@ from planetary.core.configuration.sinks import TensorboardSink
 from planetary.core.errors import UserError
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record
-from planetary.monitor.sinks import kinds
+from planetary.monitor.sinks import sink_kinds
 from planetary.monitor.sinks.followers import MOST_WAITING, Followers
 from planetary.monitor.sinks.scalars import scalars_of
 from planetary.monitor.sinks.sink import Sink, SinkRun, extra_module
@@ -150,10 +150,10 @@ def test_a_simulated_gateway_passes_on_its_whole_journal_and_its_metrics() -> No
 
 
 def test_a_run_keeps_its_identity(tmp_path: Path) -> None:
-    identity = kinds._identity_of(tmp_path)
+    identity = sink_kinds._identity_of(tmp_path)
     assert len(identity) == 16
-    assert kinds._identity_of(tmp_path) == identity
-    assert kinds.sink_of(TensorboardSink())[0] == "tensorboard"
+    assert sink_kinds._identity_of(tmp_path) == identity
+    assert sink_kinds.sink_of(TensorboardSink())[0] == "tensorboard"
 
 
 def test_the_numbers_of_a_round_have_names() -> None:

@@ -9,7 +9,7 @@ import pytest
 from policy_model import SHAPE
 
 from planetary.core.schedules import Schedule
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import RoundFinished, WorkerBanned
 from planetary.fabric.protocol.status import RoundMetrics

@@ -14,9 +14,9 @@ from planetary.core.tensors import Tensors
 from planetary.models.initial import flat_names
 from planetary.rl.environments.judging import Judged
 from planetary.rl.environments.tasks import Problem
+from planetary.rl.gateway.dialogues import Dialogue, TextLimits, Texts, outcome_of
 from planetary.rl.gateway.packing import pack
 from planetary.rl.gateway.recomputation import Recomputation
-from planetary.rl.gateway.texts import Dialogue, TextLimits, Texts, outcome_of
 from planetary.rl.objectives.objective import IMITATION, OBJECTIVES
 from planetary.rl.protocol.rl_messages import SAMPLED_TEXTS, TEXTS_TO_SAMPLE
 from planetary.rl.worker.sampler import TextStart, sample

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from serving_model import SHAPE, VOCABULARY, FakeWorker, alone
 
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.serve.gateway.serving_controller import (
     CALL_S,
@@ -22,7 +22,7 @@ from planetary.serve.gateway.serving_controller import (
     UseWeights,
 )
 from planetary.serve.program.serving_shape import IDS, ROW, VALUES
-from planetary.serve.protocol.serving_messages import Compute, ServingJob, ServingReady
+from planetary.serve.protocol.serving_messages import ComputeCall, ServingJob, ServingReady
 from planetary.serve.scheduling.sampling import SamplingOptions
 from planetary.serve.scheduling.scheduler import Call, Row
 from planetary.serve.scheduling.texts import TextRequest
@@ -49,7 +49,7 @@ class Fabric:
         self.seconds, self.longest = 0.01, 0
         self.controller = ServingController(ServingDesk(policy, ServingState()), 10.0, 0.0)
         self.workers: dict[int, FakeWorker] = {}
-        self.calls: dict[int, Compute] = {}
+        self.calls: dict[int, ComputeCall] = {}
         self.got: dict[int, list[int]] = {}
         self.finished: dict[int, str] = {}
         self.jobs: dict[int, ServingJob] = {}
@@ -60,7 +60,7 @@ class Fabric:
             match instruction:
                 case e.Compile():
                     self.post(e.Compiled(instruction.backend, instruction.target, "", "module", 1, 1.0, "fine", "ref"))
-                case e.Send(message=Compute() as message, session=session):
+                case e.Send(message=ComputeCall() as message, session=session):
                     assert session not in self.calls
                     self.calls[session] = message
                 case e.Send(message=ServingJob() as job, session=session):

@@ -17,7 +17,7 @@ from serving_model import FakeService
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
 from planetary.serve.http.endpoint import Endpoint
-from planetary.web import server
+from planetary.web import http_server
 
 Test = Callable[[FakeService, openai.AsyncOpenAI, httpx.AsyncClient], Awaitable[None]]
 
@@ -187,7 +187,7 @@ def test_a_request_that_cannot_be_is_answered_with_what_is_wrong(path: str, body
 
 
 def test_connections_that_want_nothing_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server.ImpatientProtocol, "first_request_s", 0.2)
+    monkeypatch.setattr(http_server.ImpatientProtocol, "first_request_s", 0.2)
 
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         port = web.base_url.port
@@ -203,7 +203,7 @@ def test_connections_that_want_nothing_are_ended(monkeypatch: pytest.MonkeyPatch
 
 
 def test_idle_connections_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(http_server, "MOST_CONNECTIONS", 4)
 
     async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
         port = web.base_url.port

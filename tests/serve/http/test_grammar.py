@@ -18,7 +18,7 @@ from planetary.serve.program.served_model import ServedModel
 from planetary.serve.scheduling.sampling import SamplingOptions
 from planetary.serve.scheduling.scheduler import Scheduler
 from planetary.serve.scheduling.texts import TextRequest
-from planetary.web.errors import ApiError
+from planetary.web.api_errors import ApiError
 
 pytest.importorskip("llguidance")
 SCHEMA: dict[str, Any] = {

@@ -19,7 +19,7 @@ from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_reference import trial_of
 from planetary.serve.program.serving_shape import ROW, VALUES
 from planetary.serve.program.serving_trial import decode_trial, encode_trial
-from planetary.serve.protocol.serving_messages import Compute
+from planetary.serve.protocol.serving_messages import ComputeCall
 from planetary.serve.worker.model_check import check_model
 from planetary.serve.worker.serving_role import LoadedModel
 
@@ -47,7 +47,7 @@ def test_every_function_is_compared_and_every_defect_found(module: ModuleType) -
     trial = decode_trial(encode_trial(trial_of(model, device.shape)), device.shape)
     called: list[str] = []
 
-    def run(message: Compute) -> Mapping[str, np.ndarray]:
+    def run(message: ComputeCall) -> Mapping[str, np.ndarray]:
         called.append(message.function)
         return served.compute(message)
 
@@ -56,7 +56,7 @@ def test_every_function_is_compared_and_every_defect_found(module: ModuleType) -
     assert report.worst_error < 0.01
     for defect in {size.name for size in device.shape.calls}:
 
-        def wrong(message: Compute, defect: str = defect) -> Mapping[str, np.ndarray]:
+        def wrong(message: ComputeCall, defect: str = defect) -> Mapping[str, np.ndarray]:
             found = dict(served.compute(message))
             if message.function == defect:  # a likely token that is one place off
                 found[VALUES], found[ROW] = found[VALUES].copy(), np.roll(found[ROW], 1, axis=1)

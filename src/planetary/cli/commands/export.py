@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 from planetary.core.errors import UserError
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--tokens must be at least 1, found {args.tokens}")
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
 
-    from planetary.run.model.generation import continue_text
-    from planetary.run.model.sampling import Sampling
+    from planetary.run.model.text_continuation import Sampling, continue_text
     from planetary.run.model.trained_model import load_trained
 
     sampling = Sampling(temperature=args.temperature, top_k=args.top_k, seed=args.seed)

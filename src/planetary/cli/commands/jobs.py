@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.cli.command_table import HelpFormatter, command_parser
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:

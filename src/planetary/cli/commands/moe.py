@@ -10,7 +10,7 @@ from typing import Any
 
 from planetary.cli.command_table import HelpFormatter, command_parser
 from planetary.cli.commands.moe_cost import add_cost, run_cost
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 from planetary.moe.results.exported_files import SURROGATES, WEIGHTS
 
 

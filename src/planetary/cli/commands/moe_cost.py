@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import HelpFormatter
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
     from planetary.models.latent_moe_config import LatentMoeConfig

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     import msgspec
 
-    from planetary.cli.errors import EXIT_OK
+    from planetary.cli.exit_codes import EXIT_OK
     from planetary.core.configuration.presets import PRESETS
     from planetary.core.errors import UserError
     from planetary.diloco.sync_plan import Cluster, plan, predict
@@ -102,7 +102,7 @@ def _print(found: list[Any], cluster: Cluster) -> None:
 def _compare(args: argparse.Namespace) -> int:
     from statistics import median
 
-    from planetary.cli.errors import EXIT_OK
+    from planetary.cli.exit_codes import EXIT_OK
     from planetary.core.config import load_config
     from planetary.core.configuration.presets import Preset
     from planetary.core.errors import UserError

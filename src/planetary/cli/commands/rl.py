@@ -52,7 +52,7 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from planetary.cli.commands.train import train_here
-    from planetary.cli.errors import EXIT_OK
+    from planetary.cli.exit_codes import EXIT_OK
     from planetary.core.errors import UserError
     from planetary.monitor.run_folder import load_history
     from planetary.run.choice import new_run, resumed_run

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     import asyncio
     import tempfile
 
-    from planetary.cli.errors import EXIT_OK
+    from planetary.cli.exit_codes import EXIT_OK
     from planetary.cli.live_display import run_until_signal
     from planetary.cli.serving_lines import ServingLines
     from planetary.run.places import cache_folder

@@ -8,7 +8,7 @@ from typing import Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.commands.jobs import add_gateway_flags, job_table
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -47,10 +47,10 @@ def run(args: argparse.Namespace) -> int:
     from planetary.core.clock import SystemClock
     from planetary.core.errors import UserError
     from planetary.run.places import default_state_folder
-    from planetary.web.access import TokenFile, scope_named
+    from planetary.web.access import AccessTokens, scope_named
 
     now = SystemClock().wall()
-    tokens = TokenFile(args.state or default_state_folder())
+    tokens = AccessTokens(args.state or default_state_folder())
     if args.list:
         for one in tokens.tokens.values():
             print(f"{one.name:<20}{one.scope:<8}{time.strftime('%Y-%m-%d %H:%M', time.localtime(one.at))}")

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     from msgspec.structs import replace
 
-    from planetary.cli.errors import EXIT_OK
+    from planetary.cli.exit_codes import EXIT_OK
     from planetary.core.config import load_config
     from planetary.core.errors import UserError
     from planetary.fabric.gateway.run_files import CONFIG

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 
 _PAUSE_S = 0.5
 

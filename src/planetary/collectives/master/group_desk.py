@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from planetary.collectives.master.master_events import GroupRecord, MemberRecord
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol import collective_messages as m
 from planetary.machine.events import Append, Instruction, Send
 
 IDLE = "nothing in the group"
@@ -125,12 +125,12 @@ class GroupDesk:
             self.content,
         )
 
-    def topology(self) -> m.Topology:
+    def topology(self) -> m.RingChanged:
         """Return the message that describes the ring now."""
         world, groups, largest = self._everyone()
         members = [self.peers[peer] for peer in self.ring]
         common = [d for d in members[0].digests if all(d in known.digests for known in members)] if members else []
-        return m.Topology(
+        return m.RingChanged(
             epoch=self.epoch,
             ring=tuple(known.info for known in members),
             key=self.key,

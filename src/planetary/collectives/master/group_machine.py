@@ -13,8 +13,8 @@ from planetary.collectives.master.group_measurement import RingMeasurement
 from planetary.collectives.master.group_operations import GroupOperations, Running, disagreement
 from planetary.collectives.master.link_watch import LinkWatch
 from planetary.collectives.master.master_events import Solved
-from planetary.collectives.protocol import messages as m
-from planetary.collectives.protocol.states import MASTER_OPERATION
+from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol.operation_states import MASTER_OPERATION
 from planetary.collectives.reduction.small_operations import data_bytes, is_small
 from planetary.machine.events import Close, Instruction, Send
 from planetary.machine.state_table import advance

@@ -12,7 +12,7 @@ from planetary.collectives.master.group_desk import GroupDesk
 from planetary.collectives.master.group_links import GroupLinks
 from planetary.collectives.master.master_events import Solve
 from planetary.collectives.master.ring_order import tour_cost
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol import collective_messages as m
 
 Pair = tuple[str, str]
 

@@ -14,7 +14,7 @@ from planetary.collectives.master.group_desk import GroupDesk
 from planetary.collectives.master.group_links import GroupLinks, Pair
 from planetary.collectives.master.master_events import Solve
 from planetary.collectives.master.ring_order import tour_cost
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol import collective_messages as m
 
 _PROBE_S = 0.1
 _ANSWER_S = 1.0  # a link whose measurement takes longer counts as one that cannot be used

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from planetary.collectives.protocol.messages import Counts, PeerInfo
+from planetary.collectives.protocol.collective_messages import Counts, PeerInfo
 from planetary.machine.events import Event, Instruction
 
 SolvePurpose = Literal["better", "watch", "detour"]

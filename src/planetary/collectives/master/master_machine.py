@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from planetary.collectives.master.group_desk import Peer
 from planetary.collectives.master.group_machine import GroupMachine
 from planetary.collectives.master.master_events import Decided, GroupRecord, Record, Solved
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol import collective_messages as m
 from planetary.core.errors import LocalProtocolError
 from planetary.core.printable import is_name
 from planetary.machine.events import Append, Close, Closed, Event, Instruction, Received, Send, Tick

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from planetary.collectives.protocol.messages import ArrayEntry, Fetch, Sync
+from planetary.collectives.protocol.collective_messages import ArrayEntry, Fetch, Sync
 from planetary.collectives.protocol.options import SyncStrategy
 
 

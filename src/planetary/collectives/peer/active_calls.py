@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planetary.collectives.peer import peer_events as e
-from planetary.collectives.protocol import messages as m
-from planetary.collectives.protocol.errors import AbortedError
+from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol.collective_errors import AbortedError
 from planetary.collectives.protocol.options import Spec
-from planetary.collectives.reduction.operation import Operation
+from planetary.collectives.reduction.operation import BufferedOperation
 from planetary.collectives.reduction.ring_plan import plan
 from planetary.collectives.reduction.small_operations import combine, data_bytes
 from planetary.collectives.transport.shared_state import Fetcher, SharedState, StateSession, SyncInfo
@@ -87,7 +87,7 @@ class ActiveCollective(ActiveCall):
         self._rank, self._world = 0, 1
         self._progress, self._progress_at = -1, 0.0
         self._began_at = 0.0
-        self.operation: Operation | None = None
+        self.operation: BufferedOperation | None = None
         self.neighbours: tuple[str, str] = ("", "")
         self.previous_name = ""
 
@@ -112,7 +112,7 @@ class ActiveCollective(ActiveCall):
             job.work[...] = job.source
         if job.in_place and world > 1:
             self._backup = shell.ring.pool.take(len(job.work), job.work.dtype)
-        operation = self.operation = Operation(
+        operation = self.operation = BufferedOperation(
             spec,
             plan(spec.kind, rank, world, count=spec.count, piece=spec.piece, root=root),
             job.source,
@@ -174,7 +174,7 @@ class ActiveCollective(ActiveCall):
 class ActiveSync(ActiveCall):
     """A synchronisation of shared state on this peer."""
 
-    def __init__(self, shell: PeerShell, state: SharedState, topology: m.Topology, stall_s: float) -> None:
+    def __init__(self, shell: PeerShell, state: SharedState, topology: m.RingChanged, stall_s: float) -> None:
         """`shell` is the peer that offers `state`; `stall_s`: how long nothing may come before it counts as failed."""
         self._stall_s = stall_s
         self._shell, self.state, self._topology = shell, state, topology

@@ -10,8 +10,8 @@ from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.active_calls import ActiveCollective, CollectiveJob
 from planetary.collectives.peer.peer_shell import PeerShell
 from planetary.collectives.peer.work import OpenWork, Work
-from planetary.collectives.protocol import messages as m
-from planetary.collectives.protocol.errors import AbortedError, TooFewPeersError
+from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol.collective_errors import AbortedError, TooFewPeersError
 from planetary.collectives.reduction.small_operations import is_small
 from planetary.core.errors import UserError
 from planetary.core.printable import one_line
@@ -72,7 +72,7 @@ class Calls:
             raise UserError(f"{work.title}: the communicator is not connected; call connect first")
         self._shell.handle(event(self._shell.calls.open(work)))
 
-    def topology(self, what: str) -> m.Topology:
+    def topology(self, what: str) -> m.RingChanged:
         """Return the ring that this peer is a member of.
 
         Raises `UserError` before it was admitted, and why it is out where it was lost or removed.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard, get_args
 
 from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
-from planetary.collectives.peer.settings import PeerSettings
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.peer.peer_settings import PeerSettings
+from planetary.collectives.protocol import collective_messages as m
 from planetary.core.errors import ClosedError, LocalProtocolError, PlanetaryError, RemoteProtocolError
 from planetary.net.client import connect
 from planetary.net.connection import Connection

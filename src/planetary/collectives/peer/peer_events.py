@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planetary.collectives.protocol.messages import Fetch, PeerInfo, Probe, Topology
+from planetary.collectives.protocol.collective_messages import Fetch, PeerInfo, Probe, RingChanged
 from planetary.collectives.protocol.options import Spec, SyncStrategy
 from planetary.core.errors import PlanetaryError
 from planetary.machine.events import (  # noqa: F401  # this module is all that a peer's machine speaks
@@ -106,7 +106,7 @@ class CallLeave(Event, frozen=True):
 class UseTopology(Instruction, frozen=True):
     """The ring has changed; `rank` is this peer's place in it."""
 
-    topology: Topology
+    topology: RingChanged
     rank: int
 
 

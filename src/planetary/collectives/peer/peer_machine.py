@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from planetary.collectives.peer import peer_events as e
-from planetary.collectives.protocol import messages as m
-from planetary.collectives.protocol.errors import PeerLostError, RemovedError, StragglerError, error_of
-from planetary.collectives.protocol.states import PEER_MEMBERSHIP, PEER_OPERATION
+from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol.collective_errors import PeerLostError, RemovedError, StragglerError, error_of
+from planetary.collectives.protocol.operation_states import PEER_MEMBERSHIP, PEER_OPERATION
 from planetary.core.errors import PlanetaryError
 from planetary.machine.machine import check_invariants
 from planetary.machine.redial import Redial
@@ -58,7 +58,7 @@ class PeerMachine:
         self.state = "outside"
         self.peer = ""
         self._secret = ""
-        self.topology: m.Topology | None = None
+        self.topology: m.RingChanged | None = None
         self.counts = m.Counts()
         self._calls: dict[int, PendingCall] = {}
         self._link = Redial("peer", first_s=_REDIAL_FIRST_S, limit_s=_REDIAL_LIMIT_S)
@@ -225,7 +225,7 @@ class PeerMachine:
                 self._hang_up(RemovedError(str(error)) if message.code == "unknown" else error)
             case m.Removed():
                 self._hang_up(RemovedError(f"the master removed this peer: {message.reason}"))
-            case m.Topology():
+            case m.RingChanged():
                 self.topology = message
                 self.state = advance(PEER_MEMBERSHIP, self.state, "admitted" if self.state == "waiting" else "topology")
                 self._out.append(e.UseTopology(message, self.rank))

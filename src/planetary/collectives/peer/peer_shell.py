@@ -10,12 +10,12 @@ from planetary.collectives.peer import peer_events as e
 from planetary.collectives.peer.active_calls import ActiveCollective
 from planetary.collectives.peer.master_line import MasterLine
 from planetary.collectives.peer.peer_machine import FIRST_SESSION, PeerMachine
+from planetary.collectives.peer.peer_settings import PeerSettings
 from planetary.collectives.peer.ring_connections import RingConnections
-from planetary.collectives.peer.settings import PeerSettings
 from planetary.collectives.peer.work import OpenWork
-from planetary.collectives.protocol import messages as m
-from planetary.collectives.protocol.errors import PendingOperationsError
-from planetary.collectives.reduction.operation import Operation
+from planetary.collectives.protocol import collective_messages as m
+from planetary.collectives.protocol.collective_errors import PendingOperationsError
+from planetary.collectives.reduction.operation import BufferedOperation
 from planetary.collectives.transport.shared_state import digest, digest_algorithms
 from planetary.core.errors import ClosedError, PlanetaryError, UserError
 from planetary.core.threads import Lock
@@ -83,7 +83,7 @@ class CallTable:
         with self._lock:
             return [call for call, transfer in self.transfers.items() if peer in transfer.neighbours]
 
-    def of(self, operation: Operation) -> int | None:
+    def of(self, operation: BufferedOperation) -> int | None:
         """Return the call of a transfer."""
         with self._lock:
             return next((call for call, one in self.transfers.items() if one.operation is operation), None)
@@ -255,7 +255,7 @@ class PeerShell:
 
     # --- what the connections report
 
-    def complete(self, operation: Operation) -> None:
+    def complete(self, operation: BufferedOperation) -> None:
         """All pieces of an operation have come."""
         with self.lock:
             call = self.calls.of(operation)
@@ -278,7 +278,7 @@ class PeerShell:
         for call in self.calls.over(peer):
             self.handle(e.LocalFault(call, reason, peer))
 
-    def _spoil(self, operation: Operation, peer: str, reason: str) -> None:
+    def _spoil(self, operation: BufferedOperation, peer: str, reason: str) -> None:
         """A piece of one operation cannot be had; the connection to the neighbour is as it was."""
         call = self.calls.of(operation)
         if call is not None:

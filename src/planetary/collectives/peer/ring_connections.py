@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from planetary.collectives.peer.settings import PeerSettings
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.peer.peer_settings import PeerSettings
+from planetary.collectives.protocol import collective_messages as m
 from planetary.collectives.reduction.buffers import BufferPool
-from planetary.collectives.reduction.operation import Operation, OutgoingPiece
+from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.transport.data_plane import DataPlane
-from planetary.collectives.transport.frames import Introduction
 from planetary.collectives.transport.links import Link, measure
 from planetary.collectives.transport.neighbours import STREAMS
+from planetary.collectives.transport.piece_frames import Introduction
 from planetary.collectives.transport.shared_state import Fetcher, SharedState, StateSession
 from planetary.collectives.transport.tls import PeerCertificate
 from planetary.core.errors import PlanetaryError
@@ -41,16 +41,16 @@ class RingConnections:
         settings: PeerSettings,
         lock: Lock,
         *,
-        complete: Callable[[Operation], None],
+        complete: Callable[[BufferedOperation], None],
         fault: Callable[[str, str], None],
-        spoil: Callable[[Operation, str, str], None],
+        spoil: Callable[[BufferedOperation, str, str], None],
     ) -> None:
         """See `DataPlane` for what is called. `lock` guards the peer's state, of which this is a part."""
         self._settings, self._lock = settings, lock
         self._complete, self._fault, self._spoil = complete, fault, spoil
         self._certificate: PeerCertificate | None = None
         self.peer = ""
-        self.topology: m.Topology | None = None
+        self.topology: m.RingChanged | None = None
         self.rank = -1
         self.port = 0
         self.pool = BufferPool(_KEEP_BYTES)
@@ -84,7 +84,7 @@ class RingConnections:
             ports=settings.ports,
         )
 
-    def use(self, topology: m.Topology, rank: int, peer: str) -> None:
+    def use(self, topology: m.RingChanged, rank: int, peer: str) -> None:
         """Take over a ring, and keep the link to the successor if it is the same one."""
         with self._lock:
             if self.plane is None:
@@ -102,13 +102,13 @@ class RingConnections:
             if before is not None and before is not self.link:
                 before.close()
 
-    def forward(self, seq: int, operation: Operation, outgoing: OutgoingPiece) -> None:
+    def forward(self, seq: int, operation: BufferedOperation, outgoing: OutgoingPiece) -> None:
         """Send a piece to the successor. Never blocks."""
         link = self.link
         if link is not None:
             link.send(seq, operation, outgoing)
 
-    def begin(self, seq: int, operation: Operation) -> None:
+    def begin(self, seq: int, operation: BufferedOperation) -> None:
         """Receive the pieces of an operation, and send its first ones."""
         assert self.plane is not None
         self.plane.begin(seq, operation)
@@ -133,7 +133,7 @@ class RingConnections:
         wanted: Sequence[m.Fetch],
         state: SharedState,
         seq: int,
-        topology: m.Topology,
+        topology: m.RingChanged,
         *,
         stall_s: float,
     ) -> Fetcher:

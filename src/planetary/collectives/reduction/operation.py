@@ -12,9 +12,9 @@ import numpy as np
 
 from planetary.collectives.protocol.options import QuantizationAlgorithm, ReduceOp, Spec
 from planetary.collectives.reduction import kernels, quantise
+from planetary.collectives.reduction.buffer_guard import BufferGuard
 from planetary.collectives.reduction.buffers import BufferPool
 from planetary.collectives.reduction.elements import TYPES, narrow_bf16, raw, widen_bf16
-from planetary.collectives.reduction.guard import BufferGuard
 from planetary.collectives.reduction.ring_plan import PieceAction, RingPlan
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.core.threads import THREADS, Threads
@@ -40,10 +40,12 @@ class OutgoingPiece:
 
     stage: int
     index: int
-    data: memoryview | None  # of the working array, or of an encoded piece; None: `Operation.payload` encodes it
+    data: (
+        memoryview | None
+    )  # of the working array, or of an encoded piece; None: `BufferedOperation.payload` encodes it
 
 
-class Operation(BufferGuard):
+class BufferedOperation(BufferGuard):
     """Buffers and progress of one collective.
 
     Every access to the working array from another thread is guarded; see `BufferGuard`.

@@ -10,10 +10,10 @@ from functools import partial
 
 import msgspec
 
-from planetary.collectives.reduction.operation import Operation, OutgoingPiece
+from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.transport.bulk_network import BulkListener, Incoming
 from planetary.collectives.transport.direct_memory import Borrower, Loan, draw_challenge
-from planetary.collectives.transport.frames import (
+from planetary.collectives.transport.piece_frames import (
     ACCEPTED,
     ADDRESS,
     DECLINED,
@@ -94,10 +94,10 @@ class DataPlane:
         options: SocketOptions,
         connections_most: int,
         stall_s: float,
-        forward: Callable[[int, Operation, OutgoingPiece], None],
-        complete: Callable[[Operation], None],
+        forward: Callable[[int, BufferedOperation, OutgoingPiece], None],
+        complete: Callable[[BufferedOperation], None],
         fault: Callable[[str, str], None],
-        spoil: Callable[[Operation, str, str], None],
+        spoil: Callable[[BufferedOperation, str, str], None],
         ports: Ports,
     ) -> None:
         """Start to accept."""
@@ -106,7 +106,7 @@ class DataPlane:
         self._forward, self._complete, self._fault, self._spoil = forward, complete, fault, spoil
         self._clock, self._threads = ports.clock, ports.threads
         self._condition = ports.threads.condition()
-        self._operations: dict[int, Operation] = {}
+        self._operations: dict[int, BufferedOperation] = {}
         self._session: tuple[int, StateSession] | None = None
         self._commenced = 0  # highest number of an operation that began
         self._keys: list[str] = []
@@ -124,7 +124,7 @@ class DataPlane:
                 self._keys = [*self._keys[1 - _FORGOTTEN_KEYS :], key]
                 self._condition.notify_all()
 
-    def begin(self, seq: int, operation: Operation) -> None:
+    def begin(self, seq: int, operation: BufferedOperation) -> None:
         """Pieces of this operation are welcome."""
         with self._condition:
             self._operations[seq] = operation
@@ -329,14 +329,14 @@ class DataPlane:
             # Where an operation failed its arrays may be gone before all peers know of the failure.
             self._spoil(operation, peer, "the memory of a piece cannot be read; transport='tcp' does not need to")
 
-    def _check(self, operation: Operation, header: Header) -> None:
+    def _check(self, operation: BufferedOperation, header: Header) -> None:
         expected = operation.wire_bytes(header.stage, header.piece)
         if header.length != expected:
             raise RemoteProtocolError(
                 f"piece {header.piece} of stage {header.stage} must have {expected} bytes, {header.length} came"
             )
 
-    def _find(self, seq: int) -> Operation | None:
+    def _find(self, seq: int) -> BufferedOperation | None:
         with self._condition:
             if seq not in self._operations and seq > self._commenced:
                 self._condition.wait_for(lambda: self._closed or seq <= self._commenced, _COMMENCE_S)
@@ -344,7 +344,7 @@ class DataPlane:
                     raise RemoteProtocolError(f"pieces of operation {seq} came, which did not begin here")
             return self._operations.get(seq)
 
-    def _take(self, operation: Operation, header: Header, data: memoryview | None) -> None:
+    def _take(self, operation: BufferedOperation, header: Header, data: memoryview | None) -> None:
         if not operation.enter():
             return
         try:
@@ -357,7 +357,7 @@ class DataPlane:
             self._complete(operation)
 
     def _receive_into(
-        self, connection: DataConnection, operation: Operation, target: memoryview, scratch: memoryview
+        self, connection: DataConnection, operation: BufferedOperation, target: memoryview, scratch: memoryview
     ) -> bool:
         """Fill memory of the caller, touching it only inside the guard. False when the operation ended meanwhile."""
         done = 0
@@ -375,7 +375,7 @@ class DataPlane:
         return True
 
     def _receive_reduced(
-        self, connection: DataConnection, operation: Operation, header: Header, scratch: memoryview
+        self, connection: DataConnection, operation: BufferedOperation, header: Header, scratch: memoryview
     ) -> bool:
         """Combine a piece as it comes, in parts that stay in the cache. False when the operation ended meanwhile."""
         for done in range(0, header.length, len(scratch)):

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from planetary.collectives.protocol.messages import PeerInfo
-from planetary.collectives.reduction.operation import Operation, OutgoingPiece
+from planetary.collectives.protocol.collective_messages import PeerInfo
+from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.transport.direct_memory import CHALLENGE_BYTES, Lender, address_of
-from planetary.collectives.transport.frames import ACCEPTED, ADDRESS, IN_SLOT, Introduction, pack_header
+from planetary.collectives.transport.piece_frames import ACCEPTED, ADDRESS, IN_SLOT, Introduction, pack_header
 from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import SlotWriter
 from planetary.collectives.transport.sockets import DataConnection, SocketOptions
@@ -64,7 +64,7 @@ class _Piece:
     """What a lane is to send."""
 
     seq: int
-    operation: Operation
+    operation: BufferedOperation
     outgoing: OutgoingPiece
     done: int = 0  # bytes of its frame that are sent
     over: bool = False  # whether the thread has dealt with it
@@ -102,7 +102,7 @@ class Lane:
         """Pieces that the system has not taken yet."""
         return self.given - self._done
 
-    def put(self, seq: int, operation: Operation, outgoing: OutgoingPiece) -> None:
+    def put(self, seq: int, operation: BufferedOperation, outgoing: OutgoingPiece) -> None:
         """Send a piece, `given` already: at once where that does not block, or by the thread."""
         piece = _Piece(seq, operation, outgoing)
         if outgoing.data is not None:

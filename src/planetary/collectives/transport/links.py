@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from planetary.collectives.protocol.messages import PeerInfo
-from planetary.collectives.reduction.operation import Operation, OutgoingPiece
-from planetary.collectives.transport.frames import Introduction, ProbeRequest
+from planetary.collectives.protocol.collective_messages import PeerInfo
+from planetary.collectives.reduction.operation import BufferedOperation, OutgoingPiece
 from planetary.collectives.transport.lanes import CONNECT_S, Lane, Route, open_connection
+from planetary.collectives.transport.piece_frames import Introduction, ProbeRequest
 from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.sockets import DataConnection, SocketOptions
 
@@ -62,7 +62,7 @@ class Link:
         )
         self.lanes = [Lane(way, f"planetary ring send {number} to {to.name}") for number in range(connections)]
 
-    def send(self, seq: int, operation: Operation, outgoing: OutgoingPiece) -> None:
+    def send(self, seq: int, operation: BufferedOperation, outgoing: OutgoingPiece) -> None:
         """Send a piece unless the operation is over by then. Never blocks."""
         with self._lock:
             index = next_lane([lane.waiting for lane in self.lanes], self._turn)

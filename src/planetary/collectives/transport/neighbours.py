@@ -6,11 +6,11 @@ import dataclasses
 import os
 from collections.abc import Callable
 
-from planetary.collectives.protocol.messages import PeerInfo, Topology
+from planetary.collectives.protocol.collective_messages import PeerInfo, RingChanged
 from planetary.collectives.reduction import quantise
 from planetary.collectives.reduction.operation import PIECE_LARGEST
-from planetary.collectives.transport.frames import Introduction
 from planetary.collectives.transport.links import Link
+from planetary.collectives.transport.piece_frames import Introduction
 from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.shared_memory import FOLDER
 from planetary.collectives.transport.sockets import SocketOptions, near_options
@@ -37,7 +37,7 @@ class Reach:
 
     def link(
         self,
-        topology: Topology,
+        topology: RingChanged,
         following: PeerInfo,
         introduction: Introduction,
         *,

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from planetary.collectives.protocol.messages import ArrayEntry, Fetch, PeerInfo
+from planetary.collectives.protocol.collective_messages import ArrayEntry, Fetch, PeerInfo
+from planetary.collectives.reduction.buffer_guard import BufferGuard
 from planetary.collectives.reduction.elements import Flat, raw
-from planetary.collectives.reduction.guard import BufferGuard
-from planetary.collectives.transport.frames import Introduction, Request, StateAnswer
 from planetary.collectives.transport.lanes import open_connection
+from planetary.collectives.transport.piece_frames import Introduction, Request, StateAnswer
 from planetary.collectives.transport.ports import Ports
 from planetary.collectives.transport.sockets import DataConnection, SocketOptions
 from planetary.core.errors import PeerError, PlanetaryError, TrustError, UserError

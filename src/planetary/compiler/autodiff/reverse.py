@@ -155,7 +155,7 @@ def pull_back(
         if not any(needs):
             continue
         with ir.located(op):
-            site = table.Site(op, inputs, results, needs, notes)
+            site = table.ReverseSite(op, inputs, results, needs, notes)
             parts = _contributions(site, incoming) if whole is None else whole[1](site, incoming)
             for value, needed, part in zip(inputs, needs, parts, strict=True):
                 if needed:
@@ -171,7 +171,7 @@ def site_replacements(notes: dict[object, object]) -> dict[Value, Value]:
     return cast("dict[Value, Value]", notes.setdefault("replaced", {}))
 
 
-def _contributions(site: table.Site, cotangents: list[Value | None]) -> list[table.Contribution]:
+def _contributions(site: table.ReverseSite, cotangents: list[Value | None]) -> list[table.Contribution]:
     entry = table.find(site.op)
     if entry is None:
         raise UnsupportedOpError(table.key_of(site.op), ir.location_text(site.op))
@@ -191,7 +191,7 @@ def _contributions(site: table.Site, cotangents: list[Value | None]) -> list[tab
 
 
 def pull_back_through(
-    site: table.Site, cotangents: Sequence[Value | None], build: Callable[[], Sequence[Value]]
+    site: table.ReverseSite, cotangents: Sequence[Value | None], build: Callable[[], Sequence[Value]]
 ) -> list[table.Contribution]:
     """A rule by way of another: emit a computation equal to the operation's and differentiate that."""
     forward = record(build, site.inputs)

@@ -1,6 +1,6 @@
 """The table of operations: each stands in it exactly once, with a rule, as inactive, or as unsupported.
 
-A *rule* receives a `Site` (the operation in the forward graph, and which of its inputs want a gradient)
+A *rule* receives a `ReverseSite` (the operation in the forward graph, and which of its inputs want a gradient)
 and the cotangents of its results, emits the backward operations at the insertion point, and returns one
 contribution per input: a value of the input's type, None for zero, or an `InPlace`. A *pattern* lets a rule
 stand for several operations at once. An *inactive*
@@ -33,7 +33,7 @@ Contribution: TypeAlias = Value | InPlace | None
 
 
 @dataclass(eq=False)
-class Site:
+class ReverseSite:
     """One operation of the forward graph while its backward operations are emitted.
 
     Attributes:
@@ -65,7 +65,7 @@ class Site:
         return self.results[0]
 
 
-Rule: TypeAlias = Callable[[Site, list[Value | None]], Sequence[Contribution]]
+Rule: TypeAlias = Callable[[ReverseSite, list[Value | None]], Sequence[Contribution]]
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def rule_many(*names: str, note: str = "") -> Callable[[Rule], Rule]:
 def rule(*names: str, note: str = "") -> Callable[..., Any]:
     """Register a rule of a one-result operation: `function(site, cotangent)`."""
 
-    def register(function: Callable[[Site, Value], Sequence[Contribution]]) -> Any:
-        def many(site: Site, cotangents: list[Value | None]) -> Sequence[Contribution]:
+    def register(function: Callable[[ReverseSite, Value], Sequence[Contribution]]) -> Any:
+        def many(site: ReverseSite, cotangents: list[Value | None]) -> Sequence[Contribution]:
             return function(site, cotangents[0])
 
         for name in names:

@@ -31,7 +31,7 @@ from planetary.compiler.ir.attributes import (
     symbol_attribute,
     text,
 )
-from planetary.compiler.ir.constants import (
+from planetary.compiler.ir.constant_attributes import (
     array_attribute,
     constant_number,
     constant_value,

@@ -6,21 +6,7 @@ types are MLIR types (see `ir`). Builders whose name would hide a Python builtin
 
 from __future__ import annotations
 
-from planetary.compiler.ops.constants import (
-    compare_number,
-    constant,
-    full,
-    full_like,
-    is_zero,
-    reciprocal,
-    scalar,
-    scale,
-    shift,
-    zeros,
-    zeros_like,
-)
-from planetary.compiler.ops.contractions import dot_general, matmul
-from planetary.compiler.ops.elementwise import (
+from planetary.compiler.ops.arithmetic import (
     abs_,
     add,
     and_,
@@ -54,7 +40,21 @@ from planetary.compiler.ops.elementwise import (
     tanh,
     unary,
 )
-from planetary.compiler.ops.shape import (
+from planetary.compiler.ops.constants import (
+    compare_number,
+    constant,
+    full,
+    full_like,
+    is_zero,
+    reciprocal,
+    scalar,
+    scale,
+    shift,
+    zeros,
+    zeros_like,
+)
+from planetary.compiler.ops.contractions import dot_general, matmul
+from planetary.compiler.ops.data_movement import (
     broadcast_in_dim,
     broadcast_scalar,
     concatenate,

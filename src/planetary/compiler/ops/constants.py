@@ -8,7 +8,7 @@ import numpy as np
 
 from planetary.compiler import ir
 from planetary.compiler.ir import Type, Value
-from planetary.compiler.ops.elementwise import add, compare, complex_, divide, multiply
+from planetary.compiler.ops.arithmetic import add, compare, complex_, divide, multiply
 
 
 def full(shape: Sequence[int], element: Type, value: complex) -> Value:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from planetary.compiler import ir
 from planetary.compiler.ir import Attribute, Operation, Type, Value
+from planetary.compiler.ops.arithmetic import binary
 from planetary.compiler.ops.constants import scalar
-from planetary.compiler.ops.elementwise import binary
 
 Body = Callable[[list[Value]], Sequence[Value]]
 

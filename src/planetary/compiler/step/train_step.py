@@ -24,10 +24,11 @@ from planetary.compiler.rewrites.demotion import demote_f64, refuse_f64
 from planetary.compiler.rewrites.precision import LossScale, round_contractions, round_stochastically
 from planetary.compiler.step import optimizers
 from planetary.compiler.step.accumulation import over_parts, whole_batch
+from planetary.compiler.step.named_optimizers import optimizer_of
 from planetary.compiler.step.remat import rematerialise
 from planetary.compiler.step.remat_policy import Plan
 from planetary.compiler.step.step_module import TrainStep
-from planetary.compiler.step.step_options import StepOptions, optimizer_of, remat_budget
+from planetary.core.configuration.step_options import StepOptions, remat_budget
 from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import TensorSpec

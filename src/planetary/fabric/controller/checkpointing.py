@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.guard import Guard
-from planetary.fabric.protocol.events import WriteCheckpoint
+from planetary.fabric.protocol.fabric_events import WriteCheckpoint
 from planetary.fabric.protocol.records import CheckpointFailed, RunPaused
 
 

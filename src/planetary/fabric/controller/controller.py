@@ -17,13 +17,13 @@ from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.guard import Guard
 from planetary.fabric.controller.leases import Leases
-from planetary.fabric.controller.ring import Ring
+from planetary.fabric.controller.ring_topology import Ring
 from planetary.fabric.controller.round_end import MetricsLines, finished_record, merged_metrics, metrics_of
 from planetary.fabric.controller.run_controller import RunController, RunPhase
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.star import Star
 from planetary.fabric.controller.topology import ReductionOutcome, Topology
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import CheckpointWritten, EndKind, Mark, RolledBack, RoundStarted

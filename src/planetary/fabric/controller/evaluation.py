@@ -12,7 +12,7 @@ from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.guard import Guard
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import TokensOf
+from planetary.fabric.protocol.fabric_events import TokensOf
 from planetary.fabric.protocol.records import EvalFinished
 from planetary.fabric.protocol.sessions import EvalInFlight, WorkerSession
 

@@ -8,7 +8,7 @@ from collections import Counter
 from planetary.diloco.judgement import FEWEST
 from planetary.diloco.sanity import MOST_RETREATS, PATIENCE, first_damaged
 from planetary.fabric.controller.desk import RoundsDesk
-from planetary.fabric.protocol.events import RestoreParameters
+from planetary.fabric.protocol.fabric_events import RestoreParameters
 
 
 class Guard:

@@ -11,7 +11,7 @@ from planetary.fabric.controller.pace import LeaseTimes, WorkerPaces
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import DropAttachment, TokensOf
+from planetary.fabric.protocol.fabric_events import DropAttachment, TokensOf
 from planetary.fabric.protocol.records import (
     DeltaAccepted,
     DeltaRejected,

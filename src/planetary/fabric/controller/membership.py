@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.admission import invite_of, refuse
-from planetary.fabric.protocol.events import BlobOf, Compile, Compiled, CompileFailed
+from planetary.fabric.protocol.fabric_events import BlobOf, Compile, Compiled, CompileFailed
 from planetary.fabric.protocol.records import (
     ArtifactPublished,
     EndKind,

@@ -10,7 +10,7 @@ from planetary.core.configuration.outer_rule import effective_rate
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.evaluation import Evaluation
 from planetary.fabric.controller.topology import Topology
-from planetary.fabric.protocol.events import WriteMetrics
+from planetary.fabric.protocol.fabric_events import WriteMetrics
 from planetary.fabric.protocol.policy import OuterConstants
 from planetary.fabric.protocol.records import RoundClosed, RoundFinished, RoundStarted
 from planetary.fabric.protocol.state import OpenRound

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from planetary.fabric.controller.desk import AnyDesk
 from planetary.fabric.controller.membership import Membership
 from planetary.fabric.controller.stalls import Stalls, Wait
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind, RunFinished, TaskAborted
 from planetary.fabric.protocol.sessions import WorkerSession

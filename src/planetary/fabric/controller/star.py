@@ -8,7 +8,7 @@ from planetary.diloco.sanity import CAUTIOUS_RULE, is_cautious
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import (
+from planetary.fabric.protocol.fabric_events import (
     ChangeOf,
     DropAttachment,
     KeepParameters,

@@ -10,7 +10,7 @@ from planetary.diloco.deltas import Table
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import OuterStepDone
+from planetary.fabric.protocol.fabric_events import OuterStepDone
 from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound

@@ -27,7 +27,7 @@ class SiteTerms(msgspec.Struct, frozen=True, kw_only=True):
     parts: int  # that the data is divided into; where `entry.data` is "own", 1
 
 
-class SiteJob(m.Job, frozen=True, kw_only=True):
+class SiteJob(m.TrainingJob, frozen=True, kw_only=True):
     """The worker is a site: it trains rounds with workers of its own, and contributes the parameters at the end."""
 
     hub: str  # which run of which hub this is

@@ -70,7 +70,7 @@ class HubPolicy(ControllerPolicy, frozen=True, kw_only=True):
     def job(self, artifact: str, reference: str) -> m.Message:
         """See `FabricPolicy`."""
         job = super().job(artifact, reference)
-        assert isinstance(job, m.Job)
+        assert isinstance(job, m.TrainingJob)
         fields = {name: getattr(job, name) for name in job.__struct_fields__}
         return SiteJob(**fields, hub=self.hub, facts=self.facts, sites=self.sites)
 

@@ -12,7 +12,7 @@ from planetary.fabric.controller.topology import Topology
 from planetary.fabric.federation import site_events as s
 from planetary.fabric.federation.border import Border
 from planetary.fabric.federation.site_points import Anchor, Offered
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import EndKind
 from planetary.fabric.protocol.state import ControllerState

@@ -23,7 +23,7 @@ from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.gateway.rounds_start import RoundsStart
 from planetary.fabric.preparation.preparation import Prepared
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.worker.worker_events import TrainingDone
 
 

@@ -7,7 +7,7 @@ from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.star import Star
 from planetary.fabric.federation.hub_policy import HubPolicy
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import ParametersOf
+from planetary.fabric.protocol.fabric_events import ParametersOf
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
 

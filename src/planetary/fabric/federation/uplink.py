@@ -33,7 +33,7 @@ from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
 from planetary.fabric.worker.training_role import TrainingRole
 from planetary.fabric.worker.worker import WorkerShell
 from planetary.machine.events import Event, Exit, Instruction
-from planetary.wire.inbox import Received
+from planetary.wire.inbox import ReceivedMessage
 
 log = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class SiteShell(WorkerShell):
 
     end_kind = ""
 
-    def _received(self, session: int, received: Received) -> None:
+    def _received(self, session: int, received: ReceivedMessage) -> None:
         if isinstance(received.message, m.Shutdown):
             self.end_kind = received.message.kind
         super()._received(session, received)
@@ -234,7 +234,7 @@ class SiteRole(TrainingRole):
 
     def __init__(
         self,
-        job: m.Job,
+        job: m.TrainingJob,
         place: Workplace,
         work: SiteWork,
         ready: m.Ready,

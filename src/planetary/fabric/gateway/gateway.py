@@ -32,7 +32,7 @@ from planetary.fabric.gateway.invite_list import InviteList
 from planetary.fabric.gateway.reception import Reception
 from planetary.fabric.gateway.run_files import EVENTS, METRICS, RunLock
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.news import LastingNews, news_of
 from planetary.fabric.protocol.records import (
@@ -51,7 +51,7 @@ from planetary.machine.journal import Record
 from planetary.net.authority import Authority
 from planetary.net.connection import Connection
 from planetary.net.handshake import TokenCheck, answer_hello
-from planetary.wire.inbox import Received, refuse_tensors
+from planetary.wire.inbox import ReceivedMessage, refuse_tensors
 from planetary.wire.limits import Limits
 from planetary.wire.protocol import Protocol as WireProtocol
 
@@ -254,7 +254,7 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
         """Return where a worker's tensor goes. Raises `RemoteProtocolError` for one that is not expected."""
 
     @abstractmethod
-    async def _pass_on(self, session: int, received: Received) -> None:
+    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
         """Give a message to the controller."""
 
     @abstractmethod

@@ -14,9 +14,9 @@ from planetary.diloco.ring import state_digest
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.rounds_start import outer_state_of
 from planetary.fabric.gateway.run_files import CHECKPOINTS
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.shell.system import System
 
 
@@ -27,7 +27,7 @@ class RoundWork:
         self,
         config: Config,
         prepared: Prepared,
-        parameters: Parameters,
+        parameters: ParameterVersions,
         system: System,
         *,
         folder: Path,

@@ -18,23 +18,23 @@ from planetary.data.reader import read_slice
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
 from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.gateway_topology import GatewayTopology, topology_of
 from planetary.fabric.gateway.round_work import RoundWork
 from planetary.fabric.gateway.rounds_start import RoundsStart, begin, trim_metrics
 from planetary.fabric.gateway.run_status import status_of
 from planetary.fabric.gateway.run_step import own_record, step_news
-from planetary.fabric.gateway.topology import GatewayTopology, topology_of
 from planetary.fabric.preparation.budget import MachineSpeed
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
-from planetary.fabric.preparation.fitting import fit_run, local_target, measure_speed
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.machine_speed import fit_run, local_target, measure_speed
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared, prepare_run
 from planetary.fabric.preparation.prepared_steps import StepRecord
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import RunStatus
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.net.authority import Authority
-from planetary.wire.inbox import Received
+from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
 
 Prepare = Callable[[Config, Path, Callable[[str], None], StepRecord | None], Prepared]
@@ -128,13 +128,13 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
 
     def _allocate(self, message: m.Message, spec: TensorSpec) -> np.ndarray:
         """A parameter of the model, or an unknown name: checked, with the worker's name, once its tensors are here."""
-        if not isinstance(message, m.TrainResult | m.OuterState) or spec.name not in self._accepted:
+        if not isinstance(message, m.TrainResult | m.RingState) or spec.name not in self._accepted:
             raise RemoteProtocolError(
                 f"reading {type(message).__name__}: a tensor named {spec.name!r} is not expected with it"
             )
         return spec.empty()
 
-    async def _pass_on(self, session: int, received: Received) -> None:
+    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
         assert self._shell is not None
         message, defect, attachment = received.message, "", 0
         if isinstance(message, self._topology.brings):
@@ -145,7 +145,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     # --- instructions -----------------------------------------------------------------------------------------
 
     @property
-    def parameters(self) -> Parameters:
+    def parameters(self) -> ParameterVersions:
         """The gateway's copy of the model; there once the run folder was read."""
         assert self._start is not None
         return self._start.parameters

@@ -24,7 +24,7 @@ from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.round_end import finished_by_checkpoint, lines_at_resume
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
 from planetary.fabric.gateway.run_step import write_record
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
 from planetary.fabric.protocol.messages import Compression
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, OuterConstants
@@ -36,7 +36,7 @@ from planetary.machine.journal import Record, replay
 
 if TYPE_CHECKING:
     from planetary.fabric.gateway.gateway import GatewayOptions
-    from planetary.fabric.gateway.topology import GatewayTopology
+    from planetary.fabric.gateway.gateway_topology import GatewayTopology
 
 
 FIRST_STEP_S = 900.0
@@ -50,7 +50,7 @@ class RoundsStart:
 
     policy: ControllerPolicy
     state: ControllerState
-    parameters: Parameters
+    parameters: ParameterVersions
     records: list[AnyRecord]  # new ones: to be written to the journal
     metrics: list[RoundMetrics]  # of earlier rounds
     unreported: list[RoundMetrics]  # of finished rounds whose lines are still to be written
@@ -85,7 +85,7 @@ def begin(
             params=prepared.step.spec.param_count,
         )
         specs = prepared.step.spec.params
-        parameters = Parameters(specs, initial_state(specs, prepared.params), 0, policy.compression)
+        parameters = ParameterVersions(specs, initial_state(specs, prepared.params), 0, policy.compression)
         policy = topology.extend(policy, parameters.state)
         return RoundsStart(policy, replay([started], ControllerState()), parameters, [started], [], [])
     if not earlier:
@@ -132,7 +132,7 @@ def _resume(
     write_record(folder, prepared.record, files)
     records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *pardons]
     shown = {} if checkpoint is None else checkpoint.shown
-    parameters = Parameters(specs, outer, mark.round, policy.compression, shown)
+    parameters = ParameterVersions(specs, outer, mark.round, policy.compression, shown)
     return RoundsStart(policy, state, parameters, records, metrics, untold)
 
 

@@ -1,8 +1,8 @@
 """How long a local run trains so that the whole command takes the time that `train.target_minutes` allows.
 
 The choice is one of a few named budgets, each a share of `train.rounds` and about √2 times the one before. Two
-measurements of one machine then agree unless they lie on both sides of a boundary; and since a measurement is kept
-(see `planetary.fabric.preparation.fitting`), a machine measures a step once and its next runs have the same length. A
+measurements of one machine then agree unless they lie on both sides of a boundary; and since a measurement is kept (see
+`planetary.fabric.preparation.machine_speed`), a machine measures a step once and its next runs have the same length. A
 tenth of the default run's rounds fits into five minutes up to about 1 s a step, four times that of two AVX2 cores.
 Where it does not, the run trains the smaller model that `model.smaller` describes, if there is one: the last resort.
 """

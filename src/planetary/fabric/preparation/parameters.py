@@ -14,13 +14,12 @@ from planetary.diloco.merge import MergeRule
 from planetary.diloco.outer import OuterState, OuterStep, outer_step, published_params
 from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown
 from planetary.diloco.ring import check_state, state_of, state_tensors
-from planetary.fabric.protocol.messages import Compression, Message, TrainResult
-from planetary.fabric.protocol.messages import OuterState as OuterStateMessage
+from planetary.fabric.protocol.messages import Compression, Message, RingState, TrainResult
 
 PLAIN = Compression()
 
 
-class Parameters:
+class ParameterVersions:
     """Used from one thread at a time, except `read` and `of_version`, which only read.
 
     Attributes:
@@ -109,7 +108,7 @@ class Parameters:
 
     def read(self, message: Message, tensors: Tensors) -> tuple[str, Tensors]:
         """Return the fault in the tensors of a worker's message, or "", and the values that they stand for."""
-        if isinstance(message, OuterStateMessage):  # ring
+        if isinstance(message, RingState):  # ring
             return check_state(self._specs, tensors, message.digest), tensors
         if self._up is None:
             return check_contribution(self._specs, tensors), tensors

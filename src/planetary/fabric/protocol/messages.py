@@ -33,10 +33,8 @@ __all__ = [
     "Goodbye",
     "Heartbeat",
     "Hello",
-    "Job",
     "Message",
     "Order",
-    "OuterState",
     "Parameters",
     "Probe",
     "ProbeAnswer",
@@ -48,6 +46,7 @@ __all__ = [
     "Refused",
     "RestartWorker",
     "RingJob",
+    "RingState",
     "RoleJob",
     "RoleMessage",
     "SendOuterState",
@@ -56,6 +55,7 @@ __all__ = [
     "TaskFailed",
     "TrainResult",
     "TrainTask",
+    "TrainingJob",
     "Welcome",
     "WorkerExited",
     "WorkerJob",
@@ -165,7 +165,7 @@ class WorkerJob(Message, frozen=True, kw_only=True):
         return (self.artifact,)
 
 
-class Job(WorkerJob, frozen=True, kw_only=True):
+class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     """The worker trains leases, and evaluates.
 
     The schedule is read from the newest job before every task, so a run that is lengthened loads nothing.
@@ -227,7 +227,7 @@ class Parameters(Message, frozen=True, kw_only=True):
     digest: str = ""  # of the change's bytes
 
 
-class OuterState(Message, frozen=True, kw_only=True):
+class RingState(Message, frozen=True, kw_only=True):
     """Ring: the outer state of one version, as float32 tensors: each parameter's master copy and velocity.
 
     Down: the state that later tasks start from. Up: the answer to `SendOuterState`.
@@ -407,13 +407,13 @@ FABRIC = Protocol(
     WorkerExited,
     RestartWorker,
     Shutdown,
-    Job,
+    TrainingJob,
     FetchBlob,
     BlobData,
     Ready,
     DeviceRefused,
     Parameters,
-    OuterState,
+    RingState,
     SendOuterState,
     Reduce,
     ReduceDone,

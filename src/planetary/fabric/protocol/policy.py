@@ -13,7 +13,7 @@ from planetary.core.token_slice import Slice
 from planetary.data.run_length import RunLength
 from planetary.diloco.judgement import Judge, judge
 from planetary.diloco.rounds import RoundPolicy
-from planetary.fabric.protocol.messages import Compression, Hello, Job, Refused, RingJob, TrainResult
+from planetary.fabric.protocol.messages import Compression, Hello, Refused, RingJob, TrainingJob, TrainResult
 from planetary.runtime.backends import is_pjrt
 from planetary.wire.message import Message
 
@@ -161,7 +161,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
 
     def job(self, artifact: str, reference: str) -> Message:
         """See `FabricPolicy`."""
-        return Job(
+        return TrainingJob(
             run=self.run,
             artifact=artifact,
             buffers=self.buffers,

@@ -37,14 +37,14 @@ class WorkerTraffic:
         match message:
             case m.ReduceDone():
                 self._ring[message.round] = self._ring.get(message.round, 0) + message.sent_bytes
-            case m.OuterState():  # the result of the round
+            case m.RingState():  # the result of the round
                 self._rounds.setdefault(message.version, [0, 0])[0] += nbytes
 
     def add_down(self, message: m.Message, nbytes: int) -> None:
         """Count the bytes of a message to a worker."""
         self.down += nbytes
         self._add(message, 1, nbytes)
-        if isinstance(message, m.OuterState):  # the start of the next round
+        if isinstance(message, m.RingState):  # the start of the next round
             self._rounds.setdefault(message.version + 1, [0, 0])[1] += nbytes
 
     def of_round(self, round_: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from planetary.net.handshake import say_hello
 from planetary.net.identity import Identity
 from planetary.net.network import TCP, Network
 from planetary.net.session import Greeting, Refused
-from planetary.wire.inbox import Allocate, Received, allocate_any
+from planetary.wire.inbox import Allocate, ReceivedMessage, allocate_any
 from planetary.wire.message import Message, Order
 from planetary.wire.protocol import Protocol
 
@@ -227,7 +227,7 @@ class ClientShell(Shell[Exit]):
         address: Address,
         protocol: Protocol,
         hello: Greeting,
-        received: Callable[[int, Received], None],
+        received: Callable[[int, ReceivedMessage], None],
         tensors: Callable[[Payload], Mapping[str, np.ndarray]] | None = None,
         allocate: Allocate = allocate_any,
         sent: Sent | None = None,

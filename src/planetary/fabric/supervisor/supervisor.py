@@ -12,7 +12,7 @@ import msgspec
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import PlanetaryError
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import ChildProcess, describe_exit, on_stop_signals
 from planetary.fabric.shell.shell import Address, ClientShell
@@ -22,7 +22,7 @@ from planetary.fabric.supervisor.restarts import Restarts
 from planetary.fabric.supervisor.supervisor_machine import SupervisorMachine
 from planetary.machine.machine import Machine
 from planetary.version import __version__
-from planetary.wire.inbox import Received, refuse_tensors
+from planetary.wire.inbox import ReceivedMessage, refuse_tensors
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class SupervisorShell:
             with contextlib.suppress(PlanetaryError):  # it is for people alone
                 write_atomically(path, msgspec.json.encode(report), self._system.files)
 
-    def _received(self, session: int, received: Received) -> None:
+    def _received(self, session: int, received: ReceivedMessage) -> None:
         self._shell.post(e.Received(session, received.message))
 
     def _carry_out(self, instruction: e.Instruction) -> None:

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import KillProcess, ProcessExited, ProcessStarted, StartProcess
+from planetary.fabric.protocol.fabric_events import KillProcess, ProcessExited, ProcessStarted, StartProcess
 from planetary.fabric.protocol.records import error_class
 from planetary.fabric.supervisor.node_news import SupervisorReport
 from planetary.fabric.supervisor.restarts import Restarts

@@ -26,7 +26,7 @@ class _StepCandidate:
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         """See `RoleLoader`; what the step is may be enough to know the choice."""
-        assert isinstance(job, m.Job)
+        assert isinstance(job, m.TrainingJob)
         if not job.reference:
             return _NothingToTry(self._folder).blobs(job)
         write_answer(self._folder / "job", Loaded(job.spec.stablehlo_digest))
@@ -34,7 +34,7 @@ class _StepCandidate:
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         """See `RoleLoader`."""
-        assert isinstance(job, m.Job)
+        assert isinstance(job, m.TrainingJob)
         try:
             step = OpenStep(job, place, open_executor)
         except PlanetaryError as error:
@@ -65,7 +65,7 @@ class _NothingToTry:
 
 def candidate_roles(folder: Path) -> Roles:
     """Return what a candidate does with the jobs of a run."""
-    return {m.Job: _StepCandidate(folder), m.WorkerJob: _NothingToTry(folder)}
+    return {m.TrainingJob: _StepCandidate(folder), m.WorkerJob: _NothingToTry(folder)}
 
 
 def _take_part(executor: Executor, trial: Trial, folder: Path, stopped: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import EndParametersOf
+from planetary.fabric.protocol.fabric_events import EndParametersOf
 from planetary.fabric.worker.worker_events import (
     EvaluationDone,
     StartEvaluating,
@@ -59,7 +59,7 @@ class LeaseMachine:
         self._ready = ready
         self._progress_every_s = progress_every_s
         self._session: int | None = None  # None: nothing can be sent
-        self._job: m.Job | None = None
+        self._job: m.TrainingJob | None = None
         self._queue: deque[m.Parameters | Task] = deque()
         self._running: Task | None = None
         self.phase = TaskPhase.IDLE
@@ -68,7 +68,7 @@ class LeaseMachine:
 
     def connected(self, session: int, job: m.WorkerJob) -> list[Instruction]:
         """See `RoleMachine`."""
-        assert isinstance(job, m.Job)
+        assert isinstance(job, m.TrainingJob)
         self._out = []
         self._session, self._job = session, job
         self._send(self._greeting())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import OuterStateOf
+from planetary.fabric.protocol.fabric_events import OuterStateOf
 from planetary.fabric.worker.lease_machine import MOST_QUEUED, LeaseMachine, Task
 from planetary.fabric.worker.worker_events import (
     HoldEndParameters,
@@ -36,7 +36,7 @@ class RingMachine(LeaseMachine):
     def __init__(self, ready: m.Ready, *, progress_every_s: float) -> None:
         """See `LeaseMachine`."""
         super().__init__(ready, progress_every_s=progress_every_s)
-        self._of_ring: deque[m.OuterState | m.SendOuterState | m.Reduce] = deque()
+        self._of_ring: deque[m.RingState | m.SendOuterState | m.Reduce] = deque()
         self._reducing: m.Reduce | None = None
         self._outer_version, self._outer_digest = -1, ""  # the outer state that this worker has
         self._versions: tuple[int, ...] = ()  # whose parameters it has
@@ -83,7 +83,7 @@ class RingMachine(LeaseMachine):
                 pass
 
     def _other_message(self, message: m.Message) -> None:
-        if isinstance(message, m.OuterState | m.SendOuterState | m.Reduce):
+        if isinstance(message, m.RingState | m.SendOuterState | m.Reduce):
             self._of_ring.append(message)
             self._next()
 
@@ -92,13 +92,13 @@ class RingMachine(LeaseMachine):
             self._begin_of_ring(self._of_ring.popleft())
         super()._next()
 
-    def _begin_of_ring(self, item: m.OuterState | m.SendOuterState | m.Reduce) -> None:
+    def _begin_of_ring(self, item: m.RingState | m.SendOuterState | m.Reduce) -> None:
         match item:
-            case m.OuterState():
+            case m.RingState():
                 self._use_outer_state(item.version, item.digest)
             case m.SendOuterState():
                 if item.version == self._outer_version:
-                    message = m.OuterState(version=item.version, digest=self._outer_digest)
+                    message = m.RingState(version=item.version, digest=self._outer_digest)
                     self._send(message, OuterStateOf(item.version))
             case m.Reduce():
                 self._reducing = item

@@ -25,7 +25,7 @@ from planetary.diloco.ring import (
     state_of,
     state_tensors,
 )
-from planetary.fabric.protocol.messages import Job, Reduce
+from planetary.fabric.protocol.messages import Reduce, TrainingJob
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.worker_events import ReduceBroke, ReduceSucceeded
 from planetary.machine.events import Event
@@ -45,7 +45,7 @@ class RingPeer:
         name: str,
         host: str,
         token: str,
-        job: Job,
+        job: TrainingJob,
         report: Callable[[Event], None],
         *,
         system: System = SYSTEM,

@@ -15,7 +15,7 @@ from planetary.core.step import StepSpec
 from planetary.core.step_trial import decode_reference
 from planetary.core.tensors import Tensors, TensorSpec, host_dtype
 from planetary.diloco.ring import check_state, state_specs
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker import worker_events as w
 from planetary.fabric.worker.compute import Compute
@@ -69,7 +69,7 @@ OpenExecutor = Callable[..., Executor]
 class TrainingRole:
     """In the star. See `Role`."""
 
-    def __init__(self, job: m.Job, place: Workplace, compute: LeaseWork, ready: m.Ready) -> None:
+    def __init__(self, job: m.TrainingJob, place: Workplace, compute: LeaseWork, ready: m.Ready) -> None:
         self._spec, self._place, self._compute = job.spec, place, compute
         self._tokens: dict[int, np.ndarray] = {}  # task -> tokens that came with it
         self._params: dict[int, tuple[m.Parameters, Tensors]] = {}  # received and not used yet
@@ -137,7 +137,7 @@ class RingRole(TrainingRole):
 
     def __init__(
         self,
-        job: m.Job,
+        job: m.TrainingJob,
         place: Workplace,
         compute: Compute,
         ready: m.Ready,
@@ -179,7 +179,7 @@ class RingRole(TrainingRole):
 
     def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
         """See `Role`."""
-        if isinstance(message, m.OuterState):
+        if isinstance(message, m.RingState):
             return next((spec for spec in state_specs(self._spec.params) if spec.name == tensor.name), None)
         return super().expects(message, tensor)
 
@@ -192,7 +192,7 @@ class RingRole(TrainingRole):
         return self._ring.start_from(use.version, use.ahead, use.ahead_tokens)
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
-        if not isinstance(message, m.OuterState):
+        if not isinstance(message, m.RingState):
             return super()._keep(message, tensors)
         defect = check_state(self._spec.params, tensors, message.digest)
         if not defect:
@@ -209,7 +209,7 @@ class OpenStep:
         verified: what the check found, in words; "": there is nothing to compare with.
     """
 
-    def __init__(self, job: m.Job, place: Workplace, open_executor: OpenExecutor) -> None:
+    def __init__(self, job: m.TrainingJob, place: Workplace, open_executor: OpenExecutor) -> None:
         """Raises as `RoleLoader.load`."""
         options = place.options
         self.executor: Executor = open_executor(
@@ -227,7 +227,7 @@ class OpenStep:
             self.executor.close()
             raise
 
-    def _check(self, job: m.Job, place: Workplace) -> str:
+    def _check(self, job: m.TrainingJob, place: Workplace) -> str:
         reference = decode_reference(place.store.get(job.reference), job.spec)
         key = key_of(job.artifact, job.reference, place.options.backend, self.executor.device_name)
         check = lambda: check_on_device(self.executor, reference, self.buffers)  # noqa: E731
@@ -245,12 +245,12 @@ class TrainingLoader:
 
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         """See `RoleLoader`."""
-        assert isinstance(job, m.Job)
+        assert isinstance(job, m.TrainingJob)
         return job.artifact, job.buffers, job.reference
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         """See `RoleLoader`."""
-        assert isinstance(job, m.Job)
+        assert isinstance(job, m.TrainingJob)
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
         states = InnerStates(folder, job.spec.opt_state)

@@ -19,7 +19,7 @@ from planetary.artifacts.store import BlobStore, digest_of
 from planetary.core.errors import CompileError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.diloco.payload import CODECS
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.child import on_stop_signals
 from planetary.fabric.shell.shell import ClientShell
@@ -30,7 +30,7 @@ from planetary.fabric.worker.worker_machine import WorkerMachine
 from planetary.runtime.backends import runtime_version
 from planetary.runtime.host import target_features
 from planetary.version import __version__
-from planetary.wire.inbox import Received
+from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.protocol import Protocol as WireProtocol
 
 log = logging.getLogger(__name__)
@@ -149,7 +149,7 @@ class WorkerShell:
             )
         return expected.empty()
 
-    def _received(self, session: int, received: Received) -> None:
+    def _received(self, session: int, received: ReceivedMessage) -> None:
         match message := received.message:
             case m.BlobData():
                 self._shell.post(e.Received(session, message, self._keep_blob(message.digest, received.tensors)))

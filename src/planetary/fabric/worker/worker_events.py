@@ -1,4 +1,4 @@
-"""What the worker machine is told and what it asks for, beside what every machine knows (`fabric.protocol.events`)."""
+"""The worker machine's own events and instructions; `fabric.protocol.fabric_events` has those of several machines."""
 
 from __future__ import annotations
 

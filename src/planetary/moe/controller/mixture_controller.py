@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.controller.stalls import Wait
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EndKind
 from planetary.fabric.protocol.sessions import WorkerSession

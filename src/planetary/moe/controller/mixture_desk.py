@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from planetary.fabric.controller.desk import Desk
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.moe.controller.mixture_events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
 from planetary.moe.controller.records import MixtureState

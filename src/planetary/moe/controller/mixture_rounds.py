@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import CheckpointFailed, CheckpointWritten, EvalFinished, RoundFinished
 from planetary.fabric.protocol.sessions import InFlight, WorkerSession

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.moe.composer.sketch_window import WaitingSketches

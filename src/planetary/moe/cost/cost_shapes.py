@@ -9,7 +9,7 @@ from planetary.core.errors import UserError
 from planetary.models.initial import count, flat_names
 from planetary.models.latent_moe import PRESETS, dense_parameters, expert_parameters
 from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.models.options import configure
+from planetary.models.model_options import configure
 from planetary.moe.cost.cost import SHAPES, MoeShape, active_expert_params
 from planetary.moe.cost.cost_table import Workload
 from planetary.moe.methods.tiers import Tier, tier_of

@@ -32,7 +32,7 @@ from planetary.fabric.gateway.run_status import (
 from planetary.fabric.gateway.run_step import own_record, step_news
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.preparation.program_compiling import compile_program_apart
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Mark
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
@@ -76,7 +76,7 @@ from planetary.moe.gateway.syncer_work import (
 from planetary.moe.payloads.shard_payload import model_bytes
 from planetary.moe.plan.plan import OwnerMap
 from planetary.moe.protocol import mixture_messages as mm
-from planetary.wire.inbox import Received
+from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
             )
         return spec.empty()
 
-    async def _pass_on(self, session: int, received: Received) -> None:
+    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
         assert self._shell is not None
         message, payload, defect, attachment, size = received.message, "", "", 0, 0
         if type(message) in KINDS:

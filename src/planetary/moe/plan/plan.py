@@ -18,7 +18,7 @@ from planetary.core.tensors import TensorSpec
 from planetary.core.token_slice import Slice
 from planetary.data.slices import SliceOrder
 from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.models.options import configure
+from planetary.models.model_options import configure
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.delta import rank_is_smaller

@@ -38,8 +38,9 @@ from planetary.compiler.rewrites import normalise
 from planetary.compiler.rewrites.precision import round_contractions
 from planetary.compiler.step import optimizers
 from planetary.compiler.step.accumulation import over_parts
+from planetary.compiler.step.named_optimizers import optimizer_of
 from planetary.compiler.step.remat import rematerialise
-from planetary.compiler.step.step_options import StepOptions, optimizer_of, remat_budget
+from planetary.core.configuration.step_options import StepOptions, remat_budget
 from planetary.core.errors import UserError
 from planetary.core.step import GRADIENT, RATE, FunctionSpec
 from planetary.core.tensors import TensorSpec

@@ -17,7 +17,7 @@ from planetary.data.slices import LeaseLedger
 from planetary.fabric.controller.desk import Desk
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.controller.stalls import Wait
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import (
     CheckpointFailed,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from planetary.core.schedules import Schedule
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.rl.objectives.objective import Equal

@@ -39,14 +39,14 @@ class JudgeLimits:
     memory_bytes: int
 
 
-class _Process:
+class _JudgeProcess:
     """One process. Its group ends with it."""
 
     def __init__(self, process: asyncio.subprocess.Process, send: int, reader: asyncio.StreamReader) -> None:
         self._process, self._send, self._reader = process, send, reader
 
     @classmethod
-    async def start(cls, task: str, limits: JudgeLimits) -> _Process:
+    async def start(cls, task: str, limits: JudgeLimits) -> _JudgeProcess:
         requests, send = os.pipe()
         receive, answers = os.pipe()
         arguments = (task, str(requests), str(answers), str(limits.memory_bytes))
@@ -120,10 +120,10 @@ class Judges:
     def __init__(self, task: str, limits: JudgeLimits) -> None:
         """Nothing is started before the first completion."""
         self._task, self._limits = task, limits
-        self._free: asyncio.Queue[_Process | None] = asyncio.Queue()
+        self._free: asyncio.Queue[_JudgeProcess | None] = asyncio.Queue()
         for _ in range(limits.processes):
             self._free.put_nowait(None)
-        self._all: set[_Process] = set()
+        self._all: set[_JudgeProcess] = set()
         self.ended = 0  # processes that had to be ended
 
     async def judge(self, cases: Sequence[Case]) -> list[Judged]:
@@ -155,10 +155,10 @@ class Judges:
 
     async def _one(self, case: Case) -> Judged:
         process = await self._free.get()
-        kept: _Process | None = None
+        kept: _JudgeProcess | None = None
         try:
             if process is None:
-                process = await _Process.start(self._task, self._limits)
+                process = await _JudgeProcess.start(self._task, self._limits)
                 self._all.add(process)
             try:
                 verdict = await process.judge(case, self._limits.seconds)
@@ -176,7 +176,7 @@ class Judges:
         finally:
             self._free.put_nowait(kept)
 
-    async def _drop(self, process: _Process) -> int:
+    async def _drop(self, process: _JudgeProcess) -> int:
         self.ended += 1
         self._all.discard(process)
         return await process.end()

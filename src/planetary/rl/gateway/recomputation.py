@@ -16,7 +16,7 @@ import numpy as np
 
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.models.context import WholeText
-from planetary.rl.gateway.texts import Dialogue
+from planetary.rl.gateway.dialogues import Dialogue
 from planetary.serve.program.serving_program import Decode
 from planetary.serve.scheduling.sampling import gumbel
 

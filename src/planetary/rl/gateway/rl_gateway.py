@@ -23,7 +23,7 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import base_status, connected_worker, ended_as, stage_of, workers_seen
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.preparation.program_compiling import compile_program_apart
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
 from planetary.fabric.protocol.status import RoundMetrics, RunState, RunStatus, WorkerState, WorkerStatus
@@ -43,6 +43,7 @@ from planetary.rl.controller.rl_events import (
     TextsOf,
 )
 from planetary.rl.environments.judges import JudgeLimits, Judges
+from planetary.rl.gateway.dialogues import Texts, outcome_of
 from planetary.rl.gateway.packing import pack
 from planetary.rl.gateway.recomputation import Recomputation
 from planetary.rl.gateway.rl_preparation import (
@@ -53,7 +54,6 @@ from planetary.rl.gateway.rl_preparation import (
     prepare_policy,
 )
 from planetary.rl.gateway.rl_start import PolicyStart, begin_policy, keep_reference
-from planetary.rl.gateway.texts import Texts, outcome_of
 from planetary.rl.objectives.objective import IMITATION
 from planetary.rl.protocol import rl_records as r
 from planetary.rl.protocol.rl_messages import (
@@ -64,7 +64,7 @@ from planetary.rl.protocol.rl_messages import (
     TextsLearned,
     TextsSampled,
 )
-from planetary.wire.inbox import Received
+from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             )
         return spec.empty()
 
-    async def _pass_on(self, session: int, received: Received) -> None:
+    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
         message, packed = received.message, b""
         if "payload" in received.tensors:
             packed = received.tensors["payload"].data

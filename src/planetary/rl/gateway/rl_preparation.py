@@ -18,7 +18,7 @@ from planetary.rl.checked_keys import check_keys
 from planetary.rl.controller.rl_events import PolicyOfRun
 from planetary.rl.environments.judging import judge_of
 from planetary.rl.environments.problems import Problems, problems_of
-from planetary.rl.gateway.texts import TextLimits
+from planetary.rl.gateway.dialogues import TextLimits
 from planetary.rl.objectives.objective import OBJECTIVES, Objective
 from planetary.rl.program.policy_program import policy_program
 from planetary.rl.program.policy_shape import PolicyShape

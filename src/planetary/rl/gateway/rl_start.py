@@ -20,7 +20,7 @@ from planetary.data.slices import LeaseLedger
 from planetary.diloco.outer import OuterState, initial_state
 from planetary.fabric.gateway.rounds_start import trim_metrics
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol.records import Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.run_fold import forgiven
 from planetary.fabric.protocol.status import RoundMetrics
@@ -42,7 +42,7 @@ class PolicyStart:
 
     policy: PolicyOfRun
     state: ReinforcementState
-    parameters: Parameters
+    parameters: ParameterVersions
     reference: Tensors | None
     records: list[Record]
     metrics: list[RoundMetrics]
@@ -74,7 +74,7 @@ def begin_policy(
             model=prepared.program.digest,
             params=prepared.param_count,
         )
-        parameters = Parameters(specs, initial_state(specs, prepared.model.arrays()), 0)
+        parameters = ParameterVersions(specs, initial_state(specs, prepared.model.arrays()), 0)
         state = replay([started], ReinforcementState())
         return PolicyStart(policy, state, parameters, prepared.reference, [started], [])
     if not earlier:
@@ -96,7 +96,9 @@ def begin_policy(
     write_atomically(folder / CONFIG, to_toml(config).encode(), files)
     metrics = trim_metrics(folder / METRICS, mark.round, files)
     newest = list({line.round: line for line in metrics}.values())
-    return PolicyStart(policy, state, Parameters(specs, outer, mark.round), reference, [resumed, *pardons], newest)
+    return PolicyStart(
+        policy, state, ParameterVersions(specs, outer, mark.round), reference, [resumed, *pardons], newest
+    )
 
 
 def keep_reference(

@@ -12,8 +12,8 @@ from planetary.compiler.autodiff.differentiate import finish_module, load_for_di
 from planetary.compiler.frontend import chlo
 from planetary.compiler.frontend.export import export_loss
 from planetary.compiler.rewrites import normalise
-from planetary.compiler.step.step_options import StepOptions
 from planetary.compiler.step.train_step import build_train_step
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.errors import CompileError
 from planetary.core.tensors import TensorSpec, host_dtype
 from planetary.rl.program.policy_loss import loss_of, token_logprobs

@@ -34,7 +34,7 @@ from planetary.rl.protocol.rl_messages import (
     TextsLearned,
     TextsSampled,
 )
-from planetary.rl.worker.policy import LoadedPolicy
+from planetary.rl.worker.loaded_policy import LoadedPolicy
 from planetary.rl.worker.sampler import TextStart, sample
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from planetary.serve.program.serving_shape import IDS, ROW, VALUES, ServingShape
-from planetary.serve.protocol.serving_messages import Compute
+from planetary.serve.protocol.serving_messages import ComputeCall
 from planetary.serve.scheduling.sampling import Candidates, SamplingOptions
 from planetary.serve.scheduling.scheduler import Call, Scheduler
 from planetary.serve.scheduling.texts import TextRequest
@@ -20,7 +20,7 @@ SEAT = 1
 class Computes(Protocol):
     """What computes calls: see `serve.worker.serving_role.LoadedModel`."""
 
-    def compute(self, message: Compute) -> dict[str, np.ndarray]:
+    def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
         """Return the results of a call."""
         ...
 
@@ -81,8 +81,8 @@ def sample(
     return found
 
 
-def _message(call: Call) -> Compute:
-    return Compute(
+def _message(call: Call) -> ComputeCall:
+    return ComputeCall(
         call=0,
         function=call.function,
         tokens=tuple(row.tokens for row in call.rows),

@@ -11,14 +11,14 @@ from planetary.core.step import FunctionSpec
 from planetary.fabric.controller.desk import Desk
 from planetary.fabric.controller.run_controller import RunController
 from planetary.fabric.controller.stalls import Wait
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.fabric.protocol.records import EndKind
 from planetary.fabric.protocol.run_fold import RunFold
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.serve.program.serving_shape import ServingShape
-from planetary.serve.protocol.serving_messages import Compute, Drawing, ServingJob, ServingReady
+from planetary.serve.protocol.serving_messages import ComputeCall, Drawing, ServingJob, ServingReady
 from planetary.serve.scheduling.sampling import Candidates
 from planetary.serve.scheduling.scheduler import Call, Given, Scheduler
 from planetary.serve.scheduling.texts import TextRequest
@@ -221,8 +221,8 @@ class ServingController(RunController[ServingDesk]):
             self._calls[session] = UnderWay(self._number, call, now)
             self.desk.send(session, self._message(self._number, call))
 
-    def _message(self, number: int, call: Call) -> Compute:
-        message = Compute(
+    def _message(self, number: int, call: Call) -> ComputeCall:
+        message = ComputeCall(
             call=number,
             function=call.function,
             tokens=tuple(row.tokens for row in call.rows),

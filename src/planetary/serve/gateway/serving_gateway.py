@@ -22,7 +22,7 @@ from planetary.fabric.gateway.gateway import Demand, Gateway, GatewayOptions, Se
 from planetary.fabric.gateway.run_status import base_status, ended_as, workers_seen
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
 from planetary.fabric.preparation.program_compiling import compile_program_apart
-from planetary.fabric.protocol import events as e
+from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import RunStarted
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
@@ -65,7 +65,7 @@ from planetary.serve.protocol.serving_messages import SERVING, WEIGHTS, Computed
 from planetary.serve.scheduling.sampling import Candidates, Scores
 from planetary.serve.scheduling.scheduler import Given
 from planetary.serve.scheduling.texts import TextRequest
-from planetary.wire.inbox import Received
+from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
@@ -331,7 +331,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             )
         return spec.empty()
 
-    async def _pass_on(self, session: int, received: Received) -> None:
+    async def _pass_on(self, session: int, received: ReceivedMessage) -> None:
         message = received.message
         if not isinstance(message, Computed):
             self._post(e.Received(session, message))

@@ -39,9 +39,9 @@ from planetary.serve.http.text_assembly import TextPiece
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.scheduling.constraint import Constraint
 from planetary.serve.scheduling.texts import TextRequest
-from planetary.web.bodies import parsed, read_body
-from planetary.web.errors import ApiError, wrong
-from planetary.web.server import WebServer
+from planetary.web.api_errors import ApiError, wrong
+from planetary.web.http_server import WebServer
+from planetary.web.request_bodies import parsed, read_body
 
 log = logging.getLogger(__name__)
 

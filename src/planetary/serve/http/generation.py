@@ -14,7 +14,7 @@ from planetary.serve.http.service import Service
 from planetary.serve.http.serving_metrics import ServingMetrics
 from planetary.serve.http.text_assembly import TextAssembly, TextPiece
 from planetary.serve.scheduling.texts import TextRequest, Token
-from planetary.web.errors import ApiError
+from planetary.web.api_errors import ApiError
 
 log = logging.getLogger(__name__)
 

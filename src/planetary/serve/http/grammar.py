@@ -15,7 +15,7 @@ import numpy as np
 from planetary.core.errors import UserError
 from planetary.data.tokenizer import JsonTokenizer, Tokenizer
 from planetary.serve.program.served_model import ServedModel
-from planetary.web.errors import ApiError, wrong
+from planetary.web.api_errors import ApiError, wrong
 
 PARAM = "response_format"
 _COMPACT: Any = {"whitespace_flexible": False}  # else a model that likes white space never ends

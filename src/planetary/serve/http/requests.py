@@ -11,7 +11,7 @@ from msgspec import Meta
 from planetary.core.errors import UserError
 from planetary.serve.http.grammar import ResponseFormat
 from planetary.serve.scheduling.sampling import SamplingOptions
-from planetary.web.errors import ApiError, wrong
+from planetary.web.api_errors import ApiError, wrong
 
 MOST_CHOICES = 32
 MOST_STOPS = 16

@@ -60,7 +60,7 @@ class Drawing(msgspec.Struct, frozen=True):
     ends: frozenset[int]
 
 
-class Compute(m.RoleMessage, frozen=True, kw_only=True):
+class ComputeCall(m.RoleMessage, frozen=True, kw_only=True):
     """Compute a call. A worker gets the next one when it has answered, the last time if it draws tokens itself.
 
     All lists have one entry a text. Texts keep their pages from call to call; the gateway alone knows whose they are.
@@ -90,5 +90,5 @@ class Computed(m.RoleMessage, frozen=True, kw_only=True):
     last: bool = True  # whether no further results of this call follow, of tokens that the worker drew itself
 
 
-SERVING = m.FABRIC.extended(ServingJob, ServingReady, Compute, Computed)
+SERVING = m.FABRIC.extended(ServingJob, ServingReady, ComputeCall, Computed)
 """What is said while a model is served."""

@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from planetary.serve.program.serving_shape import IDS, ROW, VALUES
-from planetary.serve.protocol.serving_messages import Compute
+from planetary.serve.protocol.serving_messages import ComputeCall
 from planetary.serve.scheduling.sampling import Candidates, draw
 
 
-def next_call(message: Compute, found: Mapping[str, np.ndarray]) -> Compute | None:
+def next_call(message: ComputeCall, found: Mapping[str, np.ndarray]) -> ComputeCall | None:
     """Return the call after `message`, of which `found` are the results; None: the gateway has to say what follows.
 
     That is so after `message.ahead` further calls, and as soon as a text has ended: another may take its place.

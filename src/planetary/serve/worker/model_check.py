@@ -14,9 +14,9 @@ from planetary.core.errors import CompileError
 from planetary.runtime.device_check import DeviceReport
 from planetary.serve.program.serving_shape import IDS, PAGE, ROW, SCORES, VALUES, CallSize, ServingShape, prefill_name
 from planetary.serve.program.serving_trial import ServingTrial
-from planetary.serve.protocol.serving_messages import Compute
+from planetary.serve.protocol.serving_messages import ComputeCall
 
-Run = Callable[[Compute], Mapping[str, np.ndarray]]
+Run = Callable[[ComputeCall], Mapping[str, np.ndarray]]
 """Computes a call: `serving_role.LoadedModel.compute`."""
 
 
@@ -121,13 +121,13 @@ def _call(
     *,
     scores: bool = False,
     first: int = 0,
-) -> Compute:
+) -> ComputeCall:
     """Return the call that takes tokens of texts, each from a place to another; `first`: number of the first text."""
     pages = []
     for row, (_, _, end) in enumerate(texts):
         begin = 1 if shape.memory.is_shared else 1 + first + row
         pages.append(tuple(range(begin, begin + shape.pages_for(end))))
-    return Compute(
+    return ComputeCall(
         call=0,
         function=function,
         tokens=tuple(tuple(text[start:end]) for text, start, end in texts),

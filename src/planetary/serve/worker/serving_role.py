@@ -33,7 +33,7 @@ from planetary.serve.program.serving_shape import (
     ServingShape,
 )
 from planetary.serve.program.serving_trial import decode_trial
-from planetary.serve.protocol.serving_messages import WEIGHTS, Compute, Computed, ServingJob, ServingReady
+from planetary.serve.protocol.serving_messages import WEIGHTS, ComputeCall, Computed, ServingJob, ServingReady
 from planetary.serve.worker.drawing_ahead import next_call
 from planetary.serve.worker.model_check import check_model
 
@@ -71,7 +71,7 @@ class LoadedModel:
         self._run, self._shape = run, shape
         self.resident.put({**weights, CACHE: shape.cache.zeros()})
 
-    def compute(self, message: Compute) -> dict[str, np.ndarray]:
+    def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
         """Return the results of a call: one row for each of its texts.
 
         Raises:
@@ -113,7 +113,7 @@ class ServingRole:
         """`ready`: what the worker says of itself when the gateway can be spoken to."""
         self.machine = IndependentMachine()
         self._model, self._ready, self._send = model, ready, send
-        self._calls: queue.SimpleQueue[Compute | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[ComputeCall | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
         self._thread.start()
 
@@ -137,7 +137,7 @@ class ServingRole:
 
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
         """See `Role`."""
-        if isinstance(message, Compute):
+        if isinstance(message, ComputeCall):
             self._calls.put(message)
 
     def sent(self, message: m.Message) -> None:
@@ -150,11 +150,11 @@ class ServingRole:
 
     def _run(self) -> None:
         while (message := self._calls.get()) is not None:
-            following: Compute | None = message
+            following: ComputeCall | None = message
             while following is not None:
                 following = self._compute(following)
 
-    def _compute(self, message: Compute) -> Compute | None:
+    def _compute(self, message: ComputeCall) -> ComputeCall | None:
         """Compute a call and send its results; return the one that follows from them, if one does."""
         began = time.perf_counter()
         try:

@@ -11,8 +11,8 @@ from planetary.core.errors import ClosedError
 from planetary.net.network import Listener, MakeGuest, MakeProtocol
 from planetary.net.strangers import Door
 from planetary.simulation.event_loop import current_process
-from planetary.simulation.network import NetworkOf, SimulatedNetwork
 from planetary.simulation.process import Process, current_thread
+from planetary.simulation.simulated_network import NetworkOf, SimulatedNetwork
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from planetary.core.errors import PeerError, UserError
 from planetary.net.addresses import address_text
 from planetary.net.network import Listener
 from planetary.simulation.collectives.background_loop import call_on_loop
-from planetary.simulation.network import HOST, SimulatedNetwork
 from planetary.simulation.process import Process, current_thread
+from planetary.simulation.simulated_network import HOST, SimulatedNetwork
 
 _HELD_BYTES = 64 * 1024  # in a connection's receive buffer; beyond, the sender is not told that there is room
 _CUT_SHORT = 0.05  # how often a read or write that could do all of it does a part

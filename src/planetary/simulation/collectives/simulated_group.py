@@ -21,14 +21,14 @@ from planetary.collectives import Communicator, Master
 from planetary.collectives.master.master_machine import MasterMachine
 from planetary.collectives.peer import peer_events as pe
 from planetary.collectives.peer.peer_machine import PeerMachine
-from planetary.collectives.protocol import messages as m
+from planetary.collectives.protocol import collective_messages as m
 from planetary.core.errors import PlanetaryError
 from planetary.machine import events as k
 from planetary.machine.machine import Machine
 from planetary.simulation.collectives.machine_ports import simulated_ports
 from planetary.simulation.disk import SimulatedDisk
-from planetary.simulation.network import HOST
 from planetary.simulation.process import Process
+from planetary.simulation.simulated_network import HOST
 from planetary.simulation.world import World
 
 PORT = 48148

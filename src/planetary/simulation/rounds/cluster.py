@@ -12,9 +12,9 @@ from typing import Any
 
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
+from planetary.fabric.gateway.gateway_topology import GatewayTopology, RingGateway, StarGateway
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.gateway.rounds_start import policy_of
-from planetary.fabric.gateway.topology import GatewayTopology, RingGateway, StarGateway
 from planetary.fabric.preparation.compiling import PublishedArtifact
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
@@ -26,11 +26,11 @@ from planetary.machine.machine import Validated
 from planetary.simulation.executors import Health, TimedExecutor
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import DoubtfulExecutor, Gossip
-from planetary.simulation.network import HOST
 from planetary.simulation.process import Process
 from planetary.simulation.rounds.ring import SimulatedCommunicator, SimulatedMaster, make_master
 from planetary.simulation.rounds.training import Training
 from planetary.simulation.simulated_cluster import COMPILE_S, SimPlace, SimulatedCluster
+from planetary.simulation.simulated_network import HOST
 
 MOST_VERSIONS = 4  # of the parameters, that the gateway keeps
 
@@ -114,7 +114,7 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
                 lambda: self._master, process, health, group, name=name, timeout_s=timeout_s
             ),
         )
-        return {m.Job: loader}
+        return {m.TrainingJob: loader}
 
     def _lost_gateway(self) -> None:
         self._master = None

@@ -13,10 +13,10 @@ from planetary.fabric.federation.hub_gateway import HubGateway
 from planetary.fabric.federation.site_gateway import SiteGateway
 from planetary.fabric.federation.uplink import UplinkOptions
 from planetary.fabric.shell.shell import Address
-from planetary.simulation.network import HOST
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.training import Training
 from planetary.simulation.simulated_cluster import PORT, SimPlace
+from planetary.simulation.simulated_network import HOST
 from planetary.simulation.world import World
 
 

@@ -23,7 +23,7 @@ NOTICE_S = 0.3  # until a member hears of an end, at most
 
 
 class SimulatedMaster:
-    """Leads the groups of one gateway process, and ends with it; a `fabric.gateway.topology.RingMaster`."""
+    """Leads the groups of one gateway process, and ends with it; a `fabric.gateway.gateway_topology.RingMaster`."""
 
     def __init__(self, world: World, process: Process, seconds: tuple[float, float]) -> None:
         """`seconds`: the range that the duration of a sum is drawn from."""
@@ -227,7 +227,7 @@ class SimulatedCommunicator:
 
 
 def make_master(world: World, process: Process, *, overlap: bool) -> Callable[..., SimulatedMaster]:
-    """Return what makes the master of a gateway process; see `fabric.gateway.topology.MakeMaster`."""
+    """Return what makes the master of a gateway process; see `fabric.gateway.gateway_topology.MakeMaster`."""
 
     def make(listen_address: str, *, authority: Authority | None) -> SimulatedMaster:
         return SimulatedMaster(world, process, OVERLAPPED_S if overlap else REDUCE_S)

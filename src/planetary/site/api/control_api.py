@@ -20,8 +20,8 @@ from planetary.site.api.worker_operations import WorkerOperations
 from planetary.site.jobs import Job
 from planetary.site.site import Site
 from planetary.web.access import Access
+from planetary.web.api_errors import ApiError
 from planetary.web.application import application
-from planetary.web.errors import ApiError
 from planetary.web.operations import Operations
 
 TITLE = "planetary control API"

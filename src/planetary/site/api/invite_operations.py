@@ -11,10 +11,10 @@ from planetary.core.errors import ClosedError, UserError
 from planetary.core.printable import is_name
 from planetary.fabric.gateway.invite_list import InviteList as Invites
 from planetary.net import invite
-from planetary.site.api.views import InviteList, InviteRequest, InviteView, NewInvite
+from planetary.site.api.views import InviteRequest, InvitesView, InviteView, NewInvite
 from planetary.site.site import Site
 from planetary.web.access import Scope
-from planetary.web.errors import ApiError, wrong
+from planetary.web.api_errors import ApiError, wrong
 from planetary.web.operations import Operation
 
 
@@ -36,7 +36,7 @@ class InviteOperations:
                 group="invites",
                 scope=Scope.ADMIN,
                 handler=self._list,
-                answer=InviteList,
+                answer=InvitesView,
                 refuses=(409,),
             ),
             Operation(
@@ -73,10 +73,10 @@ class InviteOperations:
         found.refresh()
         return found
 
-    async def _list(self, request: Request) -> InviteList:
+    async def _list(self, request: Request) -> InvitesView:
         invites = self._invites()
         names = sorted(invites.issued, key=lambda name: invites.issued[name].made)
-        return InviteList(invites=tuple(_view(invites, name) for name in names))
+        return InvitesView(invites=tuple(_view(invites, name) for name in names))
 
     async def _make(self, request: Request) -> NewInvite:
         asked: InviteRequest = request.state.body or InviteRequest()

@@ -21,10 +21,10 @@ from planetary.run.status_source import status_source
 from planetary.site.api.views import CancelRequest, JobList, JobView, Submission, job_view
 from planetary.site.jobs import Job, JobState
 from planetary.site.site import Site
-from planetary.site.site_config import CONTROLLERS, Controller
+from planetary.site.site_config import CONTROLLERS, ControllerOptions
 from planetary.site.submission import config_of_controller, config_of_file, config_of_tables
 from planetary.web.access import Scope
-from planetary.web.errors import ApiError, wrong
+from planetary.web.api_errors import ApiError, wrong
 from planetary.web.operations import TEXT, Operation, Parameter
 
 
@@ -197,7 +197,7 @@ async def status_of(site: Site, job: Job) -> RunStatus:
     return await asyncio.to_thread(status_source(job.folder))
 
 
-def _checked(asked: Submission, controller: Controller, folder: Path | None) -> Config:
+def _checked(asked: Submission, controller: ControllerOptions, folder: Path | None) -> Config:
     """Return the configuration that is asked for. In a thread. Raises `ApiError` and `UserError`."""
     given = [name for name in ("config", "toml", "resume") if getattr(asked, name)]
     if len(given) > 1:

@@ -19,15 +19,15 @@ from planetary.fabric.protocol.status import RoundMetrics
 from planetary.monitor.dashboard import PROMETHEUS
 from planetary.monitor.run_folder import read_metrics
 from planetary.site.api.job_operations import job_of
-from planetary.site.api.views import MetricsView, Probe, SiteView
+from planetary.site.api.views import MetricsView, ProbeAnswer, SiteView
 from planetary.site.jobs import JOURNAL
 from planetary.site.site import Site
 from planetary.site.site_config import CONTROLLERS
 from planetary.site.worker_scheduler import IDLE
 from planetary.version import __version__
 from planetary.web.access import Scope
+from planetary.web.api_errors import wrong
 from planetary.web.application import json_response
-from planetary.web.errors import wrong
 from planetary.web.operations import EVENTS as EVENT_STREAM
 from planetary.web.operations import Operation, Parameter, event_line, event_stream
 
@@ -45,7 +45,7 @@ class ObservingOperations:
     def operations(self) -> Sequence[Operation]:
         """See `web.operations.Operations`."""
         read = partial(Operation, method="GET", group="observing", scope=Scope.READ)
-        probe = partial(Operation, method="GET", group="probes", scope=None, answer=Probe)
+        probe = partial(Operation, method="GET", group="probes", scope=None, answer=ProbeAnswer)
         after = Parameter(name="after", text="Only events after so many; Last-Event-ID counts more.", kind=int)
         shape = Parameter(name="format", text='"prometheus" for its text format; "json" otherwise.')
         return (
@@ -95,13 +95,13 @@ class ObservingOperations:
 
     # --- the site ---------------------------------------------------------------------------------------------
 
-    async def _health(self, request: Request) -> Probe:
-        return Probe(status="ok")
+    async def _health(self, request: Request) -> ProbeAnswer:
+        return ProbeAnswer(status="ok")
 
     async def _ready(self, request: Request) -> Response:
         if self._site.is_stopping:
-            return json_response(Probe(status="not ready", why="the gateway ends"), 503)
-        return json_response(Probe(status="ok"))
+            return json_response(ProbeAnswer(status="not ready", why="the gateway ends"), 503)
+        return json_response(ProbeAnswer(status="ok"))
 
     async def _show(self, request: Request) -> SiteView:
         site, jobs = self._site, self._site.book.jobs.values()

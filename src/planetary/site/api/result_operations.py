@@ -29,7 +29,7 @@ from planetary.site.api.views import (
 )
 from planetary.site.site import Site
 from planetary.web.access import Scope
-from planetary.web.errors import ApiError
+from planetary.web.api_errors import ApiError
 from planetary.web.operations import BYTES, Operation
 
 SHORTEST_DIGEST = 6

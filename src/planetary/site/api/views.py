@@ -23,7 +23,7 @@ class SiteView(msgspec.Struct, frozen=True, kw_only=True):
     idle_workers: int
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """A probe's answer."""
 
     status: str  # "ok", or what is the matter
@@ -110,7 +110,7 @@ class InviteView(msgspec.Struct, frozen=True, kw_only=True):
     revoked_at: float | None
 
 
-class InviteList(msgspec.Struct, frozen=True, kw_only=True):
+class InvitesView(msgspec.Struct, frozen=True, kw_only=True):
     """Invites, oldest first."""
 
     invites: tuple[InviteView, ...]

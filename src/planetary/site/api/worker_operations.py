@@ -13,7 +13,7 @@ from planetary.site.api.views import RoleRequest, SiteWorker, WorkerList
 from planetary.site.site import Site
 from planetary.site.worker_scheduler import IDLE
 from planetary.web.access import Scope
-from planetary.web.errors import ApiError
+from planetary.web.api_errors import ApiError
 from planetary.web.operations import Operation
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import HelpFormatter, command_parser
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 
 if TYPE_CHECKING:
     from planetary.artifacts.store import BlobStore

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.errors import EXIT_OK
+from planetary.cli.exit_codes import EXIT_OK
 from planetary.cli.option_values import port
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def _state(args: argparse.Namespace) -> Path:
 
 
 def _report_to_parent(announcement: Path, error: BaseException) -> None:
-    from planetary.cli.errors import error_class_of, exit_code_of, explain
+    from planetary.cli.exit_codes import error_class_of, exit_code_of, explain
     from planetary.run.processes.announcement import Failure, write_failure
 
     write_failure(announcement, Failure(error_class_of(exit_code_of(error)).__name__, explain(error)))

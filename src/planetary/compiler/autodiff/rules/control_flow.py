@@ -11,13 +11,13 @@ from collections.abc import Sequence, Set
 
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff import reverse, static_integers
-from planetary.compiler.autodiff.rule_table import Contribution, Site, activity, rule_many
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, activity, rule_many
 from planetary.compiler.ir import Block, Operation, Value
 from planetary.core.errors import UnsupportedOpError
 
 
 @rule_many("stablehlo.while", note="the number of iterations must be known at compile time")
-def _while(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _while(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     count = static_integers.trip_count(site.op)
     if count == 0:
         return [*cts, *[None] * (len(site.inputs) - len(cts))]
@@ -70,7 +70,7 @@ class _LoopBackward:
     their cotangents are gathered over the iterations in one accumulator each.
     """
 
-    def __init__(self, site: Site, cts: list[Value | None], count: int) -> None:
+    def __init__(self, site: ReverseSite, cts: list[Value | None], count: int) -> None:
         self.site, self.cts, self.count = site, cts, count
         self.body: Block = ir.region_block(site.op, 1)
         self.carried = list(site.op.operands)
@@ -240,7 +240,7 @@ def put_first(stack: Value, value: Value, index: Value) -> Value:
 
 
 @rule_many("stablehlo.if", "stablehlo.case")
-def _branches(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _branches(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     used = [value for value, need in zip(site.inputs[1:], site.needs[1:], strict=True) if need]
     blocks = [ir.region_block(site.op, index) for index in range(len(site.op.regions))]
     reached: set[Value] = set()

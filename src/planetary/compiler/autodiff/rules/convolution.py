@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule
 from planetary.compiler.ir import Attribute, Operation, Value
 
 
@@ -80,7 +80,7 @@ def _dilated(n: int, dilation: int) -> int:
 
 
 @rule("stablehlo.convolution")
-def _convolution(site: Site, ct: Value) -> Sequence[Contribution]:
+def _convolution(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, kernel = site.inputs
     how = _read(site.op)
     if 0 in ir.shape_of(ct) or 0 in ir.shape_of(x) or 0 in ir.shape_of(kernel):

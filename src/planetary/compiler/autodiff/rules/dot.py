@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule
 from planetary.compiler.ir import Attribute, Value
 
 
 @rule("stablehlo.dot_general")
-def _dot_general(site: Site, ct: Value) -> Sequence[Contribution]:
+def _dot_general(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     numbers = ir.dot_numbers(site.op)
     batch = (list(numbers.lhs_batching_dimensions), list(numbers.rhs_batching_dimensions))
     contract = (list(numbers.lhs_contracting_dimensions), list(numbers.rhs_contracting_dimensions))
@@ -18,13 +18,13 @@ def _dot_general(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.dot")
-def _dot(site: Site, ct: Value) -> Sequence[Contribution]:
+def _dot(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     last = len(ir.shape_of(site.x)) - 1
     return contraction_gradients(site, ct, ([], []), ([last], [0]))
 
 
 def contraction_gradients(
-    site: Site, ct: Value, batch: tuple[list[int], list[int]], contract: tuple[list[int], list[int]]
+    site: ReverseSite, ct: Value, batch: tuple[list[int], list[int]], contract: tuple[list[int], list[int]]
 ) -> Sequence[Contribution]:
     """Both gradients of a contraction whose result is ordered batch, free of x, free of y."""
     x, y = site.inputs

@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, inactive, rule, rule_many
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, inactive, rule, rule_many
 from planetary.compiler.ir import Value
 
 
 def factor_rule(name: str, factor: Callable[[Value, Value], Value], note: str = "") -> None:
     """Register a one-operand op by its derivative: `factor(x, f(x))`."""
 
-    def apply(site: Site, ct: Value) -> Sequence[Contribution]:
+    def apply(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
         return [ops.multiply(ct, factor(site.x, site.y))]
 
     rule(name, note=note)(apply)
@@ -24,22 +24,22 @@ def factor_rule(name: str, factor: Callable[[Value, Value], Value], note: str = 
 
 
 @rule("stablehlo.add")
-def _add(site: Site, ct: Value) -> Sequence[Contribution]:
+def _add(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ct, ct]
 
 
 @rule("stablehlo.subtract")
-def _subtract(site: Site, ct: Value) -> Sequence[Contribution]:
+def _subtract(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ct, ops.negate(ct) if site.needs[1] else None]
 
 
 @rule("stablehlo.negate")
-def _negate(site: Site, ct: Value) -> Sequence[Contribution]:
+def _negate(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ops.negate(ct)]
 
 
 @rule("stablehlo.multiply")
-def _multiply(site: Site, ct: Value) -> Sequence[Contribution]:
+def _multiply(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, y = site.inputs
     return [
         ops.multiply(ct, y) if site.needs[0] else None,
@@ -48,7 +48,7 @@ def _multiply(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.divide")
-def _divide(site: Site, ct: Value) -> Sequence[Contribution]:
+def _divide(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, y = site.inputs
     by_x = ops.divide(ct, y) if site.needs[0] else None
     by_y = None
@@ -69,12 +69,12 @@ factor_rule("chlo.square", lambda x, y: ops.scale(x, 2))
 
 
 @rule("stablehlo.log")
-def _log(site: Site, ct: Value) -> Sequence[Contribution]:
+def _log(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ops.divide(ct, site.x)]
 
 
 @rule("stablehlo.log_plus_one")
-def _log_plus_one(site: Site, ct: Value) -> Sequence[Contribution]:
+def _log_plus_one(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ops.divide(ct, ops.shift(site.x, 1))]
 
 
@@ -83,7 +83,7 @@ def _replace_zero(x: Value) -> Value:
 
 
 @rule("stablehlo.power", note="by the base: 0 where the exponent is 0; by the exponent at base 0: log is taken of 1")
-def _power(site: Site, ct: Value) -> Sequence[Contribution]:
+def _power(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, y = site.inputs
     by_x = by_y = None
     if site.needs[0]:
@@ -105,13 +105,13 @@ factor_rule("chlo.tan", lambda x, y: ops.shift(ops.square(y), 1))
 
 
 @rule("stablehlo.tanh")
-def _tanh(site: Site, ct: Value) -> Sequence[Contribution]:
+def _tanh(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     y = site.y
     return [ops.multiply(ops.add(ct, ops.multiply(ct, y)), ops.subtract(ops.full_like(y, 1), y))]
 
 
 @rule("stablehlo.atan2")
-def _atan2(site: Site, ct: Value) -> Sequence[Contribution]:
+def _atan2(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, y = site.inputs
     norm = ops.add(ops.square(x), ops.square(y))
     return [
@@ -124,7 +124,7 @@ def _atan2(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.maximum", "stablehlo.minimum", note="a tie gives half to each side, as in JAX")
-def _extremum(site: Site, ct: Value) -> Sequence[Contribution]:
+def _extremum(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, y = site.inputs
     tie = ops.compare(x, y, "EQ")
     half, one, zero = (ops.full_like(ct, share) for share in (0.5, 1, 0))
@@ -137,7 +137,7 @@ def _extremum(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.abs", note="at 0 the derivative is 1 for real numbers and 0 for complex ones, as in JAX")
-def _abs(site: Site, ct: Value) -> Sequence[Contribution]:
+def _abs(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x = site.x
     if not ir.is_complex(x):
         return [ops.select(ops.compare_number(x, 0, "GE"), ct, ops.negate(ct))]
@@ -148,7 +148,7 @@ def _abs(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.remainder", note="by the divisor: minus the truncated quotient")
-def _remainder(site: Site, ct: Value) -> Sequence[Contribution]:
+def _remainder(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, y = site.inputs
     by_y = None
     if site.needs[1]:
@@ -166,7 +166,7 @@ def sum_to_shape_of(ct: Value, like: Value) -> Value:
 
 
 @rule("stablehlo.clamp", note="at a bound the gradient is zero, as in JAX")
-def _clamp(site: Site, ct: Value) -> Sequence[Contribution]:
+def _clamp(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     low, x, high = site.inputs
     shape = ir.shape_of(x)
     zero = ops.zeros_like(ct)
@@ -189,7 +189,7 @@ def _clamp(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.select")
-def _select(site: Site, ct: Value) -> Sequence[Contribution]:
+def _select(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     condition, x, y = site.inputs
     zero = ops.zeros_like(ct)
     if x == y:
@@ -208,7 +208,7 @@ def _select(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.convert")
-def _convert(site: Site, ct: Value) -> Sequence[Contribution]:
+def _convert(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [convert_cotangent(ct, ir.element_of(site.x))]
 
 
@@ -220,26 +220,26 @@ def convert_cotangent(ct: Value, element: ir.Type) -> Value:
 
 
 @rule("stablehlo.reduce_precision", note="the cotangent is rounded the same way, as in JAX")
-def _reduce_precision(site: Site, ct: Value) -> Sequence[Contribution]:
+def _reduce_precision(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ir.clone(site.op, [ct]).results[0]]
 
 
 @rule("stablehlo.real")
-def _real(site: Site, ct: Value) -> Sequence[Contribution]:
+def _real(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     if not ir.is_complex(site.x):
         return [ct]
     return [ops.complex_(ct, ops.zeros_like(ct))]
 
 
 @rule("stablehlo.imag")
-def _imag(site: Site, ct: Value) -> Sequence[Contribution]:
+def _imag(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     if not ir.is_complex(site.x):
         return [None]
     return [ops.complex_(ops.zeros_like(ct), ops.negate(ct))]
 
 
 @rule("stablehlo.complex")
-def _complex(site: Site, ct: Value) -> Sequence[Contribution]:
+def _complex(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [
         ops.real(ct) if site.needs[0] else None,
         ops.negate(ops.imag(ct)) if site.needs[1] else None,
@@ -247,12 +247,12 @@ def _complex(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("chlo.conj")
-def _conj(site: Site, ct: Value) -> Sequence[Contribution]:
+def _conj(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ops.conj(ct)]
 
 
 @rule_many("stablehlo.optimization_barrier")
-def _optimization_barrier(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _optimization_barrier(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     return cts
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule
 from planetary.compiler.ir import Value
 
 
@@ -18,7 +18,7 @@ def _transform(x: Value, kind: str, lengths: list[int], shape: Sequence[int], el
 
 
 @rule("stablehlo.fft")
-def _fft(site: Site, ct: Value) -> Sequence[Contribution]:
+def _fft(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     kind, lengths = ir.fft_kind_of(site.op), ir.ints(site.op, "fft_length")
     shape = ir.shape_of(site.x)
     if 0 in shape or 0 in ir.shape_of(ct):

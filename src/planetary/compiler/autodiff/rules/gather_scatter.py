@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule, rule_many
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule, rule_many
 from planetary.compiler.autodiff.rules import bodies
 from planetary.compiler.ir import Operation, Value
 from planetary.core.errors import UnsupportedOpError
@@ -134,14 +134,14 @@ def _masked_gather(window: Window, source: Value, indices: Value, like: Value, i
 
 
 @rule("stablehlo.gather")
-def _gather(site: Site, ct: Value) -> Sequence[Contribution]:
+def _gather(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, indices = site.inputs
     window = _gather_window(site.op, ir.ints(site.op, "slice_sizes"))
     return [_add_back(site, ct, x, indices, window), None]
 
 
 @rule("stablehlo.dynamic_gather", note="the slice sizes must be a constant")
-def _dynamic_gather(site: Site, ct: Value) -> Sequence[Contribution]:
+def _dynamic_gather(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, indices, sizes = site.inputs
     source = ir.defining_op(sizes)
     known = None if source is None else ir.constant_value(source)
@@ -152,7 +152,7 @@ def _dynamic_gather(site: Site, ct: Value) -> Sequence[Contribution]:
     return [_add_back(site, ct, x, indices, _gather_window(site.op, [int(n) for n in known])), None, None]
 
 
-def _add_back(site: Site, ct: Value, x: Value, indices: Value, window: Window) -> Value:
+def _add_back(site: ReverseSite, ct: Value, x: Value, indices: Value, window: Window) -> Value:
     return ops.scatter(
         ops.zeros(x.type),
         _clamped(window, x, indices),
@@ -164,7 +164,7 @@ def _add_back(site: Site, ct: Value, x: Value, indices: Value, window: Window) -
 
 
 @rule("stablehlo.torch_index_select")
-def _torch_index_select(site: Site, ct: Value) -> Sequence[Contribution]:
+def _torch_index_select(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x, indices = site.inputs
     dimension, batch = ir.integer(site.op, "dim"), ir.integer(site.op, "batch_dims")
     rank, index_rank = len(ir.shape_of(x)), len(ir.shape_of(indices))
@@ -183,7 +183,7 @@ def _torch_index_select(site: Site, ct: Value) -> Sequence[Contribution]:
     "stablehlo.scatter",
     note="bodies: add, subtract, multiply (unique indices), min, max (ties share, as in JAX), overwrite",
 )
-def _scatter(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _scatter(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     count = len(site.results)
     ct = cts[0]
     body = ir.region_block(site.op, 0)
@@ -216,27 +216,27 @@ def _scatter_kind(body: ir.Block) -> str | None:
 _Pair = tuple[Value | None, Value | None]
 
 
-def _scatter_keep(site: Site, ct: Value, window: Window, inside: Value) -> _Pair:
+def _scatter_keep(site: ReverseSite, ct: Value, window: Window, inside: Value) -> _Pair:
     return ct, None
 
 
-def _scatter_add(site: Site, ct: Value, window: Window, inside: Value) -> _Pair:
+def _scatter_add(site: ReverseSite, ct: Value, window: Window, inside: Value) -> _Pair:
     if not site.needs[2]:
         return ct, None
     return ct, _masked_gather(window, ct, site.inputs[1], site.inputs[2], inside)
 
 
-def _scatter_subtract(site: Site, ct: Value, window: Window, inside: Value) -> _Pair:
+def _scatter_subtract(site: ReverseSite, ct: Value, window: Window, inside: Value) -> _Pair:
     _, taken = _scatter_add(site, ct, window, inside)
     return ct, None if taken is None else ops.negate(taken)
 
 
-def _again(site: Site, x: Value, updates: Value) -> Value:
+def _again(site: ReverseSite, x: Value, updates: Value) -> Value:
     """The same scatter of other values."""
     return ir.clone(site.op, [x, site.inputs[1], updates]).results[0]
 
 
-def _scatter_multiply(site: Site, ct: Value, window: Window, inside: Value) -> _Pair:
+def _scatter_multiply(site: ReverseSite, ct: Value, window: Window, inside: Value) -> _Pair:
     x, indices, updates = site.inputs
     if site.needs[2] and not ir.flag(site.op, "unique_indices"):
         raise UnsupportedOpError(
@@ -252,7 +252,7 @@ def _scatter_multiply(site: Site, ct: Value, window: Window, inside: Value) -> _
     return by_x, by_updates
 
 
-def _scatter_overwrite(site: Site, ct: Value, window: Window, inside: Value) -> _Pair:
+def _scatter_overwrite(site: ReverseSite, ct: Value, window: Window, inside: Value) -> _Pair:
     x, indices, updates = site.inputs
     taken = _masked_gather(window, ct, indices, updates, inside)
     if ir.flag(site.op, "unique_indices"):
@@ -278,7 +278,7 @@ def _scatter_overwrite(site: Site, ct: Value, window: Window, inside: Value) -> 
     return by_x, ops.select(won, taken, ops.zeros(updates.type))
 
 
-def _scatter_extremum(site: Site, ct: Value, window: Window, inside: Value) -> _Pair:
+def _scatter_extremum(site: ReverseSite, ct: Value, window: Window, inside: Value) -> _Pair:
     """Every contender (the old value and each update) that equals the result gets an equal share."""
     x, indices, updates = site.inputs
     element = ir.element_of(x)

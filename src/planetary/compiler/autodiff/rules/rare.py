@@ -8,13 +8,13 @@ from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff.reverse import pull_back_through
-from planetary.compiler.autodiff.rule_table import Contribution, Site, inactive, rule, rule_many, unsupported
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, inactive, rule, rule_many, unsupported
 from planetary.compiler.autodiff.rules import bodies
 from planetary.compiler.ir import Value
 
 
 @rule_many("stablehlo.map", note="the body must be elementwise")
-def _map(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _map(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     count = len(site.op.operands)
     return pull_back_through(site, cts, lambda: bodies.vectorized(ir.region_block(site.op, 0), site.inputs[:count]))
 
@@ -34,7 +34,7 @@ def _scaled(x: Value, scale: Value, offset: Value, feature: int) -> Value:
 
 
 @rule_many("stablehlo.batch_norm_inference")
-def _batch_norm_inference(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _batch_norm_inference(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     x, scale, offset, mean, variance = site.inputs
     feature, epsilon = ir.integer(site.op, "feature_index"), ir.number(site.op, "epsilon")
     return pull_back_through(
@@ -43,7 +43,7 @@ def _batch_norm_inference(site: Site, cts: list[Value | None]) -> Sequence[Contr
 
 
 @rule_many("stablehlo.batch_norm_training")
-def _batch_norm_training(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _batch_norm_training(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     x, scale, offset = site.inputs
     feature, epsilon = ir.integer(site.op, "feature_index"), ir.number(site.op, "epsilon")
     shape = ir.shape_of(x)
@@ -73,12 +73,12 @@ def _batch_norm_training(site: Site, cts: list[Value | None]) -> Sequence[Contri
     "stablehlo.custom_call @annotate_device_placement",
     note="the identity with a hint; the cotangent gets no hint",
 )
-def _hint(site: Site, ct: Value) -> Sequence[Contribution]:
+def _hint(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ct]
 
 
 @rule("stablehlo.cross-replica-sum", note="summed over the same replicas")
-def _cross_replica_sum(site: Site, ct: Value) -> Sequence[Contribution]:
+def _cross_replica_sum(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ir.clone(site.op, [ct]).results[0]]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff.reverse import pull_back_through
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule_many
 from planetary.compiler.autodiff.rules import bodies
 from planetary.compiler.ir import Block, Value
 
@@ -16,7 +16,7 @@ from planetary.compiler.ir import Block, Value
     "stablehlo.reduce",
     note="max and min share the cotangent equally among ties, as JAX does; other bodies must be associative",
 )
-def _reduce(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _reduce(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     count = len(site.results)
     body = ir.region_block(site.op, 0)
     dimensions = ir.ints(site.op, "dimensions")
@@ -38,7 +38,7 @@ def spread(ct: Value, x: Value, dimensions: Sequence[int]) -> Value:
     return ops.broadcast_in_dim(ct, ir.shape_of(x), kept)
 
 
-def _by_ties(site: Site, ct: Value, dimensions: list[int], extremum: str) -> Value:
+def _by_ties(site: ReverseSite, ct: Value, dimensions: list[int], extremum: str) -> Value:
     x, init = site.x, site.inputs[1]
     chosen = ops.compare(x, spread(site.y, x, dimensions), "EQ")
     ones = ops.convert(chosen, ir.element_of(x))
@@ -64,7 +64,7 @@ _INFINITIES = {  # as MLIR prints them: f32, f64, f16, bf16
 
 
 def _by_tree(
-    site: Site, cts: list[Value | None], body: Block, dimensions: list[int], kind: str | None
+    site: ReverseSite, cts: list[Value | None], body: Block, dimensions: list[int], kind: str | None
 ) -> Sequence[Contribution]:
     """Differentiate an equal computation: halve the reduced elements until one is left."""
     count = len(site.results)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, InPlace, Site, rule
+from planetary.compiler.autodiff.rule_table import Contribution, InPlace, ReverseSite, rule
 from planetary.compiler.ir import Value
 
 
 @rule("stablehlo.reshape", "stablehlo.dynamic_reshape")
-def _reshape(site: Site, ct: Value) -> Sequence[Contribution]:
+def _reshape(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ops.reshape(ct, ir.shape_of(site.x))]
 
 
 @rule("stablehlo.transpose")
-def _transpose(site: Site, ct: Value) -> Sequence[Contribution]:
+def _transpose(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ops.transpose(ct, inverse_permutation(ir.ints(site.op, "permutation")))]
 
 
@@ -27,7 +27,7 @@ def inverse_permutation(permutation: Sequence[int]) -> list[int]:
 
 
 @rule("stablehlo.broadcast_in_dim", "stablehlo.dynamic_broadcast_in_dim")
-def _broadcast_in_dim(site: Site, ct: Value) -> Sequence[Contribution]:
+def _broadcast_in_dim(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [unbroadcast(ct, ir.shape_of(site.x), ir.ints(site.op, "broadcast_dimensions"))]
 
 
@@ -42,12 +42,12 @@ def unbroadcast(ct: Value, shape: Sequence[int], dimensions: Sequence[int]) -> V
 
 
 @rule("stablehlo.broadcast")
-def _broadcast(site: Site, ct: Value) -> Sequence[Contribution]:
+def _broadcast(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ops.reduce_sum(ct, list(range(len(ir.ints(site.op, "broadcast_sizes")))))]
 
 
 @rule("stablehlo.slice")
-def _slice(site: Site, ct: Value) -> Sequence[Contribution]:
+def _slice(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     shape, part = ir.shape_of(site.x), ir.shape_of(ct)
     if 0 in part:
         return [None]
@@ -58,7 +58,7 @@ def _slice(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.pad")
-def _pad(site: Site, ct: Value) -> Sequence[Contribution]:
+def _pad(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     x = site.x
     by_x = by_fill = None
     inner = None
@@ -80,7 +80,7 @@ def _pad(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.concatenate")
-def _concatenate(site: Site, ct: Value) -> Sequence[Contribution]:
+def _concatenate(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     dimension = ir.integer(site.op, "dimension")
     parts: list[Contribution] = []
     start = 0
@@ -92,12 +92,12 @@ def _concatenate(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.reverse")
-def _reverse(site: Site, ct: Value) -> Sequence[Contribution]:
+def _reverse(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return [ops.reverse(ct, ir.ints(site.op, "dimensions"))]
 
 
 @rule("stablehlo.dynamic_slice")
-def _dynamic_slice(site: Site, ct: Value) -> Sequence[Contribution]:
+def _dynamic_slice(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     starts = site.inputs[1:]
     sizes = ir.ints(site.op, "slice_sizes")
 
@@ -112,7 +112,7 @@ def _dynamic_slice(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("stablehlo.dynamic_update_slice")
-def _dynamic_update_slice(site: Site, ct: Value) -> Sequence[Contribution]:
+def _dynamic_update_slice(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     update, starts = site.inputs[1], site.inputs[2:]
     by_x = ops.dynamic_update_slice(ct, ops.zeros(update.type), starts) if site.needs[0] else None
     by_update = ops.dynamic_slice(ct, starts, ir.shape_of(update)) if site.needs[1] else None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule_many
 from planetary.compiler.autodiff.rules import bodies
 from planetary.compiler.ir import Value
 
 
 @rule_many("stablehlo.sort")
-def _sort(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _sort(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     dimension = ir.integer(site.op, "dimension", -1)
     rank = len(ir.shape_of(site.x))
     dimension = dimension + rank if dimension < 0 else dimension
@@ -38,13 +38,13 @@ def _sort(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
 
 
 @rule_many("chlo.top_k", "stablehlo.composite @chlo.top_k", "stablehlo.custom_call @mhlo.topk")
-def _top_k(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _top_k(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     last = len(ir.shape_of(site.x)) - 1
     return [None if cts[0] is None else put_along(site.x, site.results[1], cts[0], last)]
 
 
 @rule_many("stablehlo.custom_call @ApproxTopK")
-def _approximate_top_k(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _approximate_top_k(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     dimension = ir.dictionary(site.op, "mhlo.backend_config")["reduction_dim"]
     back = None if cts[0] is None else put_along(site.x, site.results[1], cts[0], dimension)
     return [back] + [None] * (len(site.inputs) - 1)

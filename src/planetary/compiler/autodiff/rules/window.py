@@ -10,7 +10,7 @@ import numpy as np
 
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff.reverse import pull_back_through
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule_many
 from planetary.compiler.autodiff.rules import bodies
 from planetary.compiler.autodiff.rules.reduce import tree
 from planetary.compiler.ir import Block, Operation, Value
@@ -91,7 +91,7 @@ def _places(n: int, windows: Windows, d: int) -> int:
     "stablehlo.reduce_window",
     note="max and min: to the first extremum of a window; cumulative ones share among ties, as in JAX",
 )
-def _reduce_window(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _reduce_window(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     count = len(site.results)
     body = ir.region_block(site.op, 0)
     windows = _windows(site.op)
@@ -241,7 +241,7 @@ def _take(x: Value, table: np.ndarray, dimension: int) -> Value:
 
 
 @rule_many("stablehlo.select_and_scatter", note="by the source: where it was added; by the operand: zero")
-def _select_and_scatter_rule(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _select_and_scatter_rule(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     x, _, _ = site.inputs
     ct = cts[0]
     select, scatter = ir.region_block(site.op, 0), ir.region_block(site.op, 1)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff import library_calls, routines
-from planetary.compiler.autodiff.rule_table import Contribution, Site, inactive, rule_many
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, inactive, rule_many
 from planetary.compiler.autodiff.traced import dtype_name, emit_pull_back
 from planetary.compiler.frontend.markers import CUSTOM_VJP, STOP_GRADIENT
 from planetary.compiler.ir import Value
@@ -20,7 +20,7 @@ inactive("the author asked for no gradient", f"stablehlo.composite @{STOP_GRADIE
 
 
 @rule_many(f"stablehlo.composite @{CUSTOM_VJP}", note="the author's own gradient")
-def _custom_vjp(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _custom_vjp(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     count = ir.dictionary(site.op, "composite_attributes")["arguments"]
     arguments, unused = site.inputs[:count], site.inputs[count:]
     results = len(unused)
@@ -40,7 +40,7 @@ _CALLS = {call.name: call for call in library_calls.CALLS}
     *(f"stablehlo.composite @{routines.PREFIX}{name}" for name in (*_ROUTINES, *_CALLS)),
     note="a JAX library routine, recognised in the exported operations; the gradient is JAX's own",
 )
-def _library_routine(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _library_routine(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     name = ir.text(site.op, "name").removeprefix(routines.PREFIX)
     if name in _ROUTINES:
         function = _ROUTINES[name].load()

@@ -8,7 +8,7 @@ from typing import Any
 from planetary.compiler import ops
 from planetary.compiler.autodiff import idioms
 from planetary.compiler.autodiff.idioms import Idiom
-from planetary.compiler.autodiff.rule_table import Contribution, Rule, Site, pattern
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, Rule, pattern
 from planetary.compiler.autodiff.traced import emit_pull_back
 from planetary.compiler.ir import Operation, Value
 
@@ -28,13 +28,13 @@ def _x_log_x(x: Any) -> Any:
     return jax.scipy.special.xlogy(x, x)
 
 
-def _logistic_rule(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _logistic_rule(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     y, ct = site.y, cts[0]
     assert ct is not None
     return [ops.multiply(ct, ops.multiply(y, ops.subtract(ops.full_like(y, 1), y)))]
 
 
-def _x_log_x_rule(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _x_log_x_rule(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     ct = cts[0]
     assert ct is not None
     return [ops.multiply(ct, ops.shift(ops.log(site.x), 1))]
@@ -43,7 +43,7 @@ def _x_log_x_rule(site: Site, cts: list[Value | None]) -> Sequence[Contribution]
 def _register(idiom: Idiom, rule: Rule | None = None) -> None:
     """Register an idiom with a rule; by default with the gradient that JAX computes."""
 
-    def traced(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+    def traced(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
         return emit_pull_back(idiom.load(), cts, site.inputs, site.needs)
 
     @pattern(idiom.name, idiom.root)
@@ -80,7 +80,7 @@ def _negative_power(op: Operation) -> tuple[list[Value], Rule] | None:
     if exponent < 2:
         return None
 
-    def rule(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+    def rule(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
         ct = cts[0]
         assert ct is not None
         slope = ops.reciprocal(_power(site.x, exponent + 1))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Rule, Site, pattern
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, Rule, pattern
 from planetary.compiler.ir import Operation, Value
 
 _Found = tuple[list[Value], Rule]
@@ -28,7 +28,7 @@ def _softmax(op: Operation) -> _Found | None:
     if not _are_kept(places, exponentials, dimensions):
         return None
 
-    def rule(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+    def rule(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
         ct = cts[0]
         assert ct is not None
         weighted = ops.multiply(ct, site.y)
@@ -50,7 +50,7 @@ def _log_softmax(op: Operation) -> _Found | None:
     if not _are_kept(found.places, shifted, dimensions):
         return None
 
-    def rule(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+    def rule(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
         ct = cts[0]
         assert ct is not None
         ratio = ops.divide(ops.reduce_sum(ct, dimensions), ops.convert(found.total, ir.element_of(ct)))
@@ -75,7 +75,7 @@ def _log_sum_exp(op: Operation) -> _Found | None:
     if taken != given or taken_places != [None if d is None else place_of.get(d) for d in given_places]:
         return None
 
-    def rule(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+    def rule(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
         ct = cts[0]
         assert ct is not None
         total = ops.convert(found.total, ir.element_of(ct))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule, unsupported
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule, unsupported
 from planetary.compiler.autodiff.rules.elementwise import factor_rule
 from planetary.compiler.autodiff.traced import emit_traced
 from planetary.compiler.ir import Value
@@ -39,14 +39,14 @@ factor_rule("chlo.digamma", lambda x, y: ops.binary("chlo.polygamma", ops.full_l
 
 
 @rule("chlo.atanh")
-def _atanh(site: Site, ct: Value) -> Sequence[Contribution]:
+def _atanh(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     one = ops.full_like(site.x, 1)
     outer = ops.divide(ct, ops.subtract(one, site.x))
     return [ops.multiply(ops.reciprocal(ops.add(one, site.x)), outer)]
 
 
 @rule("chlo.bessel_i1e", note="at arguments below the rounding unit the limit 1/2 is used, as in JAX")
-def _bessel_i1e(site: Site, ct: Value) -> Sequence[Contribution]:
+def _bessel_i1e(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     import jax
 
     x = site.x
@@ -59,7 +59,7 @@ def _bessel_i1e(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("chlo.polygamma", note="by the argument only; by the order no closed form is known")
-def _polygamma(site: Site, ct: Value) -> Sequence[Contribution]:
+def _polygamma(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     order, x = site.inputs
     if site.needs[0]:
         raise UnsupportedOpError(
@@ -71,7 +71,7 @@ def _polygamma(site: Site, ct: Value) -> Sequence[Contribution]:
 
 
 @rule("chlo.zeta", note="by q: -s zeta(s + 1, q); by s: the Euler-Maclaurin series that JAX differentiates")
-def _zeta(site: Site, ct: Value) -> Sequence[Contribution]:
+def _zeta(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     import jax
 
     s, q = site.inputs

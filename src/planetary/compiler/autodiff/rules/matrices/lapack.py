@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many, unsupported
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule_many, unsupported
 from planetary.compiler.autodiff.rules.matrices import linear_algebra as la
 from planetary.compiler.autodiff.traced import emit_traced
 from planetary.compiler.ir import Value
@@ -17,19 +17,19 @@ def names(routine: str, prefixes: str = "sdcz") -> list[str]:
     return [f"stablehlo.custom_call @lapack_{p}{routine}_ffi" for p in prefixes]
 
 
-def _letter(site: Site, name: str) -> str:
+def _letter(site: ReverseSite, name: str) -> str:
     """A one-letter LAPACK option from the call's configuration."""
     return chr(ir.dictionary(site.op, "mhlo.backend_config").get(name, 0))
 
 
-def refusal(site: Site, why: str) -> UnsupportedOpError:
+def refusal(site: ReverseSite, why: str) -> UnsupportedOpError:
     return UnsupportedOpError(
         f"stablehlo.custom_call @{ir.text(site.op, 'call_target_name')}", ir.location_text(site.op), why
     )
 
 
 @rule_many(*names("potrf"))
-def _potrf(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _potrf(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     if _letter(site, "uplo") != "L":
         raise refusal(site, "only the lower Cholesky factor has a rule; use jnp.linalg.cholesky")
     ct = cts[0]
@@ -47,7 +47,7 @@ def _or_nan(x: Value, info: Value) -> Value:
 
 
 @rule_many(*names("trsm"))
-def _trsm(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _trsm(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     ct = cts[0]
     assert ct is not None
     kinds = {"N": "NO_TRANSPOSE", "T": "TRANSPOSE", "C": "ADJOINT"}
@@ -69,7 +69,7 @@ def _trsm(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
 
 
 @rule_many(*names("getrf"))
-def _getrf(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _getrf(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     """P A = L U: dL = L tril(M, -1), dU = triu(M) U with M = L^-1 P dA U^-1, both factors made square by
     ones.
     """
@@ -146,7 +146,7 @@ def _row_order(pivots: Value, m: int):
 
 
 @rule_many(*names("syevd", "sd"), *names("heevd", "cz"), note="distinct eigenvalues, as in JAX")
-def _syevd(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _syevd(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     """A = V diag(w) V^H: dw = diag(V^H dA V), dV = V (F * V^H dA V) with F_ij = 1 / (w_j - w_i) off the
     diagonal.
     """
@@ -164,7 +164,7 @@ def _syevd(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
 
 
 @rule_many(*names("gesdd"), note="thin factors; distinct singular values, as in JAX")
-def _gesdd(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _gesdd(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     a = site.x
     m, n = la.rows_and_columns(a)
     mode = _letter(site, "mode")
@@ -232,7 +232,7 @@ def _outside(x: Value, basis: Value, basis_adjoint: Value, s: Value) -> Value:
 
 
 @rule_many(*names("geev"), note="eigenvalues only; the eigenvectors of a general matrix have no gradient in JAX")
-def _geev(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _geev(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     """w_k = (V^-1 A V)_kk: the cotangent of A is V^-T diag(ct) V^T."""
     real_input = not ir.is_complex(site.x)
     values = 2 if real_input else 1
@@ -263,7 +263,7 @@ def _geev(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
 
 
 @rule_many(*names("gtsv"))
-def _gtsv(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _gtsv(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     below, main, above, _ = site.inputs
     x, ct = site.results[3], cts[3]
     assert ct is not None

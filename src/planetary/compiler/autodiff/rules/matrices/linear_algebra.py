@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from planetary.compiler import ir, ops
 from planetary.compiler.autodiff import reverse
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule
 from planetary.compiler.ir import Value
 
 
@@ -104,7 +104,7 @@ def solve_triangular(
 
 
 def solve_gradients(
-    site: Site, ct: Value, solution: Value, *, left: bool, lower: bool, unit: bool, transpose: str
+    site: ReverseSite, ct: Value, solution: Value, *, left: bool, lower: bool, unit: bool, transpose: str
 ) -> list[Contribution]:
     """Gradients of a triangular solve by its matrix (only the triangle that it reads) and right-hand side."""
     a = site.inputs[0]
@@ -129,7 +129,7 @@ def solve_gradients(
 
 
 @rule("stablehlo.triangular_solve")
-def _triangular_solve(site: Site, ct: Value) -> Sequence[Contribution]:
+def _triangular_solve(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     return solve_gradients(
         site,
         ct,
@@ -159,7 +159,7 @@ def cholesky_gradient(factor: Value, ct: Value) -> Value | None:
 
 
 @rule("stablehlo.cholesky", note="the operand counts as symmetric (Hermitian), as in JAX")
-def _cholesky(site: Site, ct: Value) -> Sequence[Contribution]:
+def _cholesky(site: ReverseSite, ct: Value) -> Sequence[Contribution]:
     if ir.flag(site.op, "lower"):
         return [cholesky_gradient(triangle(site.y, "lower"), triangle(ct, "lower"))]
     factor, turned = adjoint(triangle(site.y, "upper")), adjoint(triangle(ct, "upper"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from planetary.compiler import ir, ops
-from planetary.compiler.autodiff.rule_table import Contribution, Site, rule_many
+from planetary.compiler.autodiff.rule_table import Contribution, ReverseSite, rule_many
 from planetary.compiler.autodiff.rules.matrices import linear_algebra as la
 from planetary.compiler.autodiff.rules.matrices.lapack import names, refusal
 from planetary.compiler.autodiff.traced import emit_traced
@@ -13,7 +13,7 @@ from planetary.compiler.ir import Value
 
 
 @rule_many(*names("orgqr", "sd"), *names("ungqr", "cz"), note="together with the geqrf or geqp3 call it belongs to")
-def _orgqr(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _orgqr(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     source = ir.defining_op(site.x)
     while source is not None and source.name in ("stablehlo.slice", "stablehlo.pad"):
         source = ir.defining_op(source.operands[0])
@@ -26,12 +26,12 @@ def _orgqr(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
 
 
 @rule_many(*names("geqrf"), note="by the factors Q and R")
-def _geqrf(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _geqrf(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     return [_qr_gradient(site, cts[0], site.results[1], lambda dx: dx)]
 
 
 @rule_many(*names("geqp3"), note="by the factors Q and R of the matrix with its columns in the order found")
-def _geqp3(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
+def _geqp3(site: ReverseSite, cts: list[Value | None]) -> Sequence[Contribution]:
     order, shape = ops.shift(site.results[1], -1), ir.shape_of(site.x)
     lead = len(shape) - 2
     square = [*shape[:lead], shape[-1], shape[-1]]
@@ -41,7 +41,9 @@ def _geqp3(site: Site, cts: list[Value | None]) -> Sequence[Contribution]:
     return [_qr_gradient(site, cts[0], site.results[2], lambda dx: ops.matmul(dx, columns)), None]
 
 
-def _qr_gradient(site: Site, ct: Value | None, scales: Value, permuted: Callable[[Value], Value]) -> Value | None:
+def _qr_gradient(
+    site: ReverseSite, ct: Value | None, scales: Value, permuted: Callable[[Value], Value]
+) -> Value | None:
     """The cotangent of A for those of Q (left by `_orgqr`) and R of `permuted(A)` = Q R.
 
     The further columns of the complete Q of a tall matrix follow arXiv:2409.13374, equations 32 and 33, as in JAX.

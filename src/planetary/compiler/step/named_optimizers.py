@@ -7,10 +7,8 @@ from planetary.compiler.step.optimizers import Transform
 from planetary.compiler.step.optimizers_adafactor import clip_each_by_rms, scale_by_factored_rms, scale_by_parameter_rms
 from planetary.compiler.step.optimizers_adaptive import add_momentum, scale_by_adam, scale_by_lion
 from planetary.compiler.step.optimizers_muon import scale_by_muon
-from planetary.core.configuration.step_options import StepOptions, remat_budget
+from planetary.core.configuration.step_options import StepOptions
 from planetary.core.tensors import TensorSpec
-
-__all__ = ["StepOptions", "optimizer_of", "remat_budget"]
 
 
 def optimizer_of(options: StepOptions) -> Transform:

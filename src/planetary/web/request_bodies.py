@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 
 from planetary.core.errors import did_you_mean
-from planetary.web.errors import ApiError
+from planetary.web.api_errors import ApiError
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 

@@ -21,7 +21,7 @@ from planetary.wire.limits import KIB, MIB, Limits
 from planetary.wire.message import Message
 from planetary.wire.protocol import Protocol
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised whenever a message or frame changes in a way that an older peer would misread."""
 
 Code = Literal["lost", "straggler", "disagreement", "too_few", "removed", "aborted", "master"]
@@ -173,7 +173,7 @@ class Registered(Welcome, frozen=True, kw_only=True):
     member: bool = False
 
 
-class Topology(Message, frozen=True, kw_only=True):
+class RingChanged(Message, frozen=True, kw_only=True):
     """The group's ring has changed."""
 
     epoch: int
@@ -194,7 +194,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class Voted(Message, frozen=True, kw_only=True):
-    """Answers `Vote`; the `Topology` came before."""
+    """Answers `Vote`; the `RingChanged` came before."""
 
     call: int
     counts: Counts
@@ -285,7 +285,7 @@ FromPeer = Register | Leave | Vote | AskPending | Start | Decline | Done | Sync 
 FromMaster = (
     Registered
     | Refused
-    | Topology
+    | RingChanged
     | Voted
     | Pending
     | Commence

@@ -23,7 +23,7 @@ from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.protocol.events import DropAttachment, KeepOuterState, OuterStateOf
+from planetary.fabric.protocol.fabric_events import DropAttachment, KeepOuterState, OuterStateOf
 from planetary.fabric.protocol.policy import RingPolicy
 from planetary.fabric.protocol.records import DigestsDiffered, Mark, ReduceRetried, RoundClosed
 from planetary.fabric.protocol.sessions import WorkerSession
@@ -134,7 +134,7 @@ class Ring(Topology):
                 self._done(worker, message)
             case m.ReduceFailed():
                 self._failed(worker, message, now)
-            case m.OuterState():
+            case m.RingState():
                 self._uploaded(worker, message, event)
             case _:
                 return False
@@ -313,7 +313,7 @@ class Ring(Topology):
             for worker in desk.ready_workers():
                 if worker.version != version:
                     worker.version = version
-                    message = m.OuterState(version=version, digest=self._digests[version])
+                    message = m.RingState(version=version, digest=self._digests[version])
                     desk.send(worker.session, message, OuterStateOf(version))
             return None
         if any(w.version == version for w in desk.workers.values()):
@@ -328,7 +328,7 @@ class Ring(Topology):
             return None
         return self._marks[self.held]
 
-    def _uploaded(self, worker: WorkerSession, message: m.OuterState, event: Received) -> None:
+    def _uploaded(self, worker: WorkerSession, message: m.RingState, event: Received) -> None:
         """An outer state arrived from a worker, which may not be what the worker says it has."""
         desk, version = self._desk, message.version
         if self._asked == (worker.session, version):

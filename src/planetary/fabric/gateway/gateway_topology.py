@@ -95,7 +95,7 @@ class StarGateway:
 class RingGateway:
     """Workers reduce among themselves, led by a master in this process, and send the outer state when asked."""
 
-    brings = m.OuterState
+    brings = m.RingState
 
     def __init__(
         self, config: Config, host: str, authority: Authority | None, make_master: MakeMaster = Master

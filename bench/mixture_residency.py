@@ -22,9 +22,8 @@ from planetary.moe.methods.ownership import round_robin
 from planetary.moe.program.part import ProgramPart
 from planetary.moe.program.programs import composer_program, expert_program
 from planetary.moe.program.signature import ComposerShape
-from planetary.moe.training.composer import ComposerSteps
+from planetary.moe.training.composer import ComposerSteps, ResidentComposer
 from planetary.moe.training.initial import initial_training
-from planetary.moe.training.resident_composer import ResidentComposer
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.trainer import IreeRunner
 from planetary.runtime.device_program import TransferCounter

@@ -12,7 +12,7 @@ from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.protocol import messages as m
 from planetary.machine.journal import replay
-from planetary.moe.composer.sketch_window import FORGET_STEPS
+from planetary.moe.controller.offload import FORGET_STEPS
 from planetary.moe.controller.records import MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.payloads.expert_payloads import improved_bytes, improved_from

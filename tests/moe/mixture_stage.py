@@ -36,17 +36,16 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.fabric.worker.role import Role, Roles, Workplace
 from planetary.moe.composer import composer_events as c
-from planetary.moe.composer.composer_driver import ComposerDriver
+from planetary.moe.composer.composer_driver import ComposerDriver, ComposerRole
 from planetary.moe.composer.composer_machine import ComposerMachine
-from planetary.moe.composer.composer_role import ComposerRole
 from planetary.moe.composer.mixture_loader import MixtureLoader
 from planetary.moe.controller.mixture_controller import MixtureController
 from planetary.moe.controller.mixture_events import EndWork, LeaseWork, MixturePolicy, QueueWork
-from planetary.moe.controller.payload_checks import PayloadChecks
 from planetary.moe.controller.records import MixtureRecord, MixtureStarted
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS, MixtureGateway
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord
 from planetary.moe.gateway.mixture_start import MixtureStart
+from planetary.moe.gateway.payload_work import PayloadChecks
 from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.tiers import Cadence
 from planetary.moe.plan.plan import MixturePlan

@@ -21,7 +21,7 @@ from planetary.fabric.protocol.records import WorkerLost
 from planetary.moe.controller.mixture_events import AssembleModel
 from planetary.moe.controller.patience import Patience
 from planetary.moe.controller.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
-from planetary.moe.gateway.syncer_work import assembled_model
+from planetary.moe.gateway.payload_work import assembled_model
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.delta import Form
 from planetary.moe.methods.sketch import decode, encode

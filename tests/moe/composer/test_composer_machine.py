@@ -30,7 +30,7 @@ from planetary.moe.composer.composer_events import (
     TakeStep,
 )
 from planetary.moe.composer.composer_machine import ComposerMachine
-from planetary.moe.composer.sketch_window import FORGET_STEPS
+from planetary.moe.controller.offload import FORGET_STEPS
 from planetary.moe.methods.tiers import Tier
 
 ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0)

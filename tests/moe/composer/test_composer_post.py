@@ -10,7 +10,7 @@ from moe_support import Later
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.fabric.protocol import messages as m
-from planetary.moe.composer.composer_post import ComposerPost
+from planetary.moe.composer.composer_driver import ComposerPost
 from planetary.moe.protocol import mixture_messages as mm
 
 STATE = mm.SaveShard(shard=0, epoch=1, step=2, progress=2, payload="")

@@ -11,7 +11,8 @@ from mixture_checks import check_steps, check_streams, check_window, of_kind, sp
 from mixture_stage import MixtureStage, Worker, make_plan
 from msgspec.structs import replace
 
-from planetary.moe.composer.sketch_window import FORGET_STEPS, SketchWindow, WaitingSketches
+from planetary.moe.composer.composer_machine import SketchWindow
+from planetary.moe.controller.offload import FORGET_STEPS, WaitingSketches
 from planetary.moe.controller.records import ExpertsAdvanced
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.protocol import mixture_messages as mm

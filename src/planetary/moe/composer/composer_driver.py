@@ -1,13 +1,16 @@
-"""A composer that executes what its machine says, one boundary and one step at a time; it reads no socket.
+"""A composer that carries out its machine's instructions, one boundary and one step at a time, and the worker's role
+that runs it in a thread of its own, on a connection that may come and go.
 
-Messages are left in an inbox from any thread and looked at between two steps only, so that nothing that happens on the
-network can hold a step up. What takes long and is not the step itself goes to a background thread: packing, and all
-that there is to do about surrogates (`moe.composer.surrogate_traffic`).
+Messages are left in an inbox from any thread and taken between two steps only, so that no event on the network holds a
+step up. Long work besides the step goes to background threads: packing, and everything about surrogates
+(`moe.composer.surrogate_traffic`).
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,17 +21,27 @@ import msgspec
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed
-from planetary.core.errors import NumericsError, RemoteProtocolError
+from planetary.artifacts.store import digest_of
+from planetary.core.errors import (
+    LocalProtocolError,
+    NumericsError,
+    PlanetaryError,
+    RemoteProtocolError,
+    ResourceError,
+    UserError,
+)
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.shell.system import unobserved
+from planetary.fabric.shell.system import System, unobserved
+from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
+from planetary.machine.events import Instruction, Payload
 from planetary.machine.machine import Validated
 from planetary.moe.composer import composer_events as c
 from planetary.moe.composer.composer_data import HELD_OUT, ComposerData
+from planetary.moe.composer.composer_events import Upload, upload_of
 from planetary.moe.composer.composer_machine import ComposerMachine
-from planetary.moe.composer.composer_post import ComposerPost, Send
 from planetary.moe.composer.composer_view import composer_view, view_bytes
 from planetary.moe.composer.surrogate_traffic import Installed, Ready, Refreshed, SurrogateTraffic
-from planetary.moe.composer.uploads import Upload, upload_of
 from planetary.moe.methods.ownership import owned_slots
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.expert_payloads import changed_from, improved_bytes, weights_from, work_from
@@ -38,10 +51,12 @@ from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.program.part import ProgramPart
 from planetary.moe.program.signature import parameter_specs
 from planetary.moe.protocol import mixture_messages as mm
-from planetary.moe.training.composer import ComposerSteps, mean_loss, owned_by
-from planetary.moe.training.resident_composer import ResidentComposer
+from planetary.moe.training.composer import ComposerSteps, ResidentComposer, mean_loss, owned_by
 from planetary.moe.training.states import ComposerState, Surrogates
 from planetary.runtime.program_runner import Runner
+from planetary.wire.limits import MAX_PAYLOAD_BYTES
+
+log = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 0.2
 
@@ -51,6 +66,56 @@ class _Left(msgspec.Struct, frozen=True):
 
 
 _News = tuple[m.Message, Packed] | Ready | _Left | Exception | None  # None: the connection was lost
+
+
+Send = Callable[[m.Message, Packed | None], None]
+"""Queue a message, with a payload where it has one."""
+
+
+class ComposerPost:
+    """A composer's outgoing messages, packed beside its steps and sent in order.
+
+    Args:
+        send: called in the thread that packs.
+        packing: of one thread; None: everything is packed and sent at once.
+        failed: called in that thread with the error of a payload that could not be packed.
+    """
+
+    def __init__(self, send: Send, packing: Executor | None, failed: Callable[[Exception], None]) -> None:
+        self.send, self._packing, self._failed = send, packing, failed
+        self._connection = 0  # how many there were
+
+    def put(self, message: m.Message, kind: str = "", pack: Callable[[], Packed] | None = None) -> None:
+        """Send a message, with the payload that `pack` makes; as `payload` it has kind and sha256 of it.
+
+        Without a kind it says itself what it carries. What a payload is made of must not be changed from now on.
+        """
+        if pack is None:
+            self.send(message, None)
+        elif self._packing is None:
+            self._pack_and_send(message, kind, pack)
+        else:
+            self._packing.submit(self._pack_and_send_or_fail, message, kind, pack, self._connection)
+
+    def forget(self) -> None:
+        """Drop what waits to be packed: it was for a connection that is lost."""
+        self._connection += 1
+
+    def _pack_and_send(self, message: m.Message, kind: str, pack: Callable[[], Packed]) -> None:
+        data = pack()
+        if kind:
+            message = msgspec.structs.replace(message, payload=f"{kind}/{digest_of(data)}")
+        self.send(message, data)
+
+    def _pack_and_send_or_fail(
+        self, message: m.Message, kind: str, pack: Callable[[], Packed], connection: int
+    ) -> None:
+        if connection != self._connection:
+            return
+        try:
+            self._pack_and_send(message, kind, pack)
+        except Exception as error:  # noqa: BLE001 - the compute thread raises it
+            self._failed(error)
 
 
 class ComposerDriver:
@@ -409,3 +474,107 @@ class RoundLosses:
         """A state was sent when so many rounds were over."""
         if round_ > self._round:
             self._round, self._said = round_, True
+
+
+class ComposerRole:
+    """A worker's role in a mixture, composer or expert worker: a driver and its threads. See `Role`."""
+
+    def __init__(self, plan: MixturePlan, run: Runner, ready: mm.MixtureReady, send: Send, system: System) -> None:
+        """`ready`: the worker's description of itself, without what it holds."""
+        self.machine = IndependentMachine()
+        self._ready, self._send, self._system = ready, send, system
+        self._compute, self._fitting, self._packing = map(system.threads, ("compute", "fitting", "packing"))
+        beside = (self._fitting, self._packing) if plan.pace.works_in_background else (None, None)
+        self._make: Callable[[], ComposerDriver] = lambda: ComposerDriver(
+            plan,
+            run,
+            send,
+            fitting=beside[0],
+            packing=beside[1],
+            clock=system.clock.monotonic,
+            observe=system.observe,
+        )
+        self._lock = threading.Lock()  # of the two that follow
+        self._closed = False
+        self._is_due = False  # whether a visit of the compute thread is scheduled that has not begun
+        self._driver = self._fresh()
+
+    @property
+    def driver(self) -> ComposerDriver:
+        """Of its composer; another one after each failure."""
+        return self._driver
+
+    def carry_out(self, instruction: Instruction) -> None:
+        """See `Role`."""
+        match instruction:
+            case RoleConnected():
+                self._send(self._driver.claims(self._ready), None)
+            case RoleDisconnected():
+                self._driver.disconnected()
+            case _:
+                pass
+
+    def tensors(self, payload: Payload) -> Tensors:
+        """See `Role`; the driver sends its own."""
+        raise LocalProtocolError(f"a composer's machine sends no tensors, and was asked for those of {payload}")
+
+    def expects(self, message: m.Message, tensor: TensorSpec) -> TensorSpec | None:
+        """See `Role`."""
+        fits = isinstance(message, m.RoleMessage) and tensor.name == "payload" and tensor.nbytes <= MAX_PAYLOAD_BYTES
+        return TensorSpec("payload", "ui8", (tensor.size,)) if fits else None
+
+    def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
+        """See `Role`."""
+        self._driver.receive(message, tensors["payload"].data if tensors else memoryview(b""))
+
+    def sent(self, message: m.Message) -> None:
+        """See `Role`."""
+        self._driver.sent(message)
+
+    def close(self) -> None:
+        """See `Role`."""
+        with self._lock:
+            self._closed = True
+        self._compute.shutdown(wait=True)
+        self._fitting.shutdown(wait=True, cancel_futures=True)
+        self._packing.shutdown(wait=True)
+
+    def _fresh(self) -> ComposerDriver:
+        driver = self._make()
+        driver.on_news = self._schedule
+        return driver
+
+    def _schedule(self) -> None:
+        """Have the compute thread look into the driver's inbox. From any thread."""
+        with self._lock:
+            if self._closed or self._is_due:
+                return
+            self._is_due = True
+            self._compute.submit(self._work)
+
+    def _work(self) -> None:
+        """In the compute thread: take steps until there is none to take before further news."""
+        with self._lock:
+            self._is_due = False
+        goes_on = True
+        while goes_on and not self._closed:
+            driver = self._driver
+            try:
+                goes_on = driver.turn()
+            except Exception as error:  # noqa: BLE001 - the gateway is told of every failure
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        """Say what failed and forget the state: what the gateway has saved is what counts."""
+        step = self._driver.machine.done
+        kind = "internal"
+        if isinstance(error, NumericsError):
+            kind = "numerics"
+        elif isinstance(error, UserError):
+            kind = "data"
+        elif isinstance(error, ResourceError | MemoryError):
+            kind = "resource"
+        reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
+        log.exception("step %d failed", step + 1)
+        self._driver = self._fresh()
+        self._send(m.TaskFailed(task=0, kind=kind, reason=reason, step=step + 1), None)  # type: ignore[arg-type]

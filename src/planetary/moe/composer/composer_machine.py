@@ -7,7 +7,7 @@ it waits for, and in which order it publishes and adopts, is decided by the pace
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from itertools import chain
 
@@ -15,6 +15,8 @@ from planetary.machine.events import Event, Instruction
 from planetary.machine.machine import check_invariants
 from planetary.machine.state_table import Table, advance
 from planetary.moe.composer.composer_events import (
+    STATE,
+    SURROGATES,
     Adopt,
     AskForTokens,
     ConnectionLost,
@@ -35,12 +37,13 @@ from planetary.moe.composer.composer_events import (
     SurrogatesInstalled,
     TakeStep,
     TokensArrived,
+    Upload,
     UploadBegun,
     UploadSent,
     UsePayload,
+    fragment_upload,
+    sketch_upload,
 )
-from planetary.moe.composer.sketch_window import SketchWindow
-from planetary.moe.composer.uploads import STATE, SURROGATES, Upload, fragment_upload, sketch_upload
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.shard_payload import HeldFragment, Key
 from planetary.moe.plan.plan import MixturePlan
@@ -105,6 +108,50 @@ class Chore(StrEnum):
     FIT = "fit"
     VIEW = "view"
     SAVE = "save"
+
+
+class SketchWindow:
+    """Flow control of sketches, per layer: a composer's side of `moe.controller.offload.WaitingSketches`.
+
+    At most a window of sketches of a layer is unanswered: more would be made with experts that are too old when it is
+    their turn. With every `ExpertsUpdate` the gateway reports the newest sketch that has come on this connection, and
+    the steps of those that wait for an answer. Such messages come unasked, too, and the newest stands for those before
+    it, which a slow line leaves out; so a composer counts the sketches that wait there and those sent since. In
+    neither set are sketches in flight on a lost connection; those of the shard's last owner are among them.
+
+    Only the gateway forgets sketches: an answer may take longer than any number of steps. A step names its sketch. A
+    composer that goes back takes steps again, and its offers are the same work then (`ExpertWork.key`).
+
+    Args:
+        layers: of the model.
+        window: unanswered sketches of each layer, at most.
+    """
+
+    def __init__(self, layers: int, window: int) -> None:
+        """Start without a connection."""
+        self._window = window
+        # By layer: steps of sketches in flight on this connection, and of those that wait at the gateway.
+        self._sent: list[set[int]] = [set() for _ in range(layers)]
+        self._waiting: list[set[int] | None] = [None] * layers  # None: the gateway has not said it yet
+
+    def may_offer(self, layer: int) -> bool:
+        """Whether fewer sketches than the window are unanswered."""
+        waiting = self._waiting[layer]
+        return waiting is not None and len(self._sent[layer] | waiting) < self._window
+
+    def offered(self, layer: int, step: int) -> None:
+        """Count the sketch of a step as in flight."""
+        self._sent[layer].add(step)
+
+    def told(self, layer: int, arrived: int, waiting: Iterable[int]) -> None:
+        """Take a report: sketches up to step `arrived` have come; those of `waiting` have no answer yet."""
+        self._sent[layer] = {step for step in self._sent[layer] if step > arrived}
+        self._waiting[layer] = set(waiting)
+
+    def forget(self) -> None:
+        """Drop all for another connection or shard: no sketch may be sent before the gateway reports."""
+        self._sent = [set() for _ in self._sent]
+        self._waiting = [None] * len(self._waiting)
 
 
 class ComposerMachine:

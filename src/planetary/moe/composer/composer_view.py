@@ -12,7 +12,7 @@ from planetary.core.errors import RemoteProtocolError
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.composer.composer_data import Batch
 from planetary.moe.plan.plan import MixturePlan
-from planetary.moe.training.resident_composer import ResidentComposer
+from planetary.moe.training.composer import ResidentComposer
 from planetary.moe.training.routing import all_layers
 from planetary.moe.training.states import Surrogates
 

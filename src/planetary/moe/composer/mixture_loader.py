@@ -1,15 +1,45 @@
-"""Makes a worker's role in a mixture, whose code no other worker loads."""
+"""Makes a worker's role in a mixture: loads its program, and finds by the reference which roles the device can have.
+
+The code of composers and expert workers is imported by workers that have such a job alone.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Set
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
+from planetary.core.errors import CompileError, ResourceError
+from planetary.core.program_trial import decode_program_reference
+from planetary.core.step import FunctionSpec
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.moe.protocol import mixture_messages as mm
+from planetary.runtime.device_check import DeviceReport, check_once, check_program, key_of
 
 if TYPE_CHECKING:
-    from planetary.moe.composer.composer_role import OpenProgram
+    from planetary.runtime.device_program import DeviceProgram
+    from planetary.runtime.program_runner import Program, Runner
+
+
+class OpenProgram(Protocol):
+    """As `runtime.program_runner.open_program`."""
+
+    def __call__(
+        self,
+        artifact: bytes,
+        program: Program,
+        /,
+        *,
+        backend: str,
+        threads: int | None,
+        device_id: int,
+        island: int,
+    ) -> Runner:
+        """Load a program's artifact on a device."""
+        ...
 
 
 class MixtureLoader:
@@ -24,9 +54,69 @@ class MixtureLoader:
         return job.artifact, job.reference
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
-        """See `RoleLoader`."""
-        from planetary.moe.composer.composer_role import load
+        """See `RoleLoader`: load the mixture's program, and compare it on this device with the reference."""
+        from planetary.moe.composer.composer_driver import ComposerRole
+        from planetary.moe.plan.plan import MixturePlan
+        from planetary.moe.program.part import loaded_program
         from planetary.runtime.program_runner import open_program
 
         assert isinstance(job, mm.MixtureJob)
-        return load(job, place, self._open or open_program)
+        options = place.options
+        run = (self._open or open_program)(
+            place.store.get(job.artifact),
+            loaded_program(job.functions),
+            backend=options.backend,
+            threads=options.threads or None,
+            device_id=options.device_id,
+            island=options.island,
+        )
+        plan = msgspec.json.decode(job.plan, type=MixturePlan)
+        roles, verified = roles_on(run, job, plan.training.expert_optimizer.roles, place)
+        ready = mm.MixtureReady(artifact=job.artifact, device=run.device_name, verified=verified, roles=roles)
+        return ComposerRole(plan, run, ready, place.send, place.system)
+
+
+def roles_on(
+    program: DeviceProgram, job: mm.MixtureJob, roles: Mapping[str, Set[str]], place: Workplace
+) -> tuple[tuple[str, ...], str]:
+    """Compare a device's results with the job's reference; return the roles that it can have, and words about it.
+
+    Only parts of the program that an allowed role needs are run; so nothing else is compiled by a device that compiles
+    what it is called for.
+
+    Args:
+        program: the job's, on the device.
+        job: with its reference in the worker's store; without one nothing is compared.
+        roles: of the run: what workers may be, and the parts of the program that each needs.
+        place: the worker; its options say which roles are allowed.
+
+    Raises:
+        CompileError: there is no role whose functions the device computes rightly.
+        ResourceError: nor one that its memory suffices for.
+        TrustError: the blob is no reference of this program.
+    """
+    options = place.options
+    allowed = {role: parts for role, parts in roles.items() if not options.roles or role in options.roles}
+    if not job.reference:
+        return tuple(allowed), ""
+    reference = decode_program_reference(place.store.get(job.reference), job.functions)
+    reports: list[DeviceReport] = []
+    failed: dict[str, CompileError | ResourceError] = {}
+    for part in sorted(frozenset[str]().union(*allowed.values())):
+        functions = functions_of(part, job.functions)
+        key = key_of(job.artifact, job.reference, options.backend, program.device_name, functions)
+        try:
+            reports.append(check_once(place.store, key, partial(check_program, program, reference, functions)))
+        except (CompileError, ResourceError) as error:
+            failed[part] = error
+    usable = tuple(role for role, parts in allowed.items() if not parts & failed.keys())
+    if not usable:
+        raise min(failed.values(), key=lambda error: isinstance(error, ResourceError))
+    found = max(reports, key=lambda report: report.worst_error).summary
+    lacking = {role: failed[min(parts & failed.keys())] for role, parts in allowed.items() if role not in usable}
+    return usable, "; ".join([found, *(f"not as {role}: {error}" for role, error in lacking.items())])
+
+
+def functions_of(part: str, functions: Mapping[str, FunctionSpec]) -> dict[str, FunctionSpec]:
+    """Return the functions of one part of a program, by their whole names."""
+    return {name: spec for name, spec in functions.items() if name.partition("_")[0] == part}

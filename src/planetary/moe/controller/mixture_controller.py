@@ -34,7 +34,6 @@ from planetary.moe.controller.mixture_rounds import Composing, MixtureRounds
 from planetary.moe.controller.mixture_syncing import Syncing
 from planetary.moe.controller.offload import Offload
 from planetary.moe.controller.patience import STUCK_FACTOR, Patience, Task
-from planetary.moe.controller.payload_checks import impossible_steps
 from planetary.moe.controller.records import MixtureState, ShardKept
 from planetary.moe.controller.syncer_messages import (
     Joined,
@@ -43,6 +42,7 @@ from planetary.moe.controller.syncer_messages import (
 )
 from planetary.moe.controller.work_queue import ExpertWork
 from planetary.moe.methods.tiers import Tier
+from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_optimizer import COMPOSER, EXPERT
 
@@ -397,3 +397,13 @@ class MixtureController(RunController[MixtureDesk]):
 
     def _report_the_rest(self) -> None:
         self.rounds.report_all()
+
+
+def impossible_steps(message: m.Message, plan: MixturePlan) -> str:
+    """Return what a composer's message says of steps that cannot be, or ""."""
+    progress = getattr(message, "progress", 0)
+    if not 0 <= progress <= plan.steps:
+        return f"it says that {progress} of the run's {plan.steps} steps are done"
+    if isinstance(message, mm.StepTaken | mm.SaveShard) and not 0 <= message.step <= plan.most_steps:
+        return f"it says that it has taken {message.step} of {plan.most_steps} steps"
+    return ""

@@ -15,14 +15,13 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.sessions import WorkerSession
-from planetary.moe.composer.sketch_window import WaitingSketches
 from planetary.moe.controller.mixture_desk import MixtureDesk
 from planetary.moe.controller.mixture_events import (
     EndWork,
@@ -46,6 +45,10 @@ from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 
 replace = msgspec.structs.replace
+
+
+FORGET_STEPS = 20
+"""Work on sketches that are older by so many steps is dropped (12.10), unless an expert worker has begun it."""
 
 
 class Improving(msgspec.Struct):
@@ -77,6 +80,63 @@ class Judged(msgspec.Struct, frozen=True):
     layer: int
     worker: str
     false_claim: str = ""
+
+
+class WaitingSketches:
+    """Sketches that have no answer yet: the gateway's side of `moe.composer.composer_machine.SketchWindow`.
+
+    The gateway hears of a composer's steps ahead of all payloads, and so reports when sketches are too old.
+
+    Args:
+        left: shard, layer and step of sketches that wait since an earlier life.
+    """
+
+    def __init__(self, left: Iterable[tuple[int, int, int]] = ()) -> None:
+        """No composer is connected."""
+        self._waiting: dict[tuple[int, int], set[int]] = {}  # by shard and layer: steps
+        self._arrived: dict[tuple[int, int, int], int] = {}  # by session, shard and layer: the newest step
+        for shard, layer, step in left:
+            self._waiting.setdefault((shard, layer), set()).add(step)
+
+    def arrived(self, session: int, shard: int, layer: int, step: int) -> None:
+        """A sketch has come on a connection; it is answered unless it `waits`."""
+        self._arrived[session, shard, layer] = step
+
+    def waits(self, shard: int, layer: int, step: int) -> None:
+        """A sketch becomes work."""
+        self._waiting.setdefault((shard, layer), set()).add(step)
+
+    def forget(self, shard: int, step: int, begun: Collection[tuple[int, int, int]]) -> list[int]:
+        """A shard's composer has taken `step` steps: forget what is too old; return the layers where something was.
+
+        `begun`: shard, layer and step of what somebody is at.
+        """
+        found = []
+        for (owner, layer), waiting in self._waiting.items():
+            old = {s for s in waiting if s <= step - FORGET_STEPS and (owner, layer, s) not in begun}
+            if owner == shard and old:
+                waiting.difference_update(old)
+                found.append(layer)
+        return found
+
+    def is_waiting(self, shard: int, layer: int, step: int) -> bool:
+        """Whether somebody is to improve experts with a sketch."""
+        return step in self._waiting.get((shard, layer), ())
+
+    def over(self, shard: int, layer: int, step: int) -> bool:
+        """Nobody improves experts with a sketch any more; return whether it has waited until now."""
+        waiting = self._waiting.get((shard, layer), set())
+        found = step in waiting
+        waiting.discard(step)
+        return found
+
+    def lost(self, session: int) -> None:
+        """A connection has ended."""
+        self._arrived = {key: step for key, step in self._arrived.items() if key[0] != session}
+
+    def said(self, session: int, shard: int, layer: int) -> tuple[int, tuple[int, ...]]:
+        """Return what to say on a connection: see `SketchWindow.told`. A step of -1: none has come."""
+        return self._arrived.get((session, shard, layer), -1), tuple(sorted(self._waiting.get((shard, layer), ())))
 
 
 def _pool_of(plan: MixturePlan) -> SketchPool:

@@ -40,7 +40,6 @@ from planetary.fabric.protocol.status import RunState, RunStatus, WorkerState, W
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
 from planetary.moe.composer.composer_data import tokens_payload
-from planetary.moe.composer.sketch_window import FORGET_STEPS
 from planetary.moe.controller.mixture_controller import MixtureController
 from planetary.moe.controller.mixture_events import (
     AssembleModel,
@@ -60,12 +59,14 @@ from planetary.moe.controller.mixture_events import (
     WorkOf,
     WorkOver,
 )
-from planetary.moe.controller.payload_checks import KINDS, PayloadChecks
+from planetary.moe.controller.offload import FORGET_STEPS
 from planetary.moe.controller.records import MixtureStarted, ShardGranted, mixture_news
 from planetary.moe.controller.work_queue import ExpertWork, Lease, WorkQueue
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, prepare_mixture
 from planetary.moe.gateway.mixture_start import MixtureStart, begin_mixture, owners_of_run
-from planetary.moe.gateway.syncer_work import (
+from planetary.moe.gateway.payload_work import (
+    KINDS,
+    PayloadChecks,
     assembled_model,
     expert_weights,
     expert_work,

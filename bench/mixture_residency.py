@@ -17,13 +17,12 @@ import numpy as np
 from planetary.compiler.backends.targets import Target
 from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import LatentMoeConfig
-from planetary.moe.gateway.mixture_program import combined
 from planetary.moe.methods.ownership import round_robin
 from planetary.moe.program.part import ProgramPart
-from planetary.moe.program.programs import composer_program, expert_program
+from planetary.moe.program.programs import combined, composer_program, expert_program
 from planetary.moe.program.signature import ComposerShape
 from planetary.moe.training.composer import ComposerSteps, ResidentComposer
-from planetary.moe.training.initial import initial_training
+from planetary.moe.training.initial_training import initial_training
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.trainer import IreeRunner
 from planetary.runtime.device_program import TransferCounter

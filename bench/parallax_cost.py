@@ -22,14 +22,14 @@ from planetary.compiler.backends import xla
 from planetary.core.configuration.step_options import StepOptions
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig
 from planetary.moe.cost import cost
-from planetary.moe.cost.cost_shapes import shape_of
+from planetary.moe.cost.cost_table import shape_of
 from planetary.moe.methods import ownership
 from planetary.moe.methods.sketch import EncodedSketch, encode, sketch_from_gates
 from planetary.moe.program.programs import composer_program, expert_program
 from planetary.moe.program.signature import ComposerShape, state_specs
 from planetary.moe.training.composer import ComposerSteps
 from planetary.moe.training.expert_work import improve
-from planetary.moe.training.initial import initial_training
+from planetary.moe.training.initial_training import initial_training
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import ComposerState
 from planetary.moe.training.trainer import expert_runner

@@ -43,8 +43,7 @@ from planetary.moe.controller.mixture_controller import MixtureController
 from planetary.moe.controller.mixture_events import EndWork, LeaseWork, MixturePolicy, QueueWork
 from planetary.moe.controller.records import MixtureRecord, MixtureStarted
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS, MixtureGateway
-from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord
-from planetary.moe.gateway.mixture_start import MixtureStart
+from planetary.moe.gateway.mixture_preparation import MixtureStart, PreparedMixture, ProgramRecord
 from planetary.moe.gateway.payload_work import PayloadChecks
 from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.tiers import Cadence
@@ -56,8 +55,7 @@ from planetary.moe.training.trainer import composer_runner, expert_runner
 from planetary.runtime.program_runner import Program, ProgramRunner, Runner
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
-from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
-from planetary.simulation.mixtures.timed_program import TimedProgram
+from planetary.simulation.mixtures.mixture_cluster import MixtureCluster, TimedProgram
 from planetary.simulation.node import SimulatedNode
 from planetary.simulation.process import Process, SimulatedThread
 from planetary.wire.inbox import ReceivedMessage

@@ -2,7 +2,7 @@
 
 Events go into a machine, instructions come out. A session is one connection; its number is never used again. Each
 participant adds its own beside these: `fabric.protocol.fabric_events`, `collectives.master.master_events`,
-`collectives.peer.peer_events`, `moe.controller.syncer_messages`, `moe.composer.composer_events`.
+`collectives.peer.peer_events`, `moe.controller.syncer_machine`, `moe.composer.composer_events`.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from planetary.moe.methods.delta import Delta
 from planetary.moe.methods.moments import MomentRule
 from planetary.moe.payloads.expert_payloads import added, experts_from
 from planetary.moe.protocol import mixture_messages as mm
-from planetary.moe.training.expert_work import HeldExperts, Improved, accept_slots
+from planetary.moe.training.audit import accept_slots
+from planetary.moe.training.expert_work import HeldExperts, Improved
 from planetary.moe.training.settings import MoeTraining
 
 SLOTS = np.array([4, 7, -1], np.int32)  # the last one is empty

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.machine.events import Instruction, Tick
-from planetary.moe.controller.syncer_machine import SyncerMachine, merge_decision
-from planetary.moe.controller.syncer_messages import (
+from planetary.moe.controller.syncer_machine import (
     Announce,
     CaughtUp,
     Grant,
@@ -23,7 +22,9 @@ from planetary.moe.controller.syncer_messages import (
     Reject,
     Speak,
     Standby,
+    SyncerMachine,
     SyncPolicy,
+    merge_decision,
 )
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.training.replicas import holders

@@ -16,8 +16,15 @@ from planetary.models.initial import count
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, dense_parameters, parameters
 from planetary.moe.cost import cost
 from planetary.moe.cost.cost import REPORT_20B, REPORT_176B, MoeShape
-from planetary.moe.cost.cost_shapes import configured, named_shape, shape_of, tier_parameters
-from planetary.moe.cost.cost_table import Workload, operations, table
+from planetary.moe.cost.cost_table import (
+    Workload,
+    configured,
+    named_shape,
+    operations,
+    shape_of,
+    table,
+    tier_parameters,
+)
 from planetary.moe.methods.sketch import Precision, encode, sketch_from_gates
 from planetary.moe.methods.tiers import Cadence, Tier
 from planetary.moe.payloads.expert_payloads import experts_bytes, weights_bytes

@@ -32,12 +32,19 @@ from planetary.data.prepare import prepare
 from planetary.fabric.gateway.run_files import PAYLOADS
 from planetary.models.context import WholeText
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
-from planetary.moe.gateway.mixture_preparation import plan_of
-from planetary.moe.gateway.mixture_start import owners_of_run
+from planetary.moe.gateway.mixture_preparation import owners_of_run, plan_of
 from planetary.moe.methods import ownership
 from planetary.moe.methods.tiers import Cadence
-from planetary.moe.results.evaluation import Reported, RunEvaluation, evaluate_run, losses_table
-from planetary.moe.results.inference import ExpertSelection, MixtureLosses, experts_named, model_with
+from planetary.moe.results.inference import (
+    ExpertSelection,
+    MixtureLosses,
+    Reported,
+    RunEvaluation,
+    evaluate_run,
+    experts_named,
+    losses_table,
+    model_with,
+)
 from planetary.moe.results.run_state import read_mixture, read_run
 from planetary.moe.training.saved_training import SavedTraining, write_training
 from planetary.moe.training.trainer import MoeTrainer

@@ -14,11 +14,10 @@ from planetary.data.prepare import prepare
 from planetary.data.reader import read_slice
 from planetary.models.initial import filled
 from planetary.models.latent_moe import PRESETS, LatentMoeConfig, expert_loads, parameters
-from planetary.moe.gateway import mixture_program
 from planetary.moe.gateway.mixture_preparation import plan_of
-from planetary.moe.gateway.mixture_program import owners_by_load
 from planetary.moe.methods.ownership import load_aware, round_robin
-from planetary.moe.training.initial import drawn_model
+from planetary.moe.training import initial_training
+from planetary.moe.training.initial_training import drawn_model, owners_by_load
 
 MODEL = LatentMoeConfig(**{**PRESETS["tiny"], "n_expert": 6, "n_layer": 2})
 TOKENS = np.random.default_rng(1).integers(0, MODEL.vocab_size, (2, MODEL.sequence_length)).astype(np.int32)
@@ -67,7 +66,7 @@ def config(tmp_path: Path) -> Config:
 def test_a_run_is_planned_with_the_loads_of_its_first_tokens_unless_its_journal_knows_better(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixture_program, "LOAD_TOKENS", 300)
+    monkeypatch.setattr(initial_training, "LOAD_TOKENS", 300)
     data = prepare(config, tmp_path / "cache")
     plan = plan_of(config, data)
     loads = np.zeros((MODEL.n_layer, MODEL.n_expert))

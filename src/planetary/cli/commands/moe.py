@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(args: argparse.Namespace) -> int:
-    from planetary.moe.results.evaluation import evaluate_run, losses_table
+    from planetary.moe.results.inference import evaluate_run, losses_table
     from planetary.run.places import cache_folder
 
     _check_surrogates(args.run)

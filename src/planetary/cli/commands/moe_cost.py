@@ -96,8 +96,7 @@ def _asked(args: argparse.Namespace) -> tuple[MoeShape, LatentMoeConfig, Workloa
     from planetary.core.config import load_config
     from planetary.core.configuration.schema import MoeConfig
     from planetary.core.errors import UserError
-    from planetary.moe.cost.cost_shapes import configured, named_shape
-    from planetary.moe.cost.cost_table import Workload
+    from planetary.moe.cost.cost_table import Workload, configured, named_shape
 
     horizons = ("router_every", "latent_every", "backbone_every", "refresh_every")
     for flag in ("batch", "length", "rank", "delta_rank", "replicas", *horizons):

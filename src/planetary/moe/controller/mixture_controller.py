@@ -35,11 +35,7 @@ from planetary.moe.controller.mixture_syncing import Syncing
 from planetary.moe.controller.offload import Offload
 from planetary.moe.controller.patience import STUCK_FACTOR, Patience, Task
 from planetary.moe.controller.records import MixtureState, ShardKept
-from planetary.moe.controller.syncer_messages import (
-    Joined,
-    Lost,
-    Returning,
-)
+from planetary.moe.controller.syncer_machine import Joined, Lost, Returning
 from planetary.moe.controller.work_queue import ExpertWork
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.plan.plan import MixturePlan

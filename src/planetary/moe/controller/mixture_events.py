@@ -8,7 +8,7 @@ from planetary.core.step import FunctionSpec
 from planetary.core.token_slice import Slice
 from planetary.fabric.protocol.policy import FabricPolicy
 from planetary.machine.events import Event, Instruction, Payload
-from planetary.moe.controller.syncer_messages import SyncPolicy
+from planetary.moe.controller.syncer_machine import SyncPolicy
 from planetary.moe.controller.work_queue import ExpertWork, Lease
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.plan.plan import MixturePlan

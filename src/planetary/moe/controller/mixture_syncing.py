@@ -18,8 +18,7 @@ from planetary.moe.controller.records import (
     SurrogatesRefreshed,
     SyncNote,
 )
-from planetary.moe.controller.syncer_machine import SyncerMachine
-from planetary.moe.controller.syncer_messages import (
+from planetary.moe.controller.syncer_machine import (
     Announce,
     CaughtUp,
     Event,
@@ -32,6 +31,7 @@ from planetary.moe.controller.syncer_messages import (
     Reject,
     Speak,
     Standby,
+    SyncerMachine,
 )
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.protocol import mixture_messages as mm

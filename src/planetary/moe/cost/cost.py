@@ -259,7 +259,7 @@ def copies_bytes(shape: MoeShape, replicas: int, *, width: int = 4) -> float:
 
 # The report prints 1.95B and 8.65B active parameters; its tables follow from 1.955e9 and 8.645e9, and from expert
 # totals rounded to 19.3e9 and 171.9e9 (the shapes give 19.33e9 and 171.80e9). The test of every cell needs these.
-# Their tiers' sizes, which the report does not print, are in `cost_shapes.py`.
+# Their tiers' sizes, which the report does not print, are in `cost_table.py`.
 REPORT_20B = MoeShape("20B", 16, 256, 16, 768, 3072, 64, 1.955e9, 19.3e9, ternary=True)
 REPORT_176B = MoeShape("176B", 32, 640, 16, 1024, 4096, 48, 8.645e9, 171.9e9, ternary=True)
 SHAPES = {"20b": REPORT_20B, "176b": REPORT_176B}

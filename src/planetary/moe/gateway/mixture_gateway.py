@@ -62,8 +62,14 @@ from planetary.moe.controller.mixture_events import (
 from planetary.moe.controller.offload import FORGET_STEPS
 from planetary.moe.controller.records import MixtureStarted, ShardGranted, mixture_news
 from planetary.moe.controller.work_queue import ExpertWork, Lease, WorkQueue
-from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, prepare_mixture
-from planetary.moe.gateway.mixture_start import MixtureStart, begin_mixture, owners_of_run
+from planetary.moe.gateway.mixture_preparation import (
+    MixtureStart,
+    PreparedMixture,
+    ProgramRecord,
+    begin_mixture,
+    owners_of_run,
+    prepare_mixture,
+)
 from planetary.moe.gateway.payload_work import (
     KINDS,
     PayloadChecks,

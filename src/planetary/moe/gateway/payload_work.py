@@ -37,8 +37,8 @@ from planetary.moe.payloads.shard_payload import shard_from
 from planetary.moe.payloads.surrogate_payloads import changed_surrogates, surrogates_bytes, surrogates_from
 from planetary.moe.plan.plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
-from planetary.moe.training.audit import audit, disagreements, judge_fit, unusable_surrogates
-from planetary.moe.training.expert_work import HeldExperts, Improved, accept_slots, sketched_rows
+from planetary.moe.training.audit import accept_slots, audit, disagreements, judge_fit, unusable_surrogates
+from planetary.moe.training.expert_work import HeldExperts, Improved, sketched_rows
 from planetary.moe.training.replicas import rule_of
 from planetary.moe.training.routing import RoutingAgreement, routing_agreement
 from planetary.moe.training.states import SyncerState, TrainingState, merged_model

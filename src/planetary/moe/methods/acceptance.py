@@ -118,7 +118,7 @@ def lag_refusal(version: int, base_version: int, window: int) -> Refusal:
 
 
 def judge(state: ExpertState, update: Update, policy: Policy, rule: MomentRule) -> Verdict:
-    """Return whether an update counts; `rule`: of its moments. What follows: `expert_work.accept_slots`."""
+    """Return whether an update counts; `rule`: of its moments. What follows: `audit.accept_slots`."""
     where = f"layer {state.layer} expert {state.expert}"
     if (update.layer, update.expert, update.owner) != (state.layer, state.expert, state.owner):
         return Verdict(

@@ -19,7 +19,7 @@ Ownership and surrogates are ordinary arguments: one program serves all composer
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -60,6 +60,57 @@ from planetary.runtime.program_runner import Program
 def dense_specs(config: LatentMoeConfig) -> tuple[TensorSpec, ...]:
     """Return the parameters that are no routed experts, in the order of the program's arguments."""
     return _specs(dense_parameters(config))
+
+
+def mixture_program(
+    config: LatentMoeConfig,
+    shape: ComposerShape,
+    tokens: int,
+    *,
+    dense: StepOptions,
+    experts: StepOptions,
+    functions: tuple[str, ...],
+) -> Program:
+    """Build the module of a mixture: the functions of all participants, so that one artifact serves every role.
+
+    `composer_gradients`, `composer_update`, `composer_evaluate`; `expert_update`, and under offload `expert_gradients`
+    and `expert_proxy`; `whole_evaluate`, of the assembled model with all experts.
+
+    Args:
+        config: the model.
+        shape: of a composer.
+        tokens: of one composer's step.
+        dense: of the optimizer of everything but the experts.
+        experts: of the experts' optimizer.
+        functions: of the part about experts.
+
+    Raises:
+        CompileError, UnsupportedOpError: the model cannot be differentiated.
+    """
+    whole = ComposerShape(config.n_expert, 0, config.batch_size)
+    unbalanced = msgspec.structs.replace(config, balance=0.0)
+    return combined(
+        {
+            "composer": (composer_program(config, shape, dense), ("gradients", "update", "evaluate")),
+            "expert": (expert_program(unbalanced, shape.slots, tokens, experts), functions),
+            "whole": (composer_program(config, whole, dense), ("evaluate",)),
+        }
+    )
+
+
+def combined(parts: Mapping[str, tuple[Program, tuple[str, ...]]]) -> Program:
+    """Return one program with some functions of several; each is named `<part>_<function>`."""
+    with ir.new_context():
+        module = ir.empty_module()
+        functions = {}
+        for part, (program, wanted) in parts.items():
+            source = ir.parse_module(program.portable)
+            found = ir.functions(source)
+            for name in wanted:
+                ir.copy_function(found[name], module, f"{part}_{name}")
+                functions[f"{part}_{name}"] = program.functions[name]
+        ir.verify(module)
+        return Program(ir.to_portable_artifact(module), functions)
 
 
 def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: StepOptions) -> Program:

@@ -22,15 +22,8 @@ from planetary.moe.methods.recent_rows import calibration_rows, remember
 from planetary.moe.methods.sketch import EncodedSketch, encode, sketch_from_gates, subsample
 from planetary.moe.methods.surrogate import Fitted, are_copies, expert_outputs, fit_surrogates, initial_surrogates
 from planetary.moe.program.signature import in_layer
-from planetary.moe.training.expert_work import (
-    HeldExperts,
-    Improved,
-    accept_slots,
-    improve,
-    optimizer_step,
-    refitted,
-    returned,
-)
+from planetary.moe.training.audit import accept_slots
+from planetary.moe.training.expert_work import HeldExperts, Improved, improve, optimizer_step, refitted, returned
 from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import ComposerState, Surrogates, computed_weights
 from planetary.runtime.device_program import ResidentTensors

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -12,13 +11,10 @@ from planetary.core.step import GRADIENT, RATE
 from planetary.core.tensors import Tensors
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
-from planetary.moe.methods.acceptance import ExpertState, Policy, Refusal, Update, Verdict, judge
 from planetary.moe.methods.delta import Delta, Form, compress, expand
-from planetary.moe.methods.moments import COUNT, MomentRule, too_much_left, wrong_count
 from planetary.moe.methods.recent_rows import RecentRows, calibration_rows
 from planetary.moe.methods.sketch import EncodedSketch, Sketch, decode, dense_gates
 from planetary.moe.methods.surrogate import FitOptions, expert_outputs, fit_surrogates
-from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.states import computed_weights
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import Runner, signature
@@ -161,100 +157,6 @@ def sketched_rows(sketches: Sequence[Sketch], config: LatentMoeConfig) -> Recent
     """Return all tokens of sketches of one layer as rows that surrogates are fitted on."""
     gates = [dense_gates(sketch, config.n_expert).astype(np.float32) for sketch in sketches]
     return RecentRows(np.concatenate([sketch.inputs for sketch in sketches]), np.concatenate(gates))
-
-
-def accept_slots(
-    before: HeldExperts,
-    improved: Improved,
-    training: MoeTraining,
-    *,
-    layer: int,
-    owner: int,
-    slots: np.ndarray,
-    versions: tuple[int, int] = (0, 0),
-    doubts: Mapping[int, Verdict] = MappingProxyType({}),
-) -> tuple[HeldExperts, list[Verdict]]:
-    """Return the experts with the accepted ones' updates only, and the verdict of every owned expert.
-
-    Nothing of a refused one stays. Moments that are not per expert (the optimizer's count) go on for the whole layer
-    where any update counts; where none does, the experts are those before.
-
-    Args:
-        before: the experts.
-        improved: what came back, with arrays of the same names, shapes and types.
-        training: how they are trained, and which updates count.
-        layer, owner: whose they are.
-        slots: which expert is in each slot.
-        versions: of these experts, and of those that the sketches were made with; equal in lock step.
-        doubts: by slot, what was found wrong beside what is looked at here.
-    """
-    policy = training.acceptance or Policy()
-    rule = MomentRule(training.experts)
-    doubts = {**_layer_doubts(before, improved, training, layer, slots), **doubts}
-    steps = max((int(v) for n, v in before.moments.items() if n.endswith(COUNT)), default=0) + training.inner_steps
-    old_weights = before.weights
-    weights = {name: value.copy() for name, value in improved.weights.items()}
-    moments = {name: value.copy() for name, value in improved.moments.items()}
-    # What is not finite travels exactly in a lossy run, too: then what was dropped earlier still waits.
-    residuals = {name: value.copy() for name, value in (improved.residuals or before.residuals).items()}
-    surrogates = {name: value.copy() for name, value in (improved.surrogates or before.surrogates).items()}
-    verdicts = []
-
-    def put_back(slot: int) -> None:
-        for name, value in old_weights.items():
-            weights[name][slot] = value[slot]
-        for name, value in before.moments.items():
-            if value.ndim:
-                moments[name][slot] = value[slot]
-        for name, value in surrogates.items():
-            if value.ndim:
-                value[slot] = before.surrogates[name][slot]
-        for name, value in residuals.items():
-            value[slot] = before.residuals[name][slot] if name in before.residuals else 0
-
-    for slot, expert in enumerate(slots):
-        if expert == ownership.EMPTY:
-            put_back(slot)  # whatever came for it
-            continue
-        held = {n: v[slot] for n, v in old_weights.items()}
-        state = ExpertState(layer, int(expert), owner, versions[0], held, steps)
-        update = Update(
-            layer,
-            int(expert),
-            owner,
-            versions[1],
-            {n: improved.weights[n][slot] - v[slot] for n, v in old_weights.items()},
-            {n: v[slot] for n, v in improved.moments.items() if v.ndim},
-            float(improved.proxy_before[slot]),
-            float(improved.proxy_after[slot]),
-            {n: v[slot] for n, v in improved.residuals.items()},
-        )
-        verdict = judge(state, update, policy, rule)
-        if verdict.accepted:
-            verdict = doubts.get(slot, verdict)
-        verdicts.append(verdict)
-        if not verdict.accepted:
-            put_back(slot)
-    if not any(verdict.accepted for verdict in verdicts):
-        return before, verdicts
-    return HeldExperts(weights, moments, residuals, surrogates), verdicts
-
-
-def _layer_doubts(
-    before: HeldExperts, improved: Improved, training: MoeTraining, layer: int, slots: np.ndarray
-) -> dict[int, Verdict]:
-    """What is wrong with what experts have in common, or can be seen of all of them only."""
-    owned = {slot: int(expert) for slot, expert in enumerate(slots) if expert != ownership.EMPTY}
-    wrong = wrong_count(before.moments, improved.moments, training.inner_steps)
-    if wrong:
-        return {slot: Verdict(Refusal.MOMENTS, f"layer {layer} expert {e}: {wrong}") for slot, e in owned.items()}
-    form, keep = training.update_form, training.update_keep
-    left = too_much_left(before.weights, improved.weights, improved.residuals, form, keep)
-    return {
-        slot: Verdict(Refusal.RESIDUAL, f"layer {layer} expert {owned[slot]}: {why}")
-        for slot, why in left.items()
-        if slot in owned
-    }
 
 
 def _inputs(run: Runner, sketch: Sketch, slots: np.ndarray, experts: int) -> dict[str, np.ndarray]:

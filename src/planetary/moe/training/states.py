@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterator, Mapping
 import msgspec
 import numpy as np
 
+from planetary.core.errors import NumericsError
 from planetary.core.tensors import Tensors
 from planetary.diloco.radial import weighted_mean
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
 from planetary.moe.methods.recent_rows import RecentRows
-from planetary.moe.methods.ternary import ternary
 from planetary.moe.program.signature import in_layer
 
 
@@ -156,3 +156,27 @@ def merged_model(state: TrainingState, config: LatentMoeConfig) -> dict[str, np.
     dense, layers = assembled(state, config)
     experts = {in_layer(i, "experts", name): v for i, layer in enumerate(layers) for name, v in layer.items()}
     return {**dense, **experts}
+
+
+_FLOOR = np.float32(1e-8)  # of γ: an all-zero matrix stays zero
+
+
+def ternary(weights: np.ndarray) -> np.ndarray:
+    """Return γ · clip(round(W / γ), −1, 1), γ = mean |W|, f32, for float matrices W [..., m, n]; ties round to even.
+
+    Ternary expert weights (BitNet b1.58: Ma et al. 2024, arXiv:2402.17764). Training keeps the float masters and passes
+    the gradient straight through (`models/latent_experts.py`), as do saved states and checkpoints. Experts that a
+    composer gets from expert workers, and an exported model, have two bits a weight (`payloads/expert_payloads.py`,
+    `results/merged_export.py`, `artifacts/ternary_matrices.py`).
+
+    A compiled program adds up γ in another order and may differ from this in its last bit.
+
+    Raises:
+        NumericsError: a weight is NaN or infinite.
+    """
+    wide = np.asarray(weights, np.float32)
+    if not np.isfinite(wide).all():
+        raise NumericsError("cannot make expert weights ternary: they contain NaN or infinite numbers")
+    scale = np.maximum(np.mean(np.abs(wide), axis=(-2, -1), dtype=np.float64).astype(np.float32), _FLOOR)
+    trits = np.clip(np.rint(wide / scale[..., None, None]), -1, 1)
+    return trits * scale[..., None, None]

@@ -25,7 +25,7 @@ from planetary.moe.methods.tiers import Tier, tier_fragments
 from planetary.moe.program.programs import composer_program, dense_specs, expert_program
 from planetary.moe.program.signature import ComposerShape, parameter_specs
 from planetary.moe.training.composer import ComposerSteps, install, mean_error, mean_loss, whole_arguments
-from planetary.moe.training.initial import initial_training
+from planetary.moe.training.initial_training import initial_training
 from planetary.moe.training.replicas import consolidate, expert_fragments, only_shards, replicated_slots
 from planetary.moe.training.routing import RoutingAgreement, all_layers, routing_agreement
 from planetary.moe.training.settings import MoeTraining

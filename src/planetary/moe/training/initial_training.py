@@ -1,14 +1,20 @@
-"""What a training starts from: the model drawn from its seed, divided among the composers."""
+"""The start of a training: the model drawn from its seed, and its division among composers, by load where wanted."""
 
 from __future__ import annotations
 
+import functools
+
+import jax
 import numpy as np
 
 from planetary.core.tensors import Tensors
-from planetary.models.initial import draw, flat_names
-from planetary.models.latent_moe import dense_parameters, expert_parameters, parameters
+from planetary.data.reader import batches, read_slice
+from planetary.data.slices import SliceOrder
+from planetary.models.initial import draw, filled, flat_names
+from planetary.models.latent_moe import dense_parameters, expert_loads, expert_parameters, parameters
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods import ownership
+from planetary.moe.methods.ownership import load_aware
 from planetary.moe.methods.recent_rows import no_rows
 from planetary.moe.methods.surrogate import initial_surrogates
 from planetary.moe.program.signature import in_layer, state_specs, zeros_for
@@ -91,3 +97,28 @@ def first_fit(a: np.ndarray, b: np.ndarray, slots: np.ndarray) -> Tensors:
     """Return the first surrogates of one layer's experts i32 [slots], of all of which A and B are given."""
     taken = {n: ownership.take_slots(v[None], slots[None])[0] for n, v in (("a", a), ("b", b))}
     return {**taken, "error": np.zeros(len(slots), np.float32), "progress": np.array(0, np.int64)}
+
+
+LOAD_TOKENS = 16_384
+"""Of the run's first training tokens that are routed, at least: with 256 experts, top 16, a thousand of each."""
+
+
+def owners_by_load(model: Tensors, config: LatentMoeConfig, order: SliceOrder, composers: int) -> np.ndarray:
+    """Return the load-aware ownership map of a model, i32 [layers, experts].
+
+    Args:
+        model: all parameters, by the names of `models.latent_moe`.
+        config: its sizes.
+        order: of the training tokens.
+        composers: C.
+
+    Raises:
+        UserError: the parameters are not of this model, or the tokens cannot be read.
+    """
+    params = filled(parameters(config), model)
+    route = jax.jit(functools.partial(expert_loads, config=config))
+    loads = np.zeros((config.n_layer, config.n_expert), np.int64)
+    for step in range(-(-LOAD_TOKENS // order.slice_tokens)):
+        for tokens, _ in batches(read_slice(order.locate(step)), config.batch_size, config.sequence_length):
+            loads += np.asarray(route(params, tokens))
+    return load_aware(loads, composers)

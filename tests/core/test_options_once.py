@@ -9,9 +9,11 @@ from msgspec import inspect
 from planetary.core.configuration.mixture_options import MixtureOptions
 from planetary.core.configuration.schema import MoeConfig, OptimizerConfig, TrainConfig
 from planetary.core.configuration.step_options import ComputeOptions, StepOptions, UpdateOptions
+from planetary.moe.controller.syncer_machine import SyncPolicy
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.surrogate import FitOptions
+from planetary.moe.plan.plan import keys_of
 from planetary.moe.training.settings import MoeTraining
 
 
@@ -44,9 +46,28 @@ def test_a_step_has_the_two_groups_and_the_optimizers_name() -> None:
     assert fields(StepOptions)["optimizer"] == fields(OptimizerConfig)["name"]
 
 
-def test_the_methods_defaults_are_those_of_their_keys() -> None:
-    keys, policy, rule = MoeConfig(), Policy(), FragmentMergeRule()
-    for name in ("window", "norm_ratio", "spectral_ratio", "redundant", "audited"):
-        assert getattr(policy, name) == getattr(keys, name)
-    assert (rule.radial, rule.rate, rule.momentum) == (keys.radial, keys.outer_rate, keys.outer_momentum)
-    assert FitOptions().steps == keys.fit_steps
+OBJECTS = {
+    **{name: (Policy, name) for name in ("window", "norm_ratio", "spectral_ratio", "redundant", "audited")},
+    **{"radial": (FragmentMergeRule, "radial"), "outer_rate": (FragmentMergeRule, "rate")},
+    **{"outer_momentum": (FragmentMergeRule, "momentum"), "fit_steps": (FitOptions, "steps")},
+    "quorum": (SyncPolicy, "quorum"),
+}
+"""Keys of `[moe]` that an object of the training or of the syncer has, and the object's field."""
+
+# The cadence has the report's defaults, the keys have ours (docs/design/0039).
+HORIZONS = {"router_every", "latent_every", "backbone_every", "backbone_fragments", "refresh_every"}
+OF_THE_RUN = {"expert_workers", "ownership", "sketches", "pace", "store"}
+
+
+def test_every_key_of_a_mixture_has_one_place_and_its_object_has_the_keys_default() -> None:
+    keys = fields(MoeConfig)
+    assert set(keys) == {*fields(MixtureOptions), *OBJECTS, *HORIZONS, *OF_THE_RUN}
+    assert len(keys) == len(fields(MixtureOptions)) + len(OBJECTS) + len(HORIZONS) + len(OF_THE_RUN)
+    for key, (struct, name) in OBJECTS.items():
+        assert fields(struct)[name][1] == keys[key][1], key
+
+
+def test_a_training_takes_every_key_of_its_objects() -> None:
+    other = {"window": 3, "norm_ratio": 0.5, "spectral_ratio": 0.25, "redundant": 0.125, "audited": 0.75}
+    assert keys_of(MoeConfig(**other), Policy) == other
+    assert keys_of(MoeConfig(composers=3), MixtureOptions).keys() == fields(MixtureOptions).keys()

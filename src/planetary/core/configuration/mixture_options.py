@@ -17,6 +17,7 @@ UpdateForm = Literal["exact", "bf16", "4bit", "topk"]
 class MixtureOptions(msgspec.Struct, frozen=True):
     """Keys of `[moe]` that `moe.training.settings.MoeTraining` has unchanged."""
 
+    composers: Index = 0  # C; 0: an ordinary run. `train.batch_size` is then one composer's
     replicas: Count = 1  # owners of every expert; more survive the loss of one, and cost as much more of everything
     rank: Index = 16  # of the surrogates; 0: experts that are not owned contribute nothing
     delta_rank: Index = 0  # of the change that a refresh sends of each of a surrogate's matrices; 0: sends them whole

@@ -197,7 +197,6 @@ class SyncConfig(msgspec.Struct, frozen=True):
 class MoeConfig(MixtureOptions, frozen=True):
     """`[moe]`: a sparse mixture trained over composers, each of which owns some of the experts."""
 
-    composers: Index = 0  # C; 0: an ordinary run. `train.batch_size` is then one composer's
     expert_workers: Index = 0  # that do the experts' optimizer work from sketches; 0: composers do it themselves
     ownership: Literal["round-robin", "hashed", "load-aware"] = "round-robin"  # which experts a composer owns
     fit_steps: Index = 10  # of Adam on a surrogate per refresh; 0: only its second matrix is solved again

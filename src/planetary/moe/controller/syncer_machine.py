@@ -20,6 +20,7 @@ from enum import StrEnum
 
 import msgspec
 
+from planetary.core.configuration.schema import MoeConfig
 from planetary.core.errors import LocalProtocolError, UserError
 from planetary.machine.events import Event, Instruction, Tick
 from planetary.machine.machine import check_invariants
@@ -46,11 +47,11 @@ class SyncPolicy(msgspec.Struct, frozen=True):
 
     shards: int
     fragments: dict[Tier, int]
-    quorum: int = 1
+    quorum: int = MoeConfig().quorum
     grace_s: float = 30.0
     max_shards: int = 1
     return_s: float = 30.0
-    replicas: int = 1
+    replicas: int = MoeConfig().replicas
 
     def __post_init__(self) -> None:
         """Raise `UserError` for limits that cannot be."""

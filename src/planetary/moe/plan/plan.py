@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -173,6 +173,11 @@ def model_of(config: Config) -> LatentMoeConfig:
     return configure("model.options", LatentMoeConfig, {**known, **config.model.options})
 
 
+def keys_of(moe: MoeConfig, struct: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the keys of `[moe]` that are fields of a struct, by their common names."""
+    return {name: getattr(moe, name) for name in struct.__struct_fields__ if name in MoeConfig.__struct_fields__}
+
+
 def cadence_of(moe: MoeConfig) -> Cadence:
     """Return the horizons that a configuration gives. Raises `UserError` where they are not in order."""
     return Cadence(moe.router_every, moe.latent_every, moe.backbone_every, moe.refresh_every, moe.backbone_fragments)
@@ -246,25 +251,17 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
         raise UserError('a mixture is merged by the syncer: set sync.topology = "star"')
     cadence = cadence_of(moe)
     PACES[moe.pace].check_cadence(cadence)
-    acceptance = Policy(
-        window=moe.window,
-        norm_ratio=moe.norm_ratio,
-        spectral_ratio=moe.spectral_ratio,
-        redundant=moe.redundant,
-        audited=moe.audited,
-    )
-    keys = {name: getattr(moe, name) for name in MixtureOptions.__struct_fields__}
+    keys = keys_of(moe, MixtureOptions)
     if not moe.expert_workers:
         keys |= {name: getattr(MixtureOptions(), name) for name in OF_EXPERT_WORKERS if name in keys}
     return MoeTraining(
         **keys,
-        composers=moe.composers,
         batch_size=train.batch_size * moe.composers,
         cadence=cadence,
         fit=FitOptions(steps=moe.fit_steps),
         merge=FragmentMergeRule(radial=moe.radial, rate=moe.outer_rate, momentum=moe.outer_momentum),
         sketches=moe.sketches if moe.expert_workers else "none",
-        acceptance=acceptance if moe.expert_workers else None,
+        acceptance=Policy(**keys_of(moe, Policy)) if moe.expert_workers else None,
         dense=options,
         experts=options,
         dense_schedule=schedule,

@@ -17,10 +17,9 @@ from planetary.moe.training.expert_optimizer import OFFLOADED, RESIDENT, ExpertO
 
 
 class MoeTraining(MixtureOptions, frozen=True, kw_only=True):
-    """What distinguishes one way of training from another: keys of `[moe]`, and what others of them make.
+    """One way of training: keys of `[moe]`, and the objects that other keys make. One composer is ordinary training.
 
     Attributes:
-        composers: C; 1 is ordinary training of the whole model.
         batch_size: sequences per step of all composers together.
         cadence: horizons of the tiers and of the surrogates' refresh.
         merge: of tiers with a horizon above 1.
@@ -34,7 +33,6 @@ class MoeTraining(MixtureOptions, frozen=True, kw_only=True):
         expert_schedule: of the experts' learning rate.
     """
 
-    composers: int
     batch_size: int
     cadence: Cadence = Cadence()
     merge: FragmentMergeRule = FragmentMergeRule()

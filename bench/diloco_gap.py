@@ -95,7 +95,7 @@ def train(name: str, config: Config, points: int, cache: Path, threads: int | No
     order = prepared.data.order(config)
     [(held_out, _)] = prepared.data.eval_chunks(config)
     held_out_tokens = read_slice(held_out)
-    state, schedule = initial_state(specs, prepared.params), schedule_of(config)
+    state, schedule = initial_state(specs, prepared.params), schedule_of(config, config.total_inner_steps)
     rounds, steps, workers = config.train.rounds, config.train.inner_steps, config.fabric.workers
     due = {round(rounds * (i + 1) / points) for i in range(points)} | {rounds}
     for executor in executors:

@@ -2,11 +2,16 @@
 
     python bench/sync.py examples/stdlib.toml --seeds 0,1,2 --rounds 20 --inner-steps 30
     python bench/sync.py examples/stdlib.toml --ways rda,sparse-both --set model.options='{n_layer = 2, n_embd = 64}'
+    python bench/sync.py examples/stdlib.toml --ways mean:10,sign-both:36 --rounds 50 --inner-steps 36 --against mean:10
+
+`mean:10` is the way `mean` with H 10, in as many steps; `mean:10*1.5` with one and a half times the learning rate, too.
+There are two references: one worker on the same tokens, and data-parallel training, one worker with the batches of all
+workers and as many steps (the published definition of the gap, arXiv:2503.09799).
 
 Trains in this process with the compiled step, the data order and the pure functions of a real run (`outer_step`,
 `PayloadForm`, `Shown`, `eager_start`), so that all workers are in every round. Runs are paired by seed: the gap of a
-way is the mean over seeds of its loss over the reference's, with its 90 % t-interval. `sparse-no-feedback` is the
-negative control: it has to be worse than `sparse`. With `--factors` the reference is trained at several learning rates.
+way is the mean over seeds of its loss over the reference's, with its 90 % t-interval. `sparse-no-feedback` is a
+negative control: it has to be worse than `sparse`. With `--factors` the references are trained at several rates.
 """
 
 from __future__ import annotations
@@ -52,6 +57,10 @@ WAYS = {
     "rda": Way("rda"),
     "int4-both": Way(up="int4", down="int4"),
     "rda-int4-both": Way("rda", up="int4", down="int4"),
+    "sign": Way("rda", up="sign"),
+    "sign-both": Way("rda", up="sign", down="sign"),
+    "mean-sign-both": Way(up="sign", down="sign"),
+    "sign-no-feedback": Way("rda", up="sign", feedback=False),
     "sparse": Way("senders", up="sparse"),
     "sparse-both": Way("senders", up="sparse", down="sparse"),
     "sparse-no-feedback": Way("senders", up="sparse", feedback=False),
@@ -62,8 +71,30 @@ WAYS = {
 T90 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
 
 
+# What has to be worse, and than what.
+CONTROLS = {"sparse-no-feedback": "sparse", "sign-no-feedback": "sign"}
+
+
+def as_parallel(config: Config, factor: float) -> Config:
+    """Return the configuration of data-parallel training: one worker takes the batches of all in every step."""
+    alone, workers = as_baseline(config, factor), config.fabric.workers
+    train = replace(alone.train, rounds=config.train.rounds, batch_size=workers * config.train.batch_size)
+    return replace(alone, train=train, eval=replace(alone.eval, batches=max(1, alone.eval.batches // workers)))
+
+
+def asked(text: str, config: Config) -> tuple[Way, Config]:
+    """Return the way and the configuration of NAME[:H][*FACTOR]."""
+    text, _, factor = text.partition("*")
+    name, _, steps = text.partition(":")
+    if steps:
+        train = replace(config.train, inner_steps=int(steps), rounds=round(config.total_inner_steps / int(steps)))
+        config = replace(config, train=train)
+    optimizer = replace(config.optimizer, learning_rate=config.optimizer.learning_rate * float(factor or 1))
+    return WAYS[name], replace(config, optimizer=optimizer)
+
+
 def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[float, float]:
-    """Return the held-out loss at the end, and the bytes of a worker and round, up and down."""
+    """Return the held-out loss at the end, and the bytes of a worker up and down in all rounds, without the start."""
     prepared = prepare_run(config, cache, lambda stage: None)
     executors = open_executors(config, prepared, cache, threads)
     specs, order = prepared.step.spec.params, prepared.data.order(config)
@@ -126,7 +157,7 @@ def train(way: Way, config: Config, cache: Path, threads: int | None) -> tuple[f
     for executor in executors:
         executor.close()
     moved = (dense if up is None else up.spec.size) + (dense if shown is None else shown.spec.size)
-    return loss, float(moved)
+    return loss, float(moved) * rounds
 
 
 def interval(gaps: list[float]) -> str:
@@ -146,38 +177,44 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--inner-steps", type=int, default=30)
-    parser.add_argument("--factors", default="1.0", help="of the reference's learning rate; the best counts")
+    parser.add_argument("--factors", default="1.0", help="of the references' rate; the best counts; empty: none")
+    parser.add_argument("--against", default="mean", help="the way whose bytes and loss others are compared with")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "planetary-bench")
     given = parser.parse_args()
     seeds, ways = [int(s) for s in given.seeds.split(",")], given.ways.split(",")
+    factors = [float(factor) for factor in given.factors.split(",") if factor]
     shape = [f"train.rounds={given.rounds}", f"train.inner_steps={given.inner_steps}", "train.target_minutes=0"]
     base = load_config(given.config, [*shape, *given.set])
-    reference: list[float] = []
+    references: dict[str, list[float]] = {"one worker": [], "data-parallel": []} if factors else {}
     found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
     began = time.monotonic()
     for seed in seeds:
         config = replace(base, run=replace(base.run, seed=seed))
-        tried = [
-            train(Way(), as_baseline(config, float(factor)), given.cache, given.threads)[0]
-            for factor in given.factors.split(",")
-        ]
-        reference.append(min(tried))
-        print(f"# seed {seed}: one worker {tried}, {time.monotonic() - began:.0f} s", flush=True)
+        for name, plain in (("one worker", as_baseline), ("data-parallel", as_parallel)):
+            tried = [train(Way(), plain(config, factor), given.cache, given.threads)[0] for factor in factors]
+            if tried:
+                references[name].append(min(tried))
+                print(f"# seed {seed}: {name} {tried}, {time.monotonic() - began:.0f} s", flush=True)
         for way in ways:
-            found[way].append(train(WAYS[way], config, given.cache, given.threads))
+            found[way].append(train(*asked(way, config), given.cache, given.threads))
             print(f"# seed {seed}: {way} {found[way][-1][0]:.4f}, {time.monotonic() - began:.0f} s", flush=True)
-    print("| way | loss by seed | gap to one worker, 90 % t-interval | bytes against float32 both ways |")
-    print("|---|---|---|---:|")
-    print(f"| one worker | {', '.join(f'{loss:.4f}' for loss in reference)} | | |")
-    dense = found["mean"][0][1] if "mean" in found else None
+    if given.against in found:
+        references[given.against] = [loss for loss, _ in found[given.against]]
+    print(f"| way | loss by seed | {''.join(f'gap to {name}, 90 % t-interval | ' for name in references)}bytes |")
+    print(f"|---|---|{'---|' * len(references)}---:|")
+    for name, losses in references.items():
+        if name not in found:
+            print(f"| {name} | {', '.join(f'{loss:.4f}' for loss in losses)} |{' |' * (len(references) + 1)}")
+    dense = found[given.against][0][1] if given.against in found else None
     for way, runs in found.items():
-        gaps = [loss / against - 1 for (loss, _), against in zip(runs, reference, strict=True)]
-        fewer = f"1/{dense / runs[0][1]:.0f}" if dense else "-"
-        print(f"| {way} | {', '.join(f'{loss:.4f}' for loss, _ in runs)} | {interval(gaps)} | {fewer} |")
-    if {"sparse", "sparse-no-feedback"} <= set(found):
-        gaps = [a / b - 1 for (a, _), (b, _) in zip(found["sparse-no-feedback"], found["sparse"], strict=True)]
-        print(f"\nnegative control, sparse without feedback against with: {interval(gaps)}")
+        cells = [interval([a / b - 1 for (a, _), b in zip(runs, other, strict=True)]) for other in references.values()]
+        fewer = f"1/{dense / runs[0][1]:.1f}" if dense else "-"
+        print(f"| {way} | {' | '.join([', '.join(f'{loss:.4f}' for loss, _ in runs), *cells])} | {fewer} |")
+    for worse, better in CONTROLS.items():
+        if {worse, better} <= set(found):
+            gaps = [a / b - 1 for (a, _), (b, _) in zip(found[worse], found[better], strict=True)]
+            print(f"\nnegative control, {worse} against {better}: {interval(gaps)}")
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def test_the_plan_repeats_the_published_arithmetic_of_blocking_rounds() -> None:
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_planned_bytes_are_those_of_the_codec(codec: str) -> None:
-    known = {"float32": 4.0, "bf16": 2.0, "int8": 1.0039, "int4": 0.5039, "fp4": 0.53125, "sparse": 0.027347}
+    few = {"int8": 1.0039, "int4": 0.5039, "fp4": 0.53125, "sign": 0.125977, "sparse": 0.027347}
+    known = {"float32": 4.0, "bf16": 2.0, **few}
     assert payload_bytes(codec, 1e6) == pytest.approx(known[codec] * 1e6, rel=1e-3)
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from planetary.core.errors import NumericsError, ProtocolError, UserError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.codecs import BFloat16, Codec, Exponents, Float32, Integers
-from planetary.diloco.sparse_codec import TopK
+from planetary.diloco.codecs.dense_codecs import BFloat16, Codec, Exponents, Float32, Integers
+from planetary.diloco.codecs.sign_codec import Signs
+from planetary.diloco.codecs.sparse_codec import TopK
 
 PAYLOAD = "payload"
 """Name of the tensor of bytes that a message carries."""
@@ -25,6 +26,7 @@ CODECS: Mapping[str, Callable[[], Codec]] = {
     "int8": lambda: Integers(8),
     "int4": lambda: Integers(4),
     "fp4": Exponents,
+    "sign": Signs,
     "sparse": TopK,
 }
 """By the names of the configuration."""

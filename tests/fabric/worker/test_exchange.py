@@ -37,7 +37,9 @@ def result(task: int, digest: str) -> m.TrainResult:
     )
 
 
-@pytest.mark.parametrize(("up", "down"), [("int4", "int4"), ("sparse", "sparse"), ("float32", "bf16"), ("fp4", "none")])
+@pytest.mark.parametrize(
+    ("up", "down"), [("int4", "int4"), ("sparse", "sparse"), ("sign", "sign"), ("float32", "bf16"), ("fp4", "none")]
+)
 def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down: str) -> None:
     server = gateway(up, down)
     workers = [exchange_of(SPECS, m.Compression(up=up, down=down)) for _ in range(2)]

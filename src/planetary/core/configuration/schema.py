@@ -170,7 +170,7 @@ class FabricConfig(msgspec.Struct, frozen=True):
     compilers: Count = 1  # targets that the gateway compiles for at once
 
 
-Codec = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sparse"]
+Codec = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sign", "sparse"]
 
 
 class SyncConfig(msgspec.Struct, frozen=True):
@@ -183,8 +183,8 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # worker's own part of the round under way; "async" from those of one outer step before, for comparison
     overlap: Literal["none", "eager", "async"] = "none"
     # "star": codec of what workers send. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
-    # "int4", "fp4" (E3M0), or "sparse" (SparseLoCo: the largest of each chunk in two bits). What a codec drops is sent
-    # later
+    # "int4", "fp4" (E3M0), "sign" (one bit, after a rotation), or "sparse" (SparseLoCo: the largest of each chunk in
+    # two bits). What a codec drops is sent later
     compression: Codec = "none"
     # "star": codec of what workers get. "none": all parameters; else the change since the version that the worker has,
     # for workers that send deltas

@@ -1,6 +1,7 @@
 """Codecs: how one float32 tensor travels as bytes, whose number its shape decides. Those here send every number.
 
-float32 as it is, bfloat16, integers of 8 and 4 bits per block, and FP4 with exponents alone; `sparse_codec` sends few.
+float32 as it is, bfloat16, integers of 8 and 4 bits per block, and FP4 with exponents alone. `sign_codec` sends one bit
+of each, `sparse_codec` few.
 """
 
 from __future__ import annotations

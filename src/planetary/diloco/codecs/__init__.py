@@ -1,0 +1,1 @@
+"""Codecs of updates: how one float32 tensor travels as bytes."""

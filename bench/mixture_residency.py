@@ -23,8 +23,8 @@ from planetary.moe.program.programs import combined, composer_program, expert_pr
 from planetary.moe.program.signature import ComposerShape
 from planetary.moe.training.composer import ComposerSteps, ResidentComposer
 from planetary.moe.training.initial_training import initial_training
-from planetary.moe.training.settings import MoeTraining
 from planetary.moe.training.trainer import IreeRunner
+from planetary.moe.training.training_settings import MoeTraining
 from planetary.runtime.device_program import TransferCounter
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import ProgramRunner, XlaRunner

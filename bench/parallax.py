@@ -29,10 +29,10 @@ from planetary.models.latent_moe import PRESETS, LatentMoeConfig
 from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.surrogate import FitOptions
 from planetary.moe.methods.tiers import Cadence
+from planetary.moe.training.participant_states import TrainingState, assembled
 from planetary.moe.training.saved_training import SavedTraining, write_training
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import TrainingState, assembled
 from planetary.moe.training.trainer import MoeTrainer
+from planetary.moe.training.training_settings import MoeTraining
 
 replace = msgspec.structs.replace
 HELD_OUT = 128  # sequences
@@ -146,7 +146,9 @@ def with_changes(training: MoeTraining, changes: list[str]) -> MoeTraining:
         for part in parts:
             inside = inside.get(part, {})
         if name not in inside:
-            raise SystemExit(f"--set {change}: there is no such setting in planetary.moe.training.settings.MoeTraining")
+            raise SystemExit(
+                f"--set {change}: there is no such setting in planetary.moe.training.training_settings.MoeTraining"
+            )
         try:
             inside[name] = json.loads(value)
         except json.JSONDecodeError:

@@ -30,9 +30,9 @@ from planetary.moe.program.signature import ComposerShape, state_specs
 from planetary.moe.training.composer import ComposerSteps
 from planetary.moe.training.expert_work import improve
 from planetary.moe.training.initial_training import initial_training
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import ComposerState
+from planetary.moe.training.participant_states import ComposerState
 from planetary.moe.training.trainer import expert_runner
+from planetary.moe.training.training_settings import MoeTraining
 from planetary.runtime.program_runner import Program
 
 replace = msgspec.structs.replace

@@ -13,8 +13,8 @@ from planetary.moe.controller.syncer_machine import SyncPolicy
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.surrogate import FitOptions
-from planetary.moe.plan.plan import keys_of
-from planetary.moe.training.settings import MoeTraining
+from planetary.moe.plan.mixture_plan import keys_of
+from planetary.moe.training.training_settings import MoeTraining
 
 
 def fields(struct: type[msgspec.Struct]) -> dict[str, tuple[inspect.Type, object]]:

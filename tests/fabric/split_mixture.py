@@ -14,7 +14,7 @@ import psutil
 from killable_run import ROOT, Event, kill
 
 from planetary.artifacts.jsonl import JsonLinesTail, read_json_lines
-from planetary.moe.controller.records import MixtureRecord
+from planetary.moe.controller.mixture_records import MixtureRecord
 from planetary.run.processes.announcement import Announcement, read_announcement
 
 Role = Literal["composer", "expert worker", "gateway"]

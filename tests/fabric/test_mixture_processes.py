@@ -20,7 +20,7 @@ from planetary.artifacts.checkpoint import load_latest
 from planetary.artifacts.jsonl import read_json_lines
 from planetary.fabric.protocol.records import EvalFinished
 from planetary.machine.journal import replay
-from planetary.moe.controller.records import FragmentAdvanced, MixtureRecord, MixtureState
+from planetary.moe.controller.mixture_records import FragmentAdvanced, MixtureRecord, MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.methods.ownership import round_robin
 from planetary.moe.methods.tiers import Tier

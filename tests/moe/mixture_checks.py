@@ -12,14 +12,14 @@ from planetary.core.tensors import Tensors
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.protocol import messages as m
 from planetary.machine.journal import replay
+from planetary.moe.controller.mixture_records import MixtureState
 from planetary.moe.controller.offload import FORGET_STEPS
-from planetary.moe.controller.records import MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.payloads.expert_payloads import improved_bytes, improved_from
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_work import HeldExperts, Improved
-from planetary.moe.training.states import ComposerState, TrainingState
+from planetary.moe.training.participant_states import ComposerState, TrainingState
 from planetary.moe.training.trainer import MoeTrainer
 
 
@@ -72,7 +72,7 @@ def unanswered(cluster: MixtureStage, worker: Worker, layer: int) -> set[int]:
 
     Those that its predecessors left are among them.
     """
-    found = set(cluster.controller.offload._waiting.said(0, worker.machine.shard, layer)[1])
+    found = set(cluster.controller.offload.unanswered_sketches(worker.machine.shard, layer))
     found |= {step for packed, step in worker.packed if packed == layer}
     offers = [offer for offer in worker.up if isinstance(offer, mm.OfferSketches) and offer.layer == layer]
     # What was sent as a connection broke never comes; its epoch is over.
@@ -88,7 +88,7 @@ def check_answers(cluster: MixtureStage) -> None:
         return
     for shard, layer in cluster.controller.state.experts:
         queued = {work.step for work in cluster.queue.waiting() if (work.owner, work.layer) == (shard, layer)}
-        waiting = set(cluster.controller.offload._waiting.said(0, shard, layer)[1])
+        waiting = set(cluster.controller.offload.unanswered_sketches(shard, layer))
         assert waiting <= queued
         steps = [s.step for s in cluster.sent if isinstance(s, mm.StepTaken) and s.shard == shard]
         assert all(step <= max(steps, default=0) - FORGET_STEPS for step in queued - waiting)
@@ -106,9 +106,8 @@ def check_window(cluster: MixtureStage, *, exactly: bool = True) -> None:
             for layer in range(plan.model.n_layer):
                 out = unanswered(cluster, worker, layer)
                 assert len(out) <= max(1, plan.window), (worker.name, layer, out)
-                window = worker.machine._sketches
                 if exactly and not worker.due(mm.GrantShard, mm.ExpertsUpdate):
-                    assert window._sent[layer] | (window._waiting[layer] or set()) == out, (worker.name, layer, out)
+                    assert worker.machine.unanswered_sketches(layer) == out, (worker.name, layer, out)
 
 
 def stale(cluster: MixtureStage) -> int:

@@ -22,7 +22,7 @@ from planetary.artifacts.payload_store import PayloadStore
 from planetary.fabric.gateway.run_files import PAYLOADS
 from planetary.fabric.protocol.records import RoundFinished, RunFinished, RunResumed
 from planetary.machine.journal import replay
-from planetary.moe.controller.records import MixtureRecord, MixtureState
+from planetary.moe.controller.mixture_records import MixtureRecord, MixtureState
 from planetary.moe.controller.version_streams import expert_streams
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS
 from planetary.moe.payloads.shard_payload import shard_from

@@ -40,14 +40,14 @@ from planetary.moe.composer.composer_driver import ComposerDriver, ComposerRole
 from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.mixture_loader import MixtureLoader
 from planetary.moe.controller.mixture_controller import MixtureController
-from planetary.moe.controller.mixture_events import EndWork, LeaseWork, MixturePolicy, QueueWork
-from planetary.moe.controller.records import MixtureRecord, MixtureStarted
+from planetary.moe.controller.mixture_events import EndWork, LeaseExpertWork, MixturePolicy, QueueWork
+from planetary.moe.controller.mixture_records import MixtureRecord, MixtureStarted
 from planetary.moe.gateway.mixture_gateway import KEPT_KINDS, MixtureGateway
 from planetary.moe.gateway.mixture_preparation import MixtureStart, PreparedMixture, ProgramRecord
 from planetary.moe.gateway.payload_work import PayloadChecks
-from planetary.moe.methods.pace import PACES
+from planetary.moe.methods.mixture_pace import PACES
 from planetary.moe.methods.tiers import Cadence
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.program.signature import ComposerShape
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_optimizer import EXPERT
@@ -151,7 +151,7 @@ class WatchedGateway(MixtureGateway):
             stage.sent_bytes.append(sum(tensor.nbytes for tensor in received.tensors.values()))
         await super()._pass_on(session, received)
 
-    async def _use_queue(self, instruction: QueueWork | LeaseWork | EndWork) -> None:
+    async def _use_queue(self, instruction: QueueWork | LeaseExpertWork | EndWork) -> None:
         await super()._use_queue(instruction)
         await asyncio.sleep(0.001)  # until the controller has handled what follows
         self.queueing -= 1
@@ -174,7 +174,7 @@ class WatchedGateway(MixtureGateway):
         stage = self.stage_of()
         if stage is not None:
             stage.carried_out(instruction)
-        self.queueing += isinstance(instruction, QueueWork | LeaseWork | EndWork)
+        self.queueing += isinstance(instruction, QueueWork | LeaseExpertWork | EndWork)
         return super()._carry_out(instruction)
 
 

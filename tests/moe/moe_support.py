@@ -22,9 +22,9 @@ from planetary.moe.methods import ownership
 from planetary.moe.methods.surrogate import FitOptions
 from planetary.moe.methods.tiers import Cadence
 from planetary.moe.program.signature import ComposerShape
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import TrainingState, assembled
+from planetary.moe.training.participant_states import TrainingState, assembled
 from planetary.moe.training.trainer import MoeTrainer, StepReport, composer_runner, expert_runner
+from planetary.moe.training.training_settings import MoeTraining
 from planetary.runtime.program_runner import Program, ProgramRunner, XlaRunner, signature
 
 # Three experts on two composers: one of these has an empty slot. All tests share this model's programs.

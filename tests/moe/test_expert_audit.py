@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from planetary.core.configuration.step_options import StepOptions
 from planetary.models.initial import draw
 from planetary.models.latent_moe import expert_parameters
-from planetary.moe.controller.records import ExpertsAdvanced, SyncNote
+from planetary.moe.controller.mixture_records import ExpertsAdvanced, SyncNote
 from planetary.moe.methods.acceptance import Policy, Refusal
 from planetary.moe.methods.delta import Delta
 from planetary.moe.methods.sketch import Sketch, encode

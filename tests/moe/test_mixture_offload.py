@@ -19,8 +19,8 @@ from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import WorkerLost
 from planetary.moe.controller.mixture_events import AssembleModel
+from planetary.moe.controller.mixture_records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
 from planetary.moe.controller.patience import Patience
-from planetary.moe.controller.records import ExpertsAdvanced, SurrogatesRefreshed, SyncNote
 from planetary.moe.gateway.payload_work import assembled_model
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.delta import Form
@@ -36,7 +36,7 @@ from planetary.moe.payloads.payloads import sketch_bytes, sketch_from
 from planetary.moe.payloads.surrogate_payloads import surrogates_bytes
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_work import HeldExperts
-from planetary.moe.training.states import computed_weights, merged_model
+from planetary.moe.training.participant_states import computed_weights, merged_model
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from mixture_stage import MixtureStage, make_plan
 
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import EvalFinished, WorkerJoined
-from planetary.moe.controller.records import ShardGranted, mixture_news
+from planetary.moe.controller.mixture_records import ShardGranted, mixture_news
 from planetary.moe.methods.acceptance import Policy
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_optimizer import OFFLOADED
 from planetary.run.kinds import KINDS, Mixture

@@ -19,7 +19,7 @@ from planetary.data.reader import batches, read_slice
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import TaskAborted
 from planetary.moe.controller.mixture_events import AssembleModel
-from planetary.moe.controller.records import (
+from planetary.moe.controller.mixture_records import (
     FragmentAdvanced,
     ShardGranted,
     SpeakerChanged,
@@ -31,9 +31,9 @@ from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.tiers import Cadence, Tier
 from planetary.moe.payloads.payloads import fragment_from
 from planetary.moe.payloads.shard_payload import shard_bytes, shard_from
-from planetary.moe.plan import plan as plan_module
+from planetary.moe.plan import mixture_plan as plan_module
 from planetary.moe.protocol import mixture_messages as mm
-from planetary.moe.training.states import merged_model
+from planetary.moe.training.participant_states import merged_model
 from planetary.moe.training.trainer import MoeTrainer
 
 TWICE = {"composers": 3, "batch_size": 6, "replicas": 2}

@@ -18,14 +18,14 @@ from mixture_schedules import (
 
 from planetary.fabric.gateway.run_files import EVENTS
 from planetary.fabric.protocol.records import CheckpointFailed, RunResumed, RunStarted, WorkerLost
-from planetary.moe.controller.patience import Patience
-from planetary.moe.controller.records import (
+from planetary.moe.controller.mixture_records import (
     ExpertsAdvanced,
     FragmentAdvanced,
     MixtureStarted,
     ShardGranted,
     SurrogatesRefreshed,
 )
+from planetary.moe.controller.patience import Patience
 from planetary.simulation.faults import Fault
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from planetary.simulation.mixtures.small_mixture import small_mixture

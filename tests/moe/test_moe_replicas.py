@@ -11,8 +11,8 @@ from planetary.core.errors import UserError
 from planetary.moe.methods import ownership
 from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.tiers import Cadence
+from planetary.moe.training.participant_states import assembled
 from planetary.moe.training.replicas import held_shards, holders, replicated_slots, speaker
-from planetary.moe.training.states import assembled
 
 
 def test_every_expert_is_held_by_its_first_owner_and_those_after_it() -> None:

@@ -24,7 +24,7 @@ from planetary.fabric.protocol.records import (
 from planetary.fabric.protocol.run_fold import RunFold
 from planetary.fabric.protocol.state import ControllerState
 from planetary.machine.journal import Record, replay
-from planetary.moe.controller.records import MixtureState
+from planetary.moe.controller.mixture_records import MixtureState
 
 STARTED = RunStarted(run="r", rounds=3, config_hash="", model="", params=0)
 KINDS = [ControllerState, lambda: MixtureState(steps_per_round=4)]

@@ -15,16 +15,16 @@ from planetary.moe.composer.composer_events import (
     EvaluateView,
     ExpertsArrived,
     Fit,
+    GrantArrived,
     Keep,
     MergeArrived,
     Publish,
-    ShardGranted,
     SketchesAnswered,
     SketchSent,
     SpeakerAssigned,
     StepBoundary,
+    StepCompleted,
     StepsReported,
-    StepTaken,
     StoodDown,
     SurrogatesInstalled,
     TakeStep,
@@ -39,7 +39,7 @@ ROUTER, LATENT, BACKBONE = (Tier.ROUTER, 0), (Tier.LATENT, 0), (Tier.BACKBONE, 0
 def machine(folder: Path, **options: Any) -> ComposerMachine:
     """A composer of shard 0 that is connected and has everything, before its first step; merges every 2, 2, 4 steps."""
     made = ComposerMachine(make_plan(folder, steps=40, per_round=10, **options), [ROUTER, LATENT, BACKBONE])
-    made.handle(ShardGranted(0, 1, 0, {}))
+    made.handle(GrantArrived(0, 1, 0, {}))
     for shard in range(2):
         made.handle(SurrogatesInstalled(shard, 0, 0))
     for layer in range(len(made.expert_versions)):
@@ -52,7 +52,7 @@ def take(made: ComposerMachine, steps: int) -> list:
     """Take steps; return what the boundary after the last asks for."""
     found: list = []
     for _ in range(steps):
-        made.handle(StepTaken())
+        made.handle(StepCompleted())
         found = made.handle(StepBoundary())
     return found
 
@@ -104,7 +104,7 @@ def test_a_publication_that_may_be_lost_is_repeated(tmp_path: Path, how: str) ->
     assert Publish(ROUTER, 0, 4) not in take(made, 2)
     if how == "reconnected":
         made.handle(ConnectionLost())
-        made.handle(ShardGranted(0, 2, made.done, None))
+        made.handle(GrantArrived(0, 2, made.done, None))
     else:
         assert not made.handle(MergeArrived(ROUTER, 0, ()))
     assert Publish(ROUTER, 0, 6) in take(made, 2)
@@ -115,7 +115,7 @@ def test_without_a_connection_it_goes_on_and_saves_its_state_as_soon_as_there_is
     made.handle(ConnectionLost())
     assert take(made, 2) == [Fit(), TakeStep()]
     assert take(made, 1) == [TakeStep()]
-    made.handle(ShardGranted(0, 2, made.done, None))
+    made.handle(GrantArrived(0, 2, made.done, None))
     assert made.handle(StepBoundary()) == [Keep(), TakeStep()]
 
 
@@ -154,7 +154,7 @@ def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_fro
     copies = [(Tier.EXPERTS, shard) for shard in range(3)]
     for pace in ("free", "lockstep"):
         made = ComposerMachine(make_plan(tmp_path, steps=40, pace=pace, **twice), [ROUTER, *copies])
-        made.handle(ShardGranted(0, 1, 0, {}))
+        made.handle(GrantArrived(0, 1, 0, {}))
         assert list(made.held) == [ROUTER, copies[0], copies[2]]  # its own shard, and the one before
         for shard in range(3):
             made.handle(SurrogatesInstalled(shard, 0, 0))
@@ -175,13 +175,13 @@ def test_in_lock_step_surrogates_are_fitted_from_merged_copies_and_otherwise_fro
 @pytest.mark.parametrize(("fitted", "age"), [(10, 50.0), (59.5, 0.5), (64, -4.0)])
 def test_surrogates_are_as_old_as_their_fit_whenever_they_came(tmp_path: Path, fitted: float, age: float) -> None:
     made = ComposerMachine(make_plan(tmp_path, steps=100), [ROUTER])
-    made.handle(ShardGranted(0, 1, 0, {}))
+    made.handle(GrantArrived(0, 1, 0, {}))
     for _ in range(60):
-        made.handle(StepTaken())
+        made.handle(StepCompleted())
     made.handle(SurrogatesInstalled(0, 60, 60))  # its own do not count
     made.handle(SurrogatesInstalled(1, 10, fitted))
     assert (made.progress, made.surrogate_age) == (60, age)
-    made.handle(StepTaken())
+    made.handle(StepCompleted())
     made.handle(SurrogatesInstalled(1, 10, fitted))  # once more, as after a lost connection
     assert made.surrogate_age == age + 1
 
@@ -190,14 +190,14 @@ def test_the_age_is_of_surrogates_of_experts_that_are_not_its_own_where_these_ha
     tmp_path: Path,
 ) -> None:
     made = ComposerMachine(make_plan(tmp_path, steps=100, composers=4, batch_size=8, replicas=2), [ROUTER])
-    made.handle(ShardGranted(1, 1, 0, {}))
+    made.handle(GrantArrived(1, 1, 0, {}))
     for _ in range(20):
-        made.handle(StepTaken())
+        made.handle(StepCompleted())
     for shard, fitted in enumerate((20, 20, 6, 12)):
         made.handle(SurrogatesInstalled(shard, 20, fitted))
     assert made.surrogate_age == 11.0  # of shards 2 and 3: it owns those of 1 and 0
     without = ComposerMachine(make_plan(tmp_path, steps=100, rank=0), [ROUTER])
-    without.handle(ShardGranted(0, 1, 0, {}))
+    without.handle(GrantArrived(0, 1, 0, {}))
     assert without.surrogate_age is None
 
 
@@ -205,7 +205,7 @@ def test_who_speaks_for_no_shard_fits_nothing_and_who_speaks_for_two_fits_once(t
     made = machine(tmp_path)
     made.handle(SpeakerAssigned(()))
     assert Fit() not in take(made, 2)
-    made.handle(ShardGranted(0, 2, made.done, None, (0, 1)))
+    made.handle(GrantArrived(0, 2, made.done, None, (0, 1)))
     assert take(made, 2).count(Fit()) == 1
     assert made.speaks == (0, 1)
 
@@ -213,7 +213,7 @@ def test_who_speaks_for_no_shard_fits_nothing_and_who_speaks_for_two_fits_once(t
 def test_a_composer_whose_experts_are_improved_elsewhere_waits_for_the_first_of_every_layer(tmp_path: Path) -> None:
     plan = make_plan(tmp_path, steps=40, per_round=10, sketches="owner", rank=0)
     made = ComposerMachine(replace(plan, model=replace(plan.model, n_layer=2)), [ROUTER, LATENT, BACKBONE])
-    made.handle(ShardGranted(0, 1, 0, {}))
+    made.handle(GrantArrived(0, 1, 0, {}))
     assert made.handle(ExpertsArrived(1, 3, 2))
     assert not made.composes
     assert made.handle(StepBoundary()) == []
@@ -221,7 +221,7 @@ def test_a_composer_whose_experts_are_improved_elsewhere_waits_for_the_first_of_
     assert made.handle(StepBoundary()) == [Keep(), TakeStep()]
     made.handle(ConnectionLost())
     assert made.handle(StepBoundary()) == [TakeStep()]  # what is here is enough
-    made.handle(ShardGranted(1, 2, 0, {}))
+    made.handle(GrantArrived(1, 2, 0, {}))
     assert made.handle(StepBoundary()) == []
 
 
@@ -262,13 +262,13 @@ def test_after_a_lost_connection_sketches_wait_for_the_gateways_word_but_in_lock
     made.handle(SketchesAnswered(0, -1, ()))
     made.handle(ConnectionLost())
     assert not made.may_offer(0)
-    made.handle(ShardGranted(0, 2, 0, None))
+    made.handle(GrantArrived(0, 2, 0, None))
     assert made.may_offer(0) == (pace == "lockstep")
     made.handle(SketchesAnswered(0, -1, (5,)))
     assert made.may_offer(0)
     made.handle(SketchSent(0))
     assert made.may_offer(0) == (pace == "lockstep")
-    made.handle(ShardGranted(0, 2, 0, None))  # its state is wanted again, on the same connection
+    made.handle(GrantArrived(0, 2, 0, None))  # its state is wanted again, on the same connection
     assert made.may_offer(0) == (pace == "lockstep")
     made.handle(SketchesAnswered(0, 0, ()))
     assert made.may_offer(0)

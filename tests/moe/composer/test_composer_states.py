@@ -11,12 +11,12 @@ from planetary.core.errors import LocalProtocolError
 from planetary.moe.composer.composer_events import (
     ConnectionLost,
     Event,
+    GrantArrived,
     Instruction,
-    ShardGranted,
     SpeakerAssigned,
     StepBoundary,
+    StepCompleted,
     StepsReported,
-    StepTaken,
     StoodDown,
     SurrogatesInstalled,
 )
@@ -51,7 +51,7 @@ def validated(machine: ComposerMachine) -> None:
 def machine(folder: Path) -> ComposerMachine:
     made = ComposerMachine(make_plan(folder, steps=4, per_round=4), [ROUTER])
     validated(made)
-    made.handle(ShardGranted(0, 1, 0, {}))
+    made.handle(GrantArrived(0, 1, 0, {}))
     for shard in range(2):
         made.handle(SurrogatesInstalled(shard, 0, 0))
     return made
@@ -70,14 +70,14 @@ def test_a_composers_life_passes_through_every_state(tmp_path: Path) -> None:
     seen = [ComposerPhase.STANDBY, made.phase]
     events = [
         ConnectionLost(),
-        StepTaken(),
-        ShardGranted(0, 2, 1),
-        *[StepTaken()] * 3,
+        StepCompleted(),
+        GrantArrived(0, 2, 1),
+        *[StepCompleted()] * 3,
         StepsReported((4, 4)),
         StepBoundary(),
         ConnectionLost(),
-        ShardGranted(0, 3, 4),
-        ShardGranted(0, 4, 2, {}),
+        GrantArrived(0, 3, 4),
+        GrantArrived(0, 4, 2, {}),
         StoodDown(),
     ]
     for event in events:

@@ -23,7 +23,7 @@ from planetary.fabric.shell.system import SYSTEM
 from planetary.fabric.worker.role import Role, WorkerOptions, Workplace
 from planetary.moe.composer.mixture_loader import MixtureLoader
 from planetary.moe.methods.acceptance import Policy
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.runtime.program_runner import ProgramRunner
 

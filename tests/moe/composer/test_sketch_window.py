@@ -12,8 +12,8 @@ from mixture_stage import MixtureStage, Worker, make_plan
 from msgspec.structs import replace
 
 from planetary.moe.composer.composer_machine import SketchWindow
+from planetary.moe.controller.mixture_records import ExpertsAdvanced
 from planetary.moe.controller.offload import FORGET_STEPS, WaitingSketches
-from planetary.moe.controller.records import ExpertsAdvanced
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.protocol import mixture_messages as mm
 

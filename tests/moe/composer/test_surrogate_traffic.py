@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import Packed
 from planetary.core.errors import RemoteProtocolError, TrustError
-from planetary.moe.composer.composer_events import ConnectionLost, ShardGranted, SpeakerAssigned, StepTaken
+from planetary.moe.composer.composer_events import ConnectionLost, GrantArrived, SpeakerAssigned, StepCompleted
 from planetary.moe.composer.composer_machine import ComposerMachine
 from planetary.moe.composer.surrogate_traffic import Installed, Ready, Refreshed, SurrogateTraffic
 from planetary.moe.methods.surrogate import surrogate_message
 from planetary.moe.payloads.surrogate_payloads import empty_bank, install
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps
-from planetary.moe.training.states import ComposerState
+from planetary.moe.training.participant_states import ComposerState
 
 COPIES = {"rank": TINY.n_hidden, "refresh_form": "4bit"}
 
@@ -44,7 +44,7 @@ class Composer:
 
     def connect(self, shard: int) -> None:
         self.speak_for((shard,))
-        self.machine.handle(ShardGranted(shard, self.machine.epoch + 1, self.machine.done))
+        self.machine.handle(GrantArrived(shard, self.machine.epoch + 1, self.machine.done))
 
     def speak_for(self, shards: tuple[int, ...]) -> None:
         self.traffic.speak_for(shards)
@@ -56,7 +56,7 @@ class Composer:
 
     def steps_until(self, done: int) -> None:
         while self.machine.done < done:
-            self.machine.handle(StepTaken())
+            self.machine.handle(StepCompleted())
 
     def take(self) -> None:
         """What the boundary between two steps does."""

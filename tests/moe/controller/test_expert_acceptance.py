@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from planetary.core.errors import LocalProtocolError, RemoteProtocolError
 from planetary.fabric.protocol.records import TaskAborted
 from planetary.moe.controller.mixture_events import EndWork
-from planetary.moe.controller.records import Experts, ExpertsAdvanced, MixtureState, SyncNote
+from planetary.moe.controller.mixture_records import Experts, ExpertsAdvanced, MixtureState, SyncNote
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.delta import Delta
 from planetary.moe.methods.moments import MomentRule
@@ -24,7 +24,7 @@ from planetary.moe.payloads.expert_payloads import added, experts_from
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.audit import accept_slots
 from planetary.moe.training.expert_work import HeldExperts, Improved
-from planetary.moe.training.settings import MoeTraining
+from planetary.moe.training.training_settings import MoeTraining
 
 SLOTS = np.array([4, 7, -1], np.int32)  # the last one is empty
 SHAPES = {"up": (3, 6, 8), "down": (3, 8, 6)}

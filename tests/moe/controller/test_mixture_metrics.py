@@ -10,7 +10,7 @@ from mixture_checks import of_kind
 from mixture_stage import MixtureStage, Worker, make_plan
 
 from planetary.fabric.protocol.status import WorkerStatus
-from planetary.moe.controller.records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
+from planetary.moe.controller.mixture_records import FragmentAdvanced, ShardKept, SurrogatesRefreshed
 from planetary.moe.gateway.mixture_gateway import worker_status
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.tiers import Tier

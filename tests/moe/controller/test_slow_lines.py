@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import Stalled
-from planetary.moe.controller.records import ShardGranted, ShardKept, SurrogatesRefreshed
+from planetary.moe.controller.mixture_records import ShardGranted, ShardKept, SurrogatesRefreshed
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.protocol import mixture_messages as mm
 

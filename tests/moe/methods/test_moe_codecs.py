@@ -8,7 +8,7 @@ import pytest
 from planetary.core.errors import NumericsError, ProtocolError, UserError
 from planetary.moe.methods.codec import GRID, FourBitRows, block_width, decode_rows, encode_rows, rotate, rotate_back
 from planetary.moe.methods.delta import Delta, compress, expand, low_rank
-from planetary.moe.training.states import ternary
+from planetary.moe.training.participant_states import ternary
 
 RNG = np.random.default_rng(0)
 

@@ -7,7 +7,7 @@ import pytest
 from moe_support import BASE
 
 from planetary.core.errors import UserError
-from planetary.moe.methods.pace import PACES, AnyPace
+from planetary.moe.methods.mixture_pace import PACES, AnyPace
 from planetary.moe.methods.sketch_pools import (
     OfferedSketch,
     OwnSketches,

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from planetary.artifacts.packed_arrays import pack_arrays
 from planetary.core.errors import ProtocolError, RemoteProtocolError, TrustError, UserError
-from planetary.moe.controller.records import SurrogatesRefreshed
+from planetary.moe.controller.mixture_records import SurrogatesRefreshed
 from planetary.moe.methods.delta import Delta, expand
 from planetary.moe.methods.surrogate import surrogate_message
 from planetary.moe.methods.tiers import Cadence

@@ -16,7 +16,7 @@ from planetary.moe.gateway import mixture_preparation
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.plan.checked_config import check_mixture
-from planetary.moe.plan.plan import model_of, training_of, warnings_of
+from planetary.moe.plan.mixture_plan import model_of, training_of, warnings_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

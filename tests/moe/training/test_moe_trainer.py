@@ -18,7 +18,7 @@ from planetary.moe.cost import cost
 from planetary.moe.methods.acceptance import Policy, Refusal
 from planetary.moe.methods.tiers import Cadence, Tier, tier_of
 from planetary.moe.training.composer import ComposerSteps
-from planetary.moe.training.states import TrainingState, merged_model
+from planetary.moe.training.participant_states import TrainingState, merged_model
 from planetary.moe.training.trainer import MoeTrainer
 
 

@@ -22,8 +22,8 @@ from planetary.fabric.preparation.preparation import builder_options
 from planetary.models import latent_moe
 from planetary.models.initial import flat_names
 from planetary.moe.results.merged_export import export_merged
+from planetary.moe.training.participant_states import merged_model
 from planetary.moe.training.saved_training import SavedTraining, read_training, write_training
-from planetary.moe.training.states import merged_model
 from planetary.moe.training.trainer import MoeTrainer
 from planetary.run.model.trained_model import load_trained
 

@@ -22,8 +22,8 @@ from planetary.models.latent_experts import straight_through_ternary
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.models.layers import cross_entropy
 from planetary.moe.gateway.mixture_preparation import model_values
+from planetary.moe.training.participant_states import ternary
 from planetary.moe.training.saved_training import SavedTraining, write_training
-from planetary.moe.training.states import ternary
 from planetary.moe.training.trainer import MoeTrainer
 from planetary.run.model.trained_model import load_trained
 

@@ -9,7 +9,7 @@ from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import host_dtype
 from planetary.data.reader import batches, read_slice
 from planetary.fabric.protocol import messages as m
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 
 Batch = tuple[np.ndarray, np.ndarray]

@@ -47,12 +47,12 @@ from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.expert_payloads import changed_from, improved_bytes, weights_from, work_from
 from planetary.moe.payloads.payloads import fragment_bytes, fragment_from, sketch_bytes
 from planetary.moe.payloads.shard_payload import Key, model_from, shard_bytes, shard_from
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.program.part import ProgramPart
 from planetary.moe.program.signature import parameter_specs
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps, ResidentComposer, mean_loss, owned_by
-from planetary.moe.training.states import ComposerState, Surrogates
+from planetary.moe.training.participant_states import ComposerState, Surrogates
 from planetary.runtime.program_runner import Runner
 from planetary.wire.limits import MAX_PAYLOAD_BYTES
 
@@ -297,11 +297,11 @@ class ComposerDriver:
             self._surrogates.speak_for(message.speaks)
         self._handle(c.StepsReported(message.steps))
         if not message.payload:
-            self._handle(c.ShardGranted(message.shard, message.epoch, message.step, None, message.speaks))
+            self._handle(c.GrantArrived(message.shard, message.epoch, message.step, None, message.speaks))
             return
         state, step, held = shard_from(payload, self.plan)
         self.composer = ResidentComposer(self.steps, self._run, state)
-        self._handle(c.ShardGranted(message.shard, message.epoch, step, held, message.speaks))
+        self._handle(c.GrantArrived(message.shard, message.epoch, step, held, message.speaks))
         self._data.forget()
         self._published.clear()
         self._arrived.clear()
@@ -326,7 +326,7 @@ class ComposerDriver:
         self.composer.update(progress, experts=self._optimizer.in_step)
         self._offer_sketches(self.composer, step)
         self.composer.end_step()
-        self._handle(c.StepTaken())
+        self._handle(c.StepCompleted())
         seconds = self._clock() - began
         self._losses.stepped(loss, seconds)
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done

@@ -13,7 +13,7 @@ from planetary.moe.protocol import mixture_messages as mm
 # --- events -------------------------------------------------------------------------------------------------------
 
 
-class ShardGranted(Event, frozen=True):
+class GrantArrived(Event, frozen=True):
     """The gateway grants a shard, from a step on. Only from now on does anything count that is sent.
 
     Attributes:
@@ -94,7 +94,7 @@ class SketchesAnswered(Event, frozen=True):
     waiting: tuple[int, ...]
 
 
-class StepTaken(Event, frozen=True):
+class StepCompleted(Event, frozen=True):
     """A step was taken."""
 
 
@@ -163,7 +163,7 @@ class AskForTokens(Instruction, frozen=True):
 
 
 class TakeStep(Instruction, frozen=True):
-    """Take a step; then send the event `StepTaken`."""
+    """Take a step; then send the event `StepCompleted`."""
 
 
 Upload = tuple[Literal["state", "surrogates", "fragment", "sketch"], str, int]

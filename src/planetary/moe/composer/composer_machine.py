@@ -1,7 +1,7 @@
 """When a composer publishes, adopts, refreshes and saves, as a pure machine: it sees numbers and never a tensor.
 
 Its driver (`moe.composer.composer_driver`) hands it events and carries out the instructions that it answers with. What
-it waits for, and in which order it publishes and adopts, is decided by the pace (`moe.methods.pace`).
+it waits for, and in which order it publishes and adopts, is decided by the pace (`moe.methods.mixture_pace`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from planetary.moe.composer.composer_events import (
     EvaluateView,
     ExpertsArrived,
     Fit,
+    GrantArrived,
     Keep,
     MergeArrived,
     Publish,
-    ShardGranted,
     SketchesAnswered,
     SketchSent,
     SpeakerAssigned,
     StepBoundary,
+    StepCompleted,
     StepsReported,
-    StepTaken,
     StoodDown,
     SurrogatesInstalled,
     TakeStep,
@@ -46,7 +46,7 @@ from planetary.moe.composer.composer_events import (
 )
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.shard_payload import HeldFragment, Key
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.training.replicas import held_shards
 
 
@@ -138,6 +138,10 @@ class SketchWindow:
         """Whether fewer sketches than the window are unanswered."""
         waiting = self._waiting[layer]
         return waiting is not None and len(self._sent[layer] | waiting) < self._window
+
+    def unanswered(self, layer: int) -> set[int]:
+        """Return the steps of a layer's sketches that have no answer, as far as the gateway has reported."""
+        return self._sent[layer] | (self._waiting[layer] or set())
 
     def offered(self, layer: int, step: int) -> None:
         """Count the sketch of a step as in flight."""
@@ -247,7 +251,7 @@ class ComposerMachine:
         match event:
             case StepBoundary():
                 return self._boundary()
-            case ShardGranted():
+            case GrantArrived():
                 self._granted(event)
             case StoodDown():
                 self._advance(STOOD_DOWN)
@@ -268,7 +272,7 @@ class ComposerMachine:
                 return self._tokens_arrived(event)
             case ExpertsArrived():
                 return self._experts_arrived(event)
-            case StepTaken():
+            case StepCompleted():
                 # Until the gateway reports otherwise, the others are taken to be as fast as this one.
                 self.done += 1
                 self._steps, self._steps_confirmed = [steps + 1 for steps in self._steps], False
@@ -285,7 +289,7 @@ class ComposerMachine:
     def _advance(self, event: str) -> None:
         self.phase = ComposerPhase(advance(COMPOSER, self.phase, event))
 
-    def _granted(self, event: ShardGranted) -> None:
+    def _granted(self, event: GrantArrived) -> None:
         self._advance(RESUMED if event.held is None else GRANTED)
         self.shard, self.epoch = event.shard, event.epoch
         self.speaks = (event.shard,) if event.speaks is None else event.speaks
@@ -340,6 +344,10 @@ class ComposerMachine:
             return []
         self.expert_versions[event.layer] = event.version
         return [UsePayload()]
+
+    def unanswered_sketches(self, layer: int) -> set[int]:
+        """Return the steps of a layer's sketches that have no answer yet; see `SketchWindow`."""
+        return self._sketches.unanswered(layer)
 
     def may_offer(self, layer: int) -> bool:
         """Whether to make a sketch of a layer in the step under way: not while too many are not answered."""

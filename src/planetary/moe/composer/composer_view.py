@@ -11,10 +11,10 @@ from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import RemoteProtocolError
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.composer.composer_data import Batch
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.training.composer import ResidentComposer
+from planetary.moe.training.participant_states import Surrogates
 from planetary.moe.training.routing import all_layers
-from planetary.moe.training.states import Surrogates
 
 ROWS = 128
 """Tokens whose routing composers compare."""

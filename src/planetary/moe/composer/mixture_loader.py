@@ -56,7 +56,7 @@ class MixtureLoader:
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         """See `RoleLoader`: load the mixture's program, and compare it on this device with the reference."""
         from planetary.moe.composer.composer_driver import ComposerRole
-        from planetary.moe.plan.plan import MixturePlan
+        from planetary.moe.plan.mixture_plan import MixturePlan
         from planetary.moe.program.part import loaded_program
         from planetary.runtime.program_runner import open_program
 

@@ -31,11 +31,11 @@ from planetary.moe.payloads.surrogate_payloads import (
     surrogates_bytes,
     surrogates_from,
 )
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.composer import ComposerSteps, LayerFit, mean_error
+from planetary.moe.training.participant_states import ComposerState, Surrogates
 from planetary.moe.training.replicas import only_shards
-from planetary.moe.training.states import ComposerState, Surrogates
 
 
 class SurrogatePublication(msgspec.Struct, frozen=True):

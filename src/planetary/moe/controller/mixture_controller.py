@@ -1,7 +1,7 @@
 """The controller of a mixture, as a pure machine: membership of the fabric, and the syncer.
 
-It decides; `moe.gateway.mixture_gateway` carries out. Durable state is `moe.controller.records.MixtureState`, changed
-only through journal records. Composers never wait for it: they take steps, and it learns of them.
+It decides; `moe.gateway.mixture_gateway` carries out. Durable state is `moe.controller.mixture_records.MixtureState`,
+changed through journal records alone. Composers never wait for the controller: they take steps, and report them.
 
 A round is a number of steps of the run, the mean over its shards. It is finished when every shard's state after them is
 in the payload store.
@@ -30,15 +30,15 @@ from planetary.moe.controller.mixture_events import (
     WorkLeased,
     WorkOver,
 )
+from planetary.moe.controller.mixture_records import MixtureState, ShardKept
 from planetary.moe.controller.mixture_rounds import Composing, MixtureRounds
 from planetary.moe.controller.mixture_syncing import Syncing
 from planetary.moe.controller.offload import Offload
 from planetary.moe.controller.patience import STUCK_FACTOR, Patience, Task
-from planetary.moe.controller.records import MixtureState, ShardKept
 from planetary.moe.controller.syncer_machine import Joined, Lost, Returning
 from planetary.moe.controller.work_queue import ExpertWork
 from planetary.moe.methods.tiers import Tier
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.expert_optimizer import COMPOSER, EXPERT
 

@@ -8,7 +8,7 @@ from planetary.fabric.controller.desk import Desk
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.moe.controller.mixture_events import MixturePolicy, StoredPayload, WeightsOf, WorkOf
-from planetary.moe.controller.records import MixtureState
+from planetary.moe.controller.mixture_records import MixtureState
 from planetary.moe.protocol import mixture_messages as mm
 
 Subject = tuple[str, int | str, int]

@@ -11,7 +11,7 @@ from planetary.machine.events import Event, Instruction, Payload
 from planetary.moe.controller.syncer_machine import SyncPolicy
 from planetary.moe.controller.work_queue import ExpertWork, Lease
 from planetary.moe.methods.tiers import Tier
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol.mixture_messages import MixtureJob
 from planetary.moe.training.routing import RoutingAgreement
 
@@ -153,7 +153,7 @@ class QueueWork(Instruction, frozen=True):
     work: ExpertWork
 
 
-class LeaseWork(Instruction, frozen=True):
+class LeaseExpertWork(Instruction, frozen=True):
     """Find work for an idle worker; answer with `WorkLeased`."""
 
     session: int

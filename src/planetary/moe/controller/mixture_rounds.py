@@ -15,8 +15,8 @@ from planetary.fabric.protocol.sessions import InFlight, WorkerSession
 from planetary.fabric.protocol.status import MixtureMetrics, RoundMetrics, ShardMetrics
 from planetary.moe.controller.mixture_desk import MixtureDesk
 from planetary.moe.controller.mixture_events import AssembleModel, ModelAssembled, StoredPayload
+from planetary.moe.controller.mixture_records import ShardKept
 from planetary.moe.controller.patience import Task
-from planetary.moe.controller.records import ShardKept
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.protocol import mixture_messages as mm
 

@@ -9,20 +9,20 @@ from msgspec.structs import replace
 from planetary.fabric.protocol import messages as m
 from planetary.moe.controller.mixture_desk import MixtureDesk
 from planetary.moe.controller.mixture_events import FragmentMade, MakeFragment, PublishedPart, StoredPayload
-from planetary.moe.controller.mixture_rounds import Composing, MixtureRounds
-from planetary.moe.controller.offload import Offload
-from planetary.moe.controller.records import (
+from planetary.moe.controller.mixture_records import (
     FragmentAdvanced,
     ShardGranted,
     SpeakerChanged,
     SurrogatesRefreshed,
     SyncNote,
 )
+from planetary.moe.controller.mixture_rounds import Composing, MixtureRounds
+from planetary.moe.controller.offload import Offload
 from planetary.moe.controller.syncer_machine import (
     Announce,
     CaughtUp,
     Event,
-    Grant,
+    GrantOwnership,
     Instruction,
     Merge,
     Merged,
@@ -69,7 +69,7 @@ class Syncing:
         """Do what the syncer's machine says."""
         for one in said:
             match one:
-                case Grant():
+                case GrantOwnership():
                     self._grant(one, now)
                 case Announce():
                     session = self._session_of(one.composer)
@@ -86,7 +86,7 @@ class Syncing:
                 case Standby():
                     pass
 
-    def _grant(self, grant: Grant, now: float) -> None:
+    def _grant(self, grant: GrantOwnership, now: float) -> None:
         session = self._session_of(grant.composer)
         if session is None:
             return

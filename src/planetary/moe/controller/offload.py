@@ -27,7 +27,7 @@ from planetary.moe.controller.mixture_events import (
     EndWork,
     ExpertsJudged,
     JudgeExperts,
-    LeaseWork,
+    LeaseExpertWork,
     NothingNew,
     QueueWork,
     StoredPayload,
@@ -36,12 +36,12 @@ from planetary.moe.controller.mixture_events import (
     WorkOf,
     WorkOver,
 )
+from planetary.moe.controller.mixture_records import ExpertsAdvanced, SyncNote
 from planetary.moe.controller.patience import Task
-from planetary.moe.controller.records import ExpertsAdvanced, SyncNote
 from planetary.moe.controller.work_queue import ExpertWork, Lease
 from planetary.moe.methods.acceptance import Policy, Refusal, lag_refusal
 from planetary.moe.methods.sketch_pools import OfferedSketch, OwnSketches, SketchPool
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 
 replace = msgspec.structs.replace
@@ -73,7 +73,7 @@ class Improving(msgspec.Struct):
     by: tuple[str, ...] = ()
 
 
-class Judged(msgspec.Struct, frozen=True):
+class JudgedWork(msgspec.Struct, frozen=True):
     """Whose experts were judged, whose work it was, and what it claimed falsely; "": nothing."""
 
     shard: int
@@ -231,7 +231,7 @@ class Offload:
             if worker.session not in self.improving and worker.session not in self._asked:
                 self._asked.add(worker.session)
                 self._changed_since_asked = False
-                self._desk.out.append(LeaseWork(worker.session, worker.worker, self._busy()))
+                self._desk.out.append(LeaseExpertWork(worker.session, worker.worker, self._busy()))
                 return  # one at a time, until the queue has answered: the next must know what this one is busy with
 
     def leased(self, event: WorkLeased) -> tuple[int, int] | None:
@@ -283,11 +283,15 @@ class Offload:
         else:
             self._judge(one, attachment, 0)
 
+    def unanswered_sketches(self, shard: int, layer: int) -> tuple[int, ...]:
+        """Return the steps of a composer's sketches of a layer that have come and have no answer yet."""
+        return self._waiting.said(0, shard, layer)[1]
+
     def unanswered(self) -> set[Task]:
         """Return the work that expert workers have and whose result is not here."""
         return {(s, "work", one.task) for s, one in self.improving.items() if one.task not in self._judging}
 
-    def judged(self, event: ExpertsJudged) -> Judged | None:
+    def judged(self, event: ExpertsJudged) -> JudgedWork | None:
         """A result was judged: its shard's composer is to be told."""
         one = self._judging.pop(event.task, None)
         if one is None:
@@ -300,11 +304,11 @@ class Offload:
         if event.payload:  # otherwise somebody may try again
             self._waiting.over(work.owner, work.layer, work.step)
         if self._run_is_over:
-            return Judged(work.owner, work.layer, one.by[0])
+            return JudgedWork(work.owner, work.layer, one.by[0])
         doubts = dict(event.doubts)
         for reason, why in doubts.items():
             self._desk.append(SyncNote(what=reason, why=f"{' and '.join(one.by)}: {why}"))
-        answer = Judged(work.owner, work.layer, one.by[0], doubts.get(Refusal.FALSE_CLAIM, ""))
+        answer = JudgedWork(work.owner, work.layer, one.by[0], doubts.get(Refusal.FALSE_CLAIM, ""))
         if event.failed or held.payload != one.before:
             self._count("unusable" if event.failed else "stale", self._experts(work.owner, work.layer))
             return answer

@@ -120,7 +120,7 @@ class CaughtUp(Event, frozen=True):
     shard: int
 
 
-class Grant(Instruction, frozen=True):
+class GrantOwnership(Instruction, frozen=True):
     """A composer owns a shard. `epoch` grows with every grant of it: updates under an older one do not count."""
 
     composer: str
@@ -501,13 +501,13 @@ class SyncerMachine:
                 said.append(self._grant(number, heir, "it has no owner"))
         return said
 
-    def _grant(self, number: int, name: str, why: str) -> Grant:
+    def _grant(self, number: int, name: str, why: str) -> GrantOwnership:
         shard = self._shards[number]
         shard.advance("granted")
         shard.owner, shard.kept_until = name, None
         shard.epoch += 1
         shard.behind = shard.epoch > 1
-        return Grant(name, number, shard.epoch, why)
+        return GrantOwnership(name, number, shard.epoch, why)
 
     def _concerned(self, tier: Tier, fragment: int) -> list[str]:
         """Who is connected and has a fragment, in the order of joining."""

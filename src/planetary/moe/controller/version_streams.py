@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from planetary.core.errors import LocalProtocolError
-from planetary.moe.controller.records import (
+from planetary.moe.controller.mixture_records import (
     ExpertsAdvanced,
     FragmentAdvanced,
     MixtureRecord,

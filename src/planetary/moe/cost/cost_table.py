@@ -19,7 +19,7 @@ from planetary.moe.cost import cost
 from planetary.moe.cost.cost import SHAPES, MoeShape, active_expert_params
 from planetary.moe.methods.sketch import Precision
 from planetary.moe.methods.tiers import Cadence, Tier, tier_of
-from planetary.moe.plan.plan import cadence_of, model_of
+from planetary.moe.plan.mixture_plan import cadence_of, model_of
 
 Row = tuple[str, list[str]]
 _Row = Callable[[str, Callable[[int], str]], Row]

@@ -47,7 +47,7 @@ from planetary.moe.controller.mixture_events import (
     EndWork,
     ExpertsJudged,
     JudgeExperts,
-    LeaseWork,
+    LeaseExpertWork,
     MakeFragment,
     ModelAssembled,
     NothingNew,
@@ -59,8 +59,8 @@ from planetary.moe.controller.mixture_events import (
     WorkOf,
     WorkOver,
 )
+from planetary.moe.controller.mixture_records import MixtureStarted, ShardGranted, mixture_news
 from planetary.moe.controller.offload import FORGET_STEPS
-from planetary.moe.controller.records import MixtureStarted, ShardGranted, mixture_news
 from planetary.moe.controller.work_queue import ExpertWork, Lease, WorkQueue
 from planetary.moe.gateway.mixture_preparation import (
     MixtureStart,
@@ -81,7 +81,7 @@ from planetary.moe.gateway.payload_work import (
     routing_of,
 )
 from planetary.moe.payloads.shard_payload import model_bytes
-from planetary.moe.plan.plan import OwnerMap
+from planetary.moe.plan.mixture_plan import OwnerMap
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
@@ -246,7 +246,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
                 self._work.add(self._assemble(instruction))
             case CollectPayloads():
                 self._work.add(self._collect(instruction.keep))
-            case QueueWork() | LeaseWork() | EndWork():
+            case QueueWork() | LeaseExpertWork() | EndWork():
                 self._work.add(self._use_queue(instruction))
             case JudgeExperts():
                 named = (instruction.attachment, instruction.second)
@@ -313,7 +313,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         self._queue = self._open_queue(self.options.folder / QUEUE)
         return self._queue.begin()
 
-    async def _use_queue(self, instruction: QueueWork | LeaseWork | EndWork) -> None:
+    async def _use_queue(self, instruction: QueueWork | LeaseExpertWork | EndWork) -> None:
         assert self._shell is not None
         # One after the other, in the order of the instructions: an asyncio lock is fair.
         async with self._queue_turn:
@@ -324,10 +324,10 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
                 log.error("%s", error)
         for event in over:
             self._shell.post(event)
-        if isinstance(instruction, LeaseWork):
+        if isinstance(instruction, LeaseExpertWork):
             self._shell.post(WorkLeased(instruction.session, lease))
 
-    def _queue_call(self, instruction: QueueWork | LeaseWork | EndWork) -> tuple[Lease | None, list[WorkOver]]:
+    def _queue_call(self, instruction: QueueWork | LeaseExpertWork | EndWork) -> tuple[Lease | None, list[WorkOver]]:
         assert self._queue is not None
         lease, over = None, []
         match instruction:
@@ -337,7 +337,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
                 self._queue.give_up(instruction.lease, again=instruction.again)
             case EndWork():
                 self._queue.finish(instruction.lease, instruction.result)
-            case LeaseWork():
+            case LeaseExpertWork():
                 assert self._start is not None
                 lease_s, now = self._start.policy.lease_s, self._clock.wall()
                 while found := self._queue.lease(instruction.worker, now=now, lease_s=lease_s, busy=instruction.busy):

@@ -44,23 +44,23 @@ from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record, replay
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.controller.mixture_events import MixturePolicy
-from planetary.moe.controller.records import FragmentStart, MixtureRecord, MixtureStarted, MixtureState
+from planetary.moe.controller.mixture_records import FragmentStart, MixtureRecord, MixtureStarted, MixtureState
 from planetary.moe.controller.syncer_machine import SyncPolicy
+from planetary.moe.methods.mixture_pace import PACES
 from planetary.moe.methods.ownership import hashed, round_robin
-from planetary.moe.methods.pace import PACES
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.expert_payloads import experts_bytes
 from planetary.moe.payloads.payloads import fragment_bytes
 from planetary.moe.payloads.shard_payload import HeldFragment, shard_bytes
 from planetary.moe.payloads.surrogate_payloads import messages_of, surrogates_bytes
 from planetary.moe.plan.checked_config import check_mixture
-from planetary.moe.plan.plan import MixturePlan, OwnerMap, model_of, training_of
+from planetary.moe.plan.mixture_plan import MixturePlan, OwnerMap, model_of, training_of
 from planetary.moe.program.part import part_of
 from planetary.moe.program.signature import ComposerShape, parameter_specs
 from planetary.moe.training.composer import LayerFit
 from planetary.moe.training.expert_work import HeldExperts
+from planetary.moe.training.participant_states import ComposerState, TrainingState
 from planetary.moe.training.replicas import only_shards
-from planetary.moe.training.states import ComposerState, TrainingState
 from planetary.runtime.program_runner import Program
 from planetary.wire.limits import GIB, MAX_PAYLOAD_BYTES
 

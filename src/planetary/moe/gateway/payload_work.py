@@ -35,13 +35,13 @@ from planetary.moe.payloads.payloads import fragment_bytes, fragment_from, sketc
 from planetary.moe.payloads.saved_composers import saved_composer
 from planetary.moe.payloads.shard_payload import shard_from
 from planetary.moe.payloads.surrogate_payloads import changed_surrogates, surrogates_bytes, surrogates_from
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.protocol import mixture_messages as mm
 from planetary.moe.training.audit import accept_slots, audit, disagreements, judge_fit, unusable_surrogates
 from planetary.moe.training.expert_work import HeldExperts, Improved, sketched_rows
+from planetary.moe.training.participant_states import SyncerState, TrainingState, merged_model
 from planetary.moe.training.replicas import rule_of
 from planetary.moe.training.routing import RoutingAgreement, routing_agreement
-from planetary.moe.training.states import SyncerState, TrainingState, merged_model
 
 
 def make_fragment(store: PayloadStore, wanted: MakeFragment, plan: MixturePlan) -> FragmentMade:

@@ -21,7 +21,7 @@ from planetary.moe.methods.delta import Delta, expand
 from planetary.moe.methods.sketch import EncodedSketch
 from planetary.moe.payloads.payloads import sketch_from
 from planetary.moe.training.expert_work import HeldExperts, Improved
-from planetary.moe.training.states import computed_weights
+from planetary.moe.training.participant_states import computed_weights
 
 HELD = ("weights", "moments", "residuals", "surrogates")
 

@@ -13,8 +13,8 @@ import msgspec
 from planetary.artifacts.payload_store import PayloadStore
 from planetary.moe.payloads.expert_payloads import experts_from
 from planetary.moe.payloads.shard_payload import shard_from
-from planetary.moe.plan.plan import MixturePlan
-from planetary.moe.training.states import ComposerState
+from planetary.moe.plan.mixture_plan import MixturePlan
+from planetary.moe.training.participant_states import ComposerState
 
 
 def saved_composer(store: PayloadStore, shard: str, experts: Sequence[str], plan: MixturePlan) -> ComposerState:

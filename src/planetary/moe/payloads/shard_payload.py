@@ -15,8 +15,8 @@ from planetary.core.tensors import Tensors
 from planetary.moe.methods.recent_rows import no_rows
 from planetary.moe.methods.tiers import Tier
 from planetary.moe.payloads.payloads import payload_fields
-from planetary.moe.plan.plan import MixturePlan
-from planetary.moe.training.states import ComposerState
+from planetary.moe.plan.mixture_plan import MixturePlan
+from planetary.moe.training.participant_states import ComposerState
 
 Key = tuple[Tier, int]
 

@@ -16,10 +16,10 @@ from planetary.core.errors import RemoteProtocolError
 from planetary.moe.methods.delta import Delta, expand
 from planetary.moe.methods.surrogate import SurrogateMessage, newer_surrogate, surrogate_message
 from planetary.moe.payloads.payloads import payload_fields
-from planetary.moe.plan.plan import MixturePlan
+from planetary.moe.plan.mixture_plan import MixturePlan
 from planetary.moe.training.composer import LayerFit
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import Surrogates
+from planetary.moe.training.participant_states import Surrogates
+from planetary.moe.training.training_settings import MoeTraining
 
 
 class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,9 +6,9 @@ from planetary.core.config import Config
 from planetary.core.configuration.schema import MoeConfig
 from planetary.fabric.preparation.preparation import schedule_of, step_options
 from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.moe.methods.pace import PACES
+from planetary.moe.methods.mixture_pace import PACES
 from planetary.moe.methods.surrogate import are_copies
-from planetary.moe.plan.plan import OF_EXPERT_WORKERS, model_of, training_of, warnings_of
+from planetary.moe.plan.mixture_plan import OF_EXPERT_WORKERS, model_of, training_of, warnings_of
 
 
 def check_mixture(config: Config) -> list[str]:

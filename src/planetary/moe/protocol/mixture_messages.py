@@ -18,7 +18,7 @@ TierName = Literal["router", "latent", "backbone", "experts"]
 
 
 class MixtureJob(RoleJob, frozen=True, kw_only=True):
-    """What the worker is to run: its `plan` is a `planetary.moe.plan.plan.MixturePlan`, in JSON."""
+    """What the worker is to run: its `plan` is a `planetary.moe.plan.mixture_plan.MixturePlan`, in JSON."""
 
     functions: dict[str, FunctionSpec]  # of the artifact's module
 

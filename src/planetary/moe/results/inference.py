@@ -40,8 +40,8 @@ from planetary.moe.composer.composer_data import Batch
 from planetary.moe.methods import ownership
 from planetary.moe.program.signature import in_layer
 from planetary.moe.results.run_state import is_run, read_run
+from planetary.moe.training.participant_states import ComposerState, Surrogates, assembled, merged_model
 from planetary.moe.training.saved_training import SavedTraining
-from planetary.moe.training.states import ComposerState, Surrogates, assembled, merged_model
 
 
 class ExpertSelection(msgspec.Struct, frozen=True):

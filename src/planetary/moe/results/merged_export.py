@@ -24,11 +24,11 @@ from planetary.fabric.gateway.run_files import CONFIG
 from planetary.models.latent_experts import straight_through_ternary
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.methods.tiers import Tier, tier_of
-from planetary.moe.plan.plan import MODEL
+from planetary.moe.plan.mixture_plan import MODEL
 from planetary.moe.results.exported_files import SURROGATES, WEIGHTS
 from planetary.moe.results.inference import named_surrogates
+from planetary.moe.training.participant_states import merged_model
 from planetary.moe.training.saved_training import SavedTraining
-from planetary.moe.training.states import merged_model
 
 _WRITING = ".writing-"
 

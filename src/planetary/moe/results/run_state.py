@@ -12,12 +12,12 @@ from planetary.data.slices import SliceOrder
 from planetary.data.token_file import TokenFile
 from planetary.fabric.gateway.run_files import CONFIG, EVENTS, PAYLOADS
 from planetary.machine.journal import replay
-from planetary.moe.controller.records import MixtureRecord, MixtureState
+from planetary.moe.controller.mixture_records import MixtureRecord, MixtureState
 from planetary.moe.gateway.mixture_preparation import plan_over
 from planetary.moe.payloads.saved_composers import saved_composer
 from planetary.moe.payloads.surrogate_payloads import empty_bank, install, surrogates_from
+from planetary.moe.training.participant_states import SyncerState, TrainingState
 from planetary.moe.training.saved_training import REST, SavedTraining, read_training
-from planetary.moe.training.states import SyncerState, TrainingState
 
 PATIENCE_S = 5.0  # somebody waits for the answer
 

@@ -26,8 +26,8 @@ from planetary.moe.methods.recent_rows import RecentRows, calibration_rows
 from planetary.moe.methods.sketch import Sketch, dense_gates
 from planetary.moe.methods.surrogate import expert_outputs, relu2
 from planetary.moe.training.expert_work import HeldExperts, Improved
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import computed_weights
+from planetary.moe.training.participant_states import computed_weights
+from planetary.moe.training.training_settings import MoeTraining
 
 SAME_CLAIM = 0.01
 """How far a claimed gain may be from the one that is computed again, relative to it."""

@@ -24,8 +24,8 @@ from planetary.moe.methods.surrogate import Fitted, are_copies, expert_outputs, 
 from planetary.moe.program.signature import in_layer
 from planetary.moe.training.audit import accept_slots
 from planetary.moe.training.expert_work import HeldExperts, Improved, improve, optimizer_step, refitted, returned
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import ComposerState, Surrogates, computed_weights
+from planetary.moe.training.participant_states import ComposerState, Surrogates, computed_weights
+from planetary.moe.training.training_settings import MoeTraining
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import Runner, signature
 

@@ -15,7 +15,7 @@ from planetary.moe.methods.delta import Delta, Form, compress, expand
 from planetary.moe.methods.recent_rows import RecentRows, calibration_rows
 from planetary.moe.methods.sketch import EncodedSketch, Sketch, decode, dense_gates
 from planetary.moe.methods.surrogate import FitOptions, expert_outputs, fit_surrogates
-from planetary.moe.training.states import computed_weights
+from planetary.moe.training.participant_states import computed_weights
 from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import Runner, signature
 

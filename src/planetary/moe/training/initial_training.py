@@ -18,9 +18,7 @@ from planetary.moe.methods.ownership import load_aware
 from planetary.moe.methods.recent_rows import no_rows
 from planetary.moe.methods.surrogate import initial_surrogates
 from planetary.moe.program.signature import in_layer, state_specs, zeros_for
-from planetary.moe.training.replicas import replicated_slots
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import (
+from planetary.moe.training.participant_states import (
     ComposerState,
     Surrogates,
     SyncerState,
@@ -28,6 +26,8 @@ from planetary.moe.training.states import (
     computed_weights,
     expert_name,
 )
+from planetary.moe.training.replicas import replicated_slots
+from planetary.moe.training.training_settings import MoeTraining
 from planetary.runtime.program_runner import Program
 
 

@@ -18,7 +18,7 @@ from planetary.core.tensors import Tensors
 from planetary.moe.methods import ownership
 from planetary.moe.methods.averaging import FragmentMergeRule, PublishedParameters, merge
 from planetary.moe.methods.tiers import Tier
-from planetary.moe.training.states import ComposerState, expert_name
+from planetary.moe.training.participant_states import ComposerState, expert_name
 
 
 def holders(shard: int, composers: int, replicas: int) -> tuple[int, ...]:

@@ -26,8 +26,8 @@ from planetary.artifacts.safetensors_file import read_safetensors, safetensors_p
 from planetary.core.errors import ResourceError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.models.latent_moe_config import LatentMoeConfig
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import TrainingState
+from planetary.moe.training.participant_states import TrainingState
+from planetary.moe.training.training_settings import MoeTraining
 
 FORMAT = 1
 ARRAYS, REST = "state.safetensors", "training.json"

@@ -26,10 +26,10 @@ from planetary.moe.program.programs import composer_program, dense_specs, expert
 from planetary.moe.program.signature import ComposerShape, parameter_specs
 from planetary.moe.training.composer import ComposerSteps, install, mean_error, mean_loss, whole_arguments
 from planetary.moe.training.initial_training import initial_training
+from planetary.moe.training.participant_states import ComposerState, Surrogates, SyncerState, TrainingState, assembled
 from planetary.moe.training.replicas import consolidate, expert_fragments, only_shards, replicated_slots
 from planetary.moe.training.routing import RoutingAgreement, all_layers, routing_agreement
-from planetary.moe.training.settings import MoeTraining
-from planetary.moe.training.states import ComposerState, Surrogates, SyncerState, TrainingState, assembled
+from planetary.moe.training.training_settings import MoeTraining
 from planetary.runtime.program_runner import Program, ProgramRunner, Runner, XlaRunner
 
 if TYPE_CHECKING:

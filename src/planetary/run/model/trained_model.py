@@ -142,7 +142,7 @@ def fill_tree(template: Any, values: Mapping[str, np.ndarray], source: str, *, w
 
 
 def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, wanted: ExpertSelection) -> TrainedModel:
-    from planetary.moe.plan.plan import model_of
+    from planetary.moe.plan.mixture_plan import model_of
     from planetary.moe.results.exported_files import SURROGATES
     from planetary.moe.results.inference import model_with, with_surrogates
     from planetary.moe.results.run_state import read_run

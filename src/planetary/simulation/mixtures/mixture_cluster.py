@@ -19,7 +19,7 @@ from planetary.fabric.worker.role import Roles
 from planetary.machine.machine import Validated
 from planetary.moe.composer.mixture_loader import MixtureLoader
 from planetary.moe.controller.mixture_controller import MixtureController
-from planetary.moe.controller.records import MixtureRecord
+from planetary.moe.controller.mixture_records import MixtureRecord
 from planetary.moe.controller.work_queue import WorkQueue
 from planetary.moe.gateway.mixture_gateway import MixtureGateway
 from planetary.moe.gateway.mixture_preparation import PreparedMixture

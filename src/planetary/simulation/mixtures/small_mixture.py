@@ -35,7 +35,7 @@ from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import batches, read_slice
 from planetary.models.latent_moe_config import LatentMoeConfig
 from planetary.moe.gateway.mixture_preparation import PreparedMixture, ProgramRecord, plan_of
-from planetary.moe.plan.plan import MODEL, MixturePlan
+from planetary.moe.plan.mixture_plan import MODEL, MixturePlan
 from planetary.moe.program.signature import in_layer
 from planetary.runtime.device_program import Handle
 from planetary.runtime.program_runner import Program, ProgramRunner, Runner

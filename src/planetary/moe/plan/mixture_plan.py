@@ -22,11 +22,11 @@ from planetary.models.model_options import configure
 from planetary.moe.methods.acceptance import Policy
 from planetary.moe.methods.averaging import FragmentMergeRule
 from planetary.moe.methods.delta import rank_is_smaller
-from planetary.moe.methods.pace import PACES, AnyPace, Free
+from planetary.moe.methods.mixture_pace import PACES, AnyPace, Free
 from planetary.moe.methods.surrogate import FitOptions, are_copies
 from planetary.moe.methods.tiers import Cadence, Tier, tier_fragments
 from planetary.moe.training.replicas import expert_fragments, held_shards, replicated_slots
-from planetary.moe.training.settings import MoeTraining
+from planetary.moe.training.training_settings import MoeTraining
 
 OF_EXPERT_WORKERS = (
     "sketches",

@@ -185,7 +185,7 @@ def test_overriding_changes_nothing_in_the_original() -> None:
         ("train.rounds.x=1", "is a single value"),
         ("model.options.a=<>", "is no TOML value"),
         ("fabric.quorum=7", "fabric.quorum: expected at most fabric.workers (2)"),
-        ("sync.overlap=async", 'sync.overlap: expected "none" with sync.topology = "star", found "async"'),
+        ("sync.overlap=async", 'sync.overlap: expected "none" with sync.compression = "none", found "async"'),
         ("sync.overlap=on", 'sync.overlap: expected one of "async", "eager", "none"'),
     ],
 )
@@ -206,6 +206,8 @@ def test_overlap_needs_deltas() -> None:
     assert apply_overrides(Config(), ring).sync.overlap == "async"
     with pytest.raises(UserError, match=r'sync\.overlap: expected "none" with sync\.precision = "f64"'):
         apply_overrides(Config(), [*ring, "sync.precision=f64"])
+    star = ["sync.overlap=eager", "sync.compression=int8"]
+    assert apply_overrides(Config(), star).sync.overlap == "eager"
 
 
 @pytest.mark.parametrize(
@@ -313,8 +315,9 @@ def test_the_hash_sees_what_decides_the_mathematics(override: str) -> None:
 
 
 def test_the_hash_sees_the_ring_and_its_overlap() -> None:
-    settings = ([], ["sync.topology=ring"], ["sync.topology=ring", "sync.overlap=async"])
-    assert len({config_hash(apply_overrides(Config(), overrides)) for overrides in settings}) == 3
+    ring, star = ["sync.topology=ring"], ["sync.compression=float32"]
+    settings = ([], ring, [*ring, "sync.overlap=async"], star, [*star, "sync.overlap=async"])
+    assert len({config_hash(apply_overrides(Config(), overrides)) for overrides in settings}) == 5
 
 
 @pytest.mark.parametrize(

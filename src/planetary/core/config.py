@@ -307,8 +307,8 @@ def config_hash(config: Config) -> str:
         del kept["optimizer"]["final_fraction"]
     if config.sync.topology == "ring":  # its sums are rounded in another way
         kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
-        if config.sync.overlap != "none":
-            kept["sync"]["overlap"] = config.sync.overlap
+    if config.sync.overlap != "none":
+        kept.setdefault("sync", {})["overlap"] = config.sync.overlap
     if config.federation.sites:
         kept["federation"] = {"every_rounds": config.federation.every_rounds, "parts": config.federation.parts}
     for key in ("compression", "broadcast_compression"):

@@ -53,7 +53,7 @@ def form_of(
 
 
 class HeldContribution(msgspec.Struct, frozen=True):
-    """A contribution, and the master parameters that it was trained from, float32 by name."""
+    """A contribution, and the master parameters that it was trained from, float32 by name; of deltas none."""
 
     contribution: Contribution
     start: Tensors
@@ -97,6 +97,8 @@ def _ends(spec: TensorSpec, held: HeldContribution, block: slice) -> np.ndarray:
 
 
 def _delta(spec: TensorSpec, held: HeldContribution, block: slice) -> np.ndarray:
+    if held.contribution.form == "deltas":
+        return held.contribution.delta(spec, block, np.empty(0))
     return held.start[spec.name].reshape(-1)[block].astype(np.float64) - _ends(spec, held, block)
 
 

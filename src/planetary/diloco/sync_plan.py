@@ -2,8 +2,9 @@
 
 A round of the star is H steps, then the update up and the next parameters down, one after the other. On a worker's link
 that is (up + down) / bandwidth + 2 round trips. The gateway's link carries that of all workers. A ring moves
-2 (M − 1) / M of the parameters each way over every worker's link, in 2 (M − 1) stages of a round trip each; with eager
-overlap only what takes longer than the H steps is waited for. Protocol headers and TLS are `OVERHEAD` of the bytes.
+2 (M − 1) / M of the parameters each way over every worker's link, in 2 (M − 1) stages of a round trip each. With eager
+overlap only what takes longer than the H steps is waited for, in the star a round trip at least. Headers and TLS are
+`OVERHEAD` of the bytes.
 """
 
 from __future__ import annotations
@@ -135,6 +136,8 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
         up, down = (payload_bytes(codec, params) * (1 + OVERHEAD) for codec in codecs)
         slowest = max((up + down) / cluster.bandwidth, many * (up + down) / cluster.gateway_bandwidth)
         wait = slowest + 2 * cluster.rtt_s
+        if settings["sync.overlap"] == "eager":  # all but the word that a lease is trained, and the next lease
+            wait = max(cluster.rtt_s, wait - compute)
         coded = codecs[0] != "none"
         worker = (2 + 3 * coded) * 4 * params
         gateway = (3 + 2 * coded + many) * 4 * params

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from planetary.core.errors import NumericsError, ProtocolError, RemoteProtocolError
-from planetary.core.tensors import TensorSpec
+from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import f32_to_bf16
 from planetary.diloco.merge import Mean, Senders
 from planetary.diloco.outer import initial_state
 from planetary.diloco.payload import PAYLOAD, PayloadForm, payload_digest
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.worker.exchange import CodedUpdates, WholeParameters, exchange_of
+from planetary.fabric.worker.exchange import CodedUpdates, Exchange, Trained, WholeParameters, exchange_of
 from planetary.fabric.worker.inner_state import InnerStates
 
 SPECS = (TensorSpec("w", "f32", (70, 90)), TensorSpec("b", "bf16", (40,)))
@@ -37,17 +37,26 @@ def result(task: int, digest: str) -> m.TrainResult:
     )
 
 
+def taken(worker: Exchange, message: m.Parameters, tensors: Tensors) -> dict[str, np.ndarray]:
+    worker.take(message, tensors)
+    return dict(worker.start((), 0))
+
+
+def task(number: int, start: Tensors, ends: Tensors) -> Trained:
+    return Trained(task=number, round=1, tokens=1, start=start, ends=ends)
+
+
 @pytest.mark.parametrize(
     ("up", "down"), [("int4", "int4"), ("sparse", "sparse"), ("sign", "sign"), ("float32", "bf16"), ("fp4", "none")]
 )
 def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down: str) -> None:
     server = gateway(up, down)
     workers = [exchange_of(SPECS, m.Compression(up=up, down=down)) for _ in range(2)]
-    params = [dict(worker.take(m.Parameters(version=0), server.of_version(0))) for worker in workers]
+    params = [taken(worker, m.Parameters(version=0), server.of_version(0)) for worker in workers]
     for round_ in range(1, 5):
         parts = []
         for number, worker in enumerate(workers):
-            sent = worker.give(params[number], trained(params[number], 10 * round_ + number))
+            sent = worker.give(task(1, params[number], trained(params[number], 10 * round_ + number)))
             defect, tensors = server.read(result(number, sent.digest), sent.tensors)
             assert not defect
             parts.append((number, 1, server.attach(tensors)))
@@ -58,9 +67,9 @@ def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down:
             else:
                 message = m.Parameters(version=round_, since=round_ - 1, digest=server.change_digest)
                 tensors = server.change_of(round_)
-            params[number] = dict(worker.take(message, tensors))
+            params[number] = taken(worker, message, tensors)
         newcomer = exchange_of(SPECS, m.Compression(up=up, down=down))
-        fresh = newcomer.take(m.Parameters(version=round_), server.of_version(round_))
+        fresh = taken(newcomer, m.Parameters(version=round_), server.of_version(round_))
         for name in START:
             assert params[0][name].tobytes() == params[1][name].tobytes() == fresh[name].tobytes()
 
@@ -68,28 +77,28 @@ def test_worker_and_gateway_have_the_same_bits_after_every_change(up: str, down:
 def test_one_worker_with_a_float32_codec_trains_plainly() -> None:
     """To rounding: a delta in float32 is rounded once, which end parameters are not."""
     server, worker = gateway("float32", "float32"), exchange_of(SPECS, m.Compression(up="float32", down="float32"))
-    params = worker.take(m.Parameters(version=0), server.of_version(0))
+    params = taken(worker, m.Parameters(version=0), server.of_version(0))
     ends = trained(dict(params), 1)
-    sent = worker.give(params, ends)
+    sent = worker.give(task(1, params, ends))
     _, tensors = server.read(result(1, sent.digest), sent.tensors)
     server.take_outer_step(1, [(1, 1, server.attach(tensors))], 1.0, 0.0, Mean())
     change = m.Parameters(version=1, since=0, digest=server.change_digest)
-    np.testing.assert_allclose(worker.take(change, server.change_of(1))["w"], ends["w"], rtol=1e-6)
+    np.testing.assert_allclose(taken(worker, change, server.change_of(1))["w"], ends["w"], rtol=1e-6)
 
 
 def test_the_master_is_what_all_deltas_add_up_to_however_coarse_the_broadcast() -> None:
     """The broadcast's rounding is never in the master copy, and what workers have stays near it."""
     server, worker = gateway("float32", "int4"), exchange_of(SPECS, m.Compression(up="float32", down="int4"))
-    params = dict(worker.take(m.Parameters(version=0), server.of_version(0)))
+    params = taken(worker, m.Parameters(version=0), server.of_version(0))
     total = START["w"].astype(np.float64)
     for round_ in range(1, 12):
         ends = trained(params, round_)
         total += ends["w"].astype(np.float64) - params["w"]
-        sent = worker.give(params, ends)
+        sent = worker.give(task(1, params, ends))
         _, tensors = server.read(result(round_, sent.digest), sent.tensors)
         server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], 1.0, 0.0, Mean())
         change = m.Parameters(version=round_, since=round_ - 1, digest=server.change_digest)
-        params = dict(worker.take(change, server.change_of(round_)))
+        params = taken(worker, change, server.change_of(round_))
     np.testing.assert_allclose(server.state.params["w"], total, atol=1e-5)
     far = np.linalg.norm(params["w"] - server.state.params["w"])
     assert 0 < far < 0.3 * np.linalg.norm(trained(params, 0)["w"] - params["w"])
@@ -97,7 +106,7 @@ def test_the_master_is_what_all_deltas_add_up_to_however_coarse_the_broadcast() 
 
 def test_a_delta_that_was_altered_is_named_and_nothing_of_it_kept() -> None:
     server, worker = gateway("int8", "none"), CodedUpdates(SPECS, m.Compression(up="int8"))
-    sent = worker.give(START, trained(START, 1))
+    sent = worker.give(task(1, START, trained(START, 1)))
     defect, tensors = server.read(result(1, "0" * 32), sent.tensors)
     assert "it was altered" in defect
     assert tensors == {}
@@ -123,28 +132,51 @@ def test_feedback_is_saved_and_loaded_by_round(tmp_path: Path) -> None:
         CodedUpdates(SPECS, compression),
         InnerStates(tmp_path, CodedUpdates(SPECS, compression).residual_specs),
     )
-    first.give(START, trained(START, 1))
+    first.give(task(1, START, trained(START, 1)))
     assert first.residual is not None
     states.save(1, first.residual)
     again = CodedUpdates(SPECS, compression)
     found = states.load(2)
     assert found is not None
     again.residual = found[1]
-    one, other = first.give(START, trained(START, 2)), again.give(START, trained(START, 2))
+    one, other = first.give(task(1, START, trained(START, 2))), again.give(task(1, START, trained(START, 2)))
     assert one.digest == other.digest
     fresh = CodedUpdates(SPECS, compression)
-    assert fresh.give(START, trained(START, 2)).digest != one.digest
+    assert fresh.give(task(1, START, trained(START, 2))).digest != one.digest
 
 
 def test_a_nan_is_found_before_it_is_sent() -> None:
     worker = CodedUpdates(SPECS, m.Compression(up="int4"))
     with pytest.raises(NumericsError, match="tensor 'w' contains NaN"):
-        worker.give(START, {**START, "w": np.full((70, 90), np.nan, np.float32)})
+        worker.give(task(1, START, {**START, "w": np.full((70, 90), np.nan, np.float32)}))
     assert worker.residual is None
 
 
 def test_without_codecs_everything_is_whole() -> None:
     worker = exchange_of(SPECS, m.Compression())
     assert isinstance(worker, WholeParameters)
-    assert worker.give(START, START).tensors is START
-    assert worker.take(m.Parameters(version=1), START) is START
+    assert worker.give(task(1, START, START)).tensors is START
+    assert taken(worker, m.Parameters(version=1), START) == START
+
+
+def test_an_eager_start_has_the_part_of_the_delta_that_was_sent() -> None:
+    """What a codec drops stays in the feedback: it is in no aggregate, and so in no start."""
+    server = gateway("int4", "none")
+    worker = CodedUpdates(SPECS, m.Compression(up="int4"), eager_rate=1.0)
+    params = taken(worker, m.Parameters(version=0), server.of_version(0))
+    sent = worker.give(task(5, params, trained(params, 1)))
+    delta = PayloadForm("int4", SPECS).decode(sent.tensors[PAYLOAD], sent.digest)
+    begins = worker.start((5,), 4)
+    expected = params["w"].astype(np.float64) - 0.25 * delta["w"].astype(np.float64)
+    np.testing.assert_array_equal(begins["w"], expected.astype(np.float32))
+    np.testing.assert_array_equal(worker.start((), 0)["w"], params["w"])
+    np.testing.assert_array_equal(worker.start((99,), 4)["w"], params["w"])  # of a connection that was lost
+
+
+def test_an_eager_worker_forgets_what_the_newest_version_contains() -> None:
+    worker = CodedUpdates(SPECS, m.Compression(up="float32"), eager_rate=1.0)
+    taken(worker, m.Parameters(version=0), START)
+    worker.give(task(5, START, trained(START, 1)))
+    later = trained(START, 3)
+    taken(worker, m.Parameters(version=1), later)
+    np.testing.assert_array_equal(worker.start((5,), 1)["w"], later["w"])

@@ -67,13 +67,13 @@ PRESETS: Mapping[str, Preset] = {
         ),
         Preset(
             "eager-diloco",
-            "the next round is trained while one is reduced, from the worker's own part of it; in the ring",
+            "the next round is trained while the contributions to one travel, from the worker's own part of it",
             "Kale et al. 2025, arXiv:2502.12996 (the update, H 30); rate 1, no momentum: the update has no state then",
             {
-                "sync.topology": "ring",
+                **_STAR,
                 "sync.overlap": "eager",
-                "sync.precision": "f32",
-                **_WHOLE,
+                "sync.compression": "float32",
+                "sync.broadcast_compression": "none",
                 "train.inner_steps": 30,
                 **_outer(1.0, 0.0),
             },

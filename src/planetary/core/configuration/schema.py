@@ -170,6 +170,7 @@ class FabricConfig(msgspec.Struct, frozen=True):
     compilers: Count = 1  # targets that the gateway compiles for at once
 
 
+OverlapName = Literal["none", "eager", "async"]
 Codec = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sign", "sparse"]
 
 
@@ -179,9 +180,10 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # "star": through the gateway; "ring": the workers reduce their deltas among themselves, and the gateway gets the
     # parameters for checkpoints only
     topology: Literal["star", "ring"] = "star"
-    # "ring": the next round is trained while one is reduced. "eager" starts it from the newest parameters and the
-    # worker's own part of the round under way; "async" from those of one outer step before, for comparison
-    overlap: Literal["none", "eager", "async"] = "none"
+    # the next round is trained while one is reduced, in the star with `compression`. "eager" starts it from the newest
+    # parameters and the worker's own part of the round under way; "async" from those of one outer step before, for
+    # comparison
+    overlap: OverlapName = "none"
     # "star": codec of what workers send. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
     # "int4", "fp4" (E3M0), "sign" (one bit, after a rotation), or "sparse" (SparseLoCo: the largest of each chunk in
     # two bits). What a codec drops is sent later

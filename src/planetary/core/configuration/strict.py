@@ -181,12 +181,14 @@ def _check_together(config: Config, origin: str) -> None:
             f"{origin}: fabric.quorum: expected at most fabric.workers ({config.fabric.workers}), found "
             f"{config.fabric.quorum}: such a round could never be closed by its quorum"
         )
-    if (overlap := config.sync.overlap) != "none" and config.sync.topology != "ring":
+    codec, down = config.sync.compression, config.sync.broadcast_compression
+    if (overlap := config.sync.overlap) != "none" and config.sync.topology == "star" and codec == "none":
         raise UserError(
-            f'{origin}: sync.overlap: expected "none" with sync.topology = "{config.sync.topology}", found '
-            f'"{overlap}": only the workers of a ring can reduce while they train; set sync.topology = "ring" too'
+            f'{origin}: sync.overlap: expected "none" with sync.compression = "none", found "{overlap}": workers '
+            "begin at different places then, and end parameters do not tell how far they moved; set sync.compression, "
+            'for example to "float32"'
         )
-    if overlap != "none" and config.sync.precision != "f32":
+    if overlap != "none" and config.sync.topology == "ring" and config.sync.precision != "f32":
         raise UserError(
             f'{origin}: sync.overlap: expected "none" with sync.precision = "{config.sync.precision}", found '
             f'"{overlap}": '
@@ -199,7 +201,6 @@ def _check_together(config: Config, origin: str) -> None:
             "that precision sums end parameters, whose directions are not known; leave out sync.precision, or set it "
             'to "f32"'
         )
-    codec, down = config.sync.compression, config.sync.broadcast_compression
     if codec != "none" and config.sync.topology != "star":
         raise UserError(
             f'{origin}: sync.compression: expected "none" with sync.topology = "{config.sync.topology}", found '

@@ -124,9 +124,13 @@ class Controller(RunController[RoundsDesk]):
             if task is not None:
                 task.sent(now)
 
-    def _payload_arrives(self, session: int, message: int, now: float) -> None:
-        if session in self.desk.workers:
-            self.desk.workers[session].arriving.setdefault(message, now)
+    def _payload_arrives(self, session: int, message: m.Message, now: float) -> None:
+        worker = self.desk.workers.get(session)
+        if worker is None:
+            return
+        worker.arriving.setdefault(message.id, now)
+        if isinstance(message, m.TrainResult):
+            self.training.leases.begins_to_arrive(worker, message, now)
 
     def _arrived(self, session: int, message: int, now: float) -> None:
         worker = self.desk.workers.get(session)
@@ -408,7 +412,7 @@ class RoundTraining:
 
     def _close(self, opened: OpenRound, why: str, now: float) -> None:
         self.leases.end(opened, why, now)
-        if self._topology.overlaps and self._desk.goes_on_after(opened.round):
+        if self._topology.overlap.overlaps and self._desk.goes_on_after(opened.round):
             self.open(now)
         self._topology.begin(opened, why, now)
 

@@ -85,7 +85,7 @@ class Leases:
     def _assign(self, worker: WorkerSession, lease: int, now: float) -> None:
         desk, opened = self._desk, self._desk.open_round()
         task, version = desk.state.next_task, desk.state.version
-        ahead, ahead_tokens = self._topology.ahead(worker)
+        start = self._topology.start(worker)
         desk.append(
             LeaseAssigned(
                 round=opened.round,
@@ -95,8 +95,8 @@ class Leases:
                 pid=worker.pid,
                 node=worker.node,
                 version=version,
-                ahead=ahead,
-                ahead_tokens=ahead_tokens,
+                ahead=start.ahead,
+                ahead_tokens=start.ahead_tokens,
             )
         )
         worker.train = TrainInFlight(
@@ -114,8 +114,8 @@ class Leases:
                 slice=piece,
                 steps=desk.policy.steps_of(worker.worker),
                 first_step=desk.first_step,
-                ahead=ahead,
-                ahead_tokens=ahead_tokens,
+                ahead=start.ahead,
+                ahead_tokens=start.ahead_tokens,
             ),
             TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
         )
@@ -145,6 +145,9 @@ class Leases:
 
     def result(self, worker: WorkerSession, result: m.TrainResult, event: Received, now: float) -> str | None:
         """Accept or reject a result. Returns None when it is stale, "" when it counts, else its defect."""
+        known = self._topology.arrived(result.task, event)
+        if known is not None:
+            return known
         train = worker.train
         if train is None or train.task != result.task:
             self._drop(event.attachment)  # cancelled, or answered before
@@ -167,6 +170,22 @@ class Leases:
             self.orphan(train, worker.worker, defect, now)
             return defect
         self._topology.accept(worker, train.task, event.attachment)
+        self._count(worker, train, result, now)
+        return ""
+
+    def begins_to_arrive(self, worker: WorkerSession, result: m.TrainResult, now: float) -> None:
+        """Accept a result whose tensors have begun to arrive, where a round does not wait for them.
+
+        One with a defect is rejected when it is here completely.
+        """
+        train = worker.train
+        if train is None or train.task != result.task or self._defect_of(worker.worker, result):
+            return
+        if self._topology.begins_to_arrive(worker, train.task):
+            worker.train = None
+            self._count(worker, train, result, now)
+
+    def _count(self, worker: WorkerSession, train: TrainInFlight, result: m.TrainResult, now: float) -> None:
         times = self._times(worker, train, result.seconds, now)
         self.pace.contributed(train.round, times, now)
         self._contributed_at = now
@@ -189,7 +208,6 @@ class Leases:
                 through=result.through,
             )
         )
-        return ""
 
     # --- giving back ------------------------------------------------------------------------------------------
 

@@ -55,7 +55,6 @@ class Ring(Topology):
         """The gateway has the outer state of the desk's version, and no worker has any."""
         super().__init__(desk)
         self._policy = policy
-        self.overlaps = policy.job.overlap
         self._why = ""  # why the round that is reduced was closed
         self._held_by: dict[int, int] = {}  # accepted task -> session that has its tensors
         version = desk.state.version
@@ -97,7 +96,9 @@ class Ring(Topology):
     @property
     def may_close(self) -> bool:
         """See `Topology`. With overlap everybody must have the parameters that the next outer step is taken from."""
-        return not self.overlaps or all(w.version == self._desk.state.version for w in self._desk.ready_workers())
+        return not self.overlap.overlaps or all(
+            w.version == self._desk.state.version for w in self._desk.ready_workers()
+        )
 
     def begin(self, ended: OpenRound, why: str, now: float) -> None:
         """See `Topology`: every worker with the newest parameters takes part."""
@@ -278,17 +279,13 @@ class Ring(Topology):
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
         """See `Topology`; a worker that is given a task has them."""
 
-    def ahead(self, worker: WorkerSession) -> tuple[tuple[int, ...], int]:
+    def holds(self, worker: WorkerSession, task: int) -> bool:
         """See `Topology`."""
-        closing = self._desk.state.closing
-        if not self._policy.job.eager or closing is None:
-            return (), 0
-        own = [c.task for c in closing.contributions if self._held_by.get(c.task) == worker.session]
-        return tuple(own), closing.tokens
+        return self._held_by.get(task) == worker.session
 
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """See `Topology`. Without overlap what a worker has changes under it while it reduces."""
-        return worker.version == version and (self.overlaps or not self.busy)
+        return worker.version == version and (self.overlap.overlaps or not self.busy)
 
     def newest(self) -> int:
         """See `Topology`."""

@@ -133,8 +133,8 @@ class RunController(ABC, Generic[DeskT]):
     def _payload_sent(self, session: int, now: float) -> None:
         """Take note of a payload sent in turn that has left the gateway."""
 
-    def _payload_arrives(self, session: int, message: int, now: float) -> None:
-        """Take note of a message (its id) whose tensors have begun to arrive."""
+    def _payload_arrives(self, session: int, message: m.Message, now: float) -> None:
+        """Take note of a message whose tensors have begun to arrive."""
 
     def _arrived(self, session: int, message: int, now: float) -> None:
         """Take note of a message (its id) that is here completely."""
@@ -179,7 +179,7 @@ class RunController(ABC, Generic[DeskT]):
                 if self.desk.payload_sent(event.session, event.message):
                     self._payload_sent(event.session, now)
             case e.PayloadArrives():
-                self._payload_arrives(event.session, event.message.id, now)
+                self._payload_arrives(event.session, event.message, now)
             case e.SendFailed() if event.session in self.desk.workers:
                 self._could_not_send(self.desk.workers[event.session], event.reason, now)
             case e.Compiled():

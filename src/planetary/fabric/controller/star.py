@@ -20,13 +20,15 @@ from planetary.fabric.protocol.fabric_events import (
 from planetary.fabric.protocol.records import ContributionsJudged, Mark, RoundClosed
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import OpenRound
+from planetary.machine.events import Received
 
 
 class Star(Topology):
     """See the module. Any ready worker can be sent any version that the gateway keeps.
 
-    A round that closes is measured, judged and stepped: what was refused is withdrawn in between, and when nothing is
-    left the round is trained again.
+    A round that closes is collected, measured, judged and stepped: what was lost or refused is withdrawn in between,
+    and when nothing is left the round is trained again. In lock-step a result counts when its tensors are here, so that
+    none is collected. With overlap it counts when they begin to arrive: the next lease is trained while they travel.
     """
 
     def __init__(self, desk: RoundsDesk) -> None:
@@ -35,7 +37,12 @@ class Star(Topology):
         self.result = "end_parameters" if desk.policy.compression.up == "none" else "delta"
         self._change = (0, "")  # the newest version that the gateway has as a change, and its digest
         self._attachments: dict[int, int] = {}  # accepted task -> where its tensors are
+        self._arriving: dict[int, int] = {}  # accepted task whose tensors are not here -> session that sends them
+        self._unusable: dict[int, str] = {}  # accepted task whose tensors turned out to be of no use -> why
+        self._trained_by: dict[int, int] = {}  # accepted task of a round that is not reduced -> session
+        self._mark = desk.state.mark()  # of the newest version
         self._why = ""  # the round under way closed
+        self._collecting = 0  # the round whose contributions are arriving; 0: none
         self._measuring = 0  # the round whose contributions the gateway compares; 0: none
         self._table: Table | None = None  # what that gave
         self._refused: dict[int, str] = {}  # tasks whose contributions do not count, and why
@@ -66,13 +73,47 @@ class Star(Topology):
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
         """See `Topology`."""
         self._attachments[task] = attachment
+        self._trained_by[task] = worker.session
+
+    def begins_to_arrive(self, worker: WorkerSession, task: int) -> bool:
+        """See `Topology`."""
+        if self.overlap.overlaps:
+            self._arriving[task] = self._trained_by[task] = worker.session
+        return self.overlap.overlaps
+
+    def arrived(self, task: int, event: Received) -> str | None:
+        """See `Topology`."""
+        if self._arriving.pop(task, None) is None:
+            return None
+        if event.defect:
+            self._unusable[task] = event.defect
+            if event.attachment:
+                self._desk.out.append(DropAttachment(event.attachment))
+        else:
+            self._attachments[task] = event.attachment
+        return event.defect
+
+    def holds(self, worker: WorkerSession, task: int) -> bool:
+        """See `Topology`."""
+        return self._trained_by.get(task) == worker.session
+
+    def keeps(self, worker: WorkerSession) -> bool:
+        """See `Topology`: results that are arriving."""
+        return worker.session in self._arriving.values()
 
     def lost(self, ended: OpenRound) -> dict[int, str]:
-        """See `Topology`: results are here, so that only judging takes them from a round."""
-        refused, self._refused = self._refused, {}
-        for task in refused:
-            self._desk.out.append(DropAttachment(self._attachments.pop(task)))
-        return refused
+        """See `Topology`: those refused or of no use, and those whose worker was lost before they were here."""
+        reasons = {**self._refused, **self._unusable}
+        for task, session in self._arriving.items():
+            if session not in self._desk.workers:
+                reasons[task] = "the worker that sent it was lost"
+        lost = {c.task: reasons[c.task] for c in ended.contributions if c.task in reasons}
+        for task in lost:
+            for table in (self._refused, self._unusable, self._arriving, self._trained_by):
+                table.pop(task, None)
+            if task in self._attachments:
+                self._desk.out.append(DropAttachment(self._attachments.pop(task)))
+        return lost
 
     def take_refused(self) -> list[tuple[str, str]]:
         """See `Topology`."""
@@ -82,16 +123,29 @@ class Star(Topology):
     @property
     def busy(self) -> bool:
         """See `Topology`."""
-        return self._measuring > 0 or self._stepping > 0
+        return self._collecting > 0 or self._measuring > 0 or self._stepping > 0
 
     def begin(self, ended: OpenRound, why: str, now: float) -> None:
         """See `Topology`."""
-        self._why, self._measuring, self._table = why, ended.round, None
-        parts = tuple((task, self._attachments[task]) for task in sorted(c.task for c in ended.contributions))
-        self._desk.out.append(MeasureContributions(ended.round, parts))
+        self._why, self._collecting = why, ended.round
+        self._measure_complete(ended)
 
     def begin_again(self, ended: OpenRound, now: float) -> None:
         """See `Topology`: the contributions that are left count."""
+        if self._collecting:
+            self._measure_complete(ended)
+        else:
+            self._step(ended)
+
+    def _measure_complete(self, ended: OpenRound) -> None:
+        """Compare the contributions with each other once all are here."""
+        tasks = sorted(c.task for c in ended.contributions)
+        if all(task in self._attachments for task in tasks):
+            self._collecting, self._measuring, self._table = 0, ended.round, None
+            parts = tuple((task, self._attachments[task]) for task in tasks)
+            self._desk.out.append(MeasureContributions(ended.round, parts))
+
+    def _step(self, ended: OpenRound) -> None:
         assert ended.judged is not None
         self._measuring, self._stepping = 0, ended.round
         self._desk.append(RoundClosed(round=ended.round, contributions=len(ended.contributions), why=self._why))
@@ -105,17 +159,32 @@ class Star(Topology):
 
     def settle(self, ended: OpenRound, now: float) -> ReductionOutcome:
         """See `Topology`."""
+        if self._collecting:
+            if self._is_short_of(ended):
+                return ReductionOutcome.RETRY
+            self._measure_complete(ended)
+            return ReductionOutcome.WAIT
         if self._measuring:
             if self._table is None:
                 return ReductionOutcome.WAIT
             self._judge(ended, self._table)
             if self._refused:
                 return ReductionOutcome.RETRY
-            self.begin_again(ended, now)
+            self._step(ended)
         if self._stepped < self._stepping:
             return ReductionOutcome.WAIT
         self._stepping = 0
+        self._mark = self._desk.state.mark()
+        for contribution in ended.contributions:
+            del self._trained_by[contribution.task]
         return ReductionOutcome.DONE
+
+    def _is_short_of(self, ended: OpenRound) -> bool:
+        """Whether a contribution that has not arrived never will, or was of no use."""
+        return any(
+            c.task in self._unusable or self._arriving.get(c.task, 0) not in {0, *self._desk.workers}
+            for c in ended.contributions
+        )
 
     def _judge(self, ended: OpenRound, table: Table) -> None:
         self._table = None
@@ -130,13 +199,16 @@ class Star(Topology):
         )
 
     def give_up(self) -> Mark | None:
-        """See `Topology`: nothing counts, so the round goes on."""
-        self._measuring = 0
-        return None
+        """See `Topology`: nothing counts, so the round goes on, or with overlap the run goes back to its start."""
+        self._collecting = self._measuring = 0
+        return self._mark
 
     def went_back(self, version: int) -> None:
         """See `Topology`; versions after this one will be others with the same numbers."""
         self._stepped, self._change = version, (0, "")
+        self._collecting = self._measuring = self._stepping = 0
+        for table in (self._arriving, self._unusable, self._trained_by, self._refused):
+            table.clear()
         for attachment in self._attachments.values():
             self._desk.out.append(DropAttachment(attachment))
         self._attachments.clear()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from planetary.diloco.deltas import Table
 from planetary.fabric.controller.desk import RoundsDesk
+from planetary.fabric.controller.overlap import OVERLAPS, LeaseStart
 from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.fabric_events import OuterStepDone
@@ -29,7 +30,7 @@ class Topology(ABC):
     """One per controller of a run in rounds. The defaults are those of a topology without state on workers.
 
     Attributes:
-        overlaps: whether a round is trained while the one before it is reduced.
+        overlap: what is trained while a round is reduced.
         result: how a worker's `TrainResult` says where its parameters are.
         stall: why the reduction cannot go on, "" while it can.
         failure: why the run cannot go on; None while it can.
@@ -37,12 +38,12 @@ class Topology(ABC):
         autocorrelation: cosine of that delta with that of the round before; None: the gateway has not seen both.
     """
 
-    overlaps = False
     result: Literal["end_parameters", "held", "delta"]
 
     def __init__(self, desk: RoundsDesk) -> None:
         """Start from the newest version of the desk's state; nothing is reduced."""
         self._desk = desk
+        self.overlap = OVERLAPS[desk.policy.overlap]()
         self.stall = ""
         self.failure: tuple[EndKind, str] | None = None
         self.delta_norm: float | None = None
@@ -70,9 +71,15 @@ class Topology(ABC):
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
         """Whether a worker that is ready has `version`, or can be sent it now."""
 
-    def ahead(self, worker: WorkerSession) -> tuple[tuple[int, ...], int]:
-        """Return whose part of the round that is reduced a worker begins the next one with, and that round's tokens."""
-        return (), 0
+    def start(self, worker: WorkerSession) -> LeaseStart:
+        """Return where a worker begins its next lease."""
+        closing = self._desk.state.closing
+        own = () if closing is None else [c.task for c in closing.contributions if self.holds(worker, c.task)]
+        return self.overlap.start(closing, own)
+
+    def holds(self, worker: WorkerSession, task: int) -> bool:
+        """Whether a worker still has what it contributed as `task`, on the connection on which it trained it."""
+        return False
 
     def supply(self, now: float) -> Mark | None:
         """Bring every ready worker to the newest version; return the mark to go back to when nobody has that."""
@@ -93,6 +100,14 @@ class Topology(ABC):
     @abstractmethod
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
         """Keep where the result of an accepted task is."""
+
+    def begins_to_arrive(self, worker: WorkerSession, task: int) -> bool:
+        """Take note of a sound result whose tensors have begun to arrive; return whether it counts from now on."""
+        return False
+
+    def arrived(self, task: int, event: Received) -> str | None:
+        """Keep the tensors of a result that already counts; return its defect or "", None for one that does not."""
+        return None
 
     def lost(self, ended: OpenRound) -> dict[int, str]:
         """Forget the results of a round that do not count, or that no live worker has any more.

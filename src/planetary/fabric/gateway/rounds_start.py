@@ -226,6 +226,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         judge=JUDGES[config.outer.judge],
         loss_rise=config.outer.loss_rise,
         compression=Compression(up=config.sync.compression, down=config.sync.broadcast_compression),
+        overlap=config.sync.overlap,
         checkpoint_every=config.checkpoint.every,
         heartbeat_s=timings.heartbeat_s,
         silent_after_s=timings.silent_after_s,

@@ -177,6 +177,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     schedule: Schedule  # of the learning rate, which every step takes as an argument
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
+    eager_rate: float = 0.0  # star: how far a worker's own delta moves the start of its next lease; 0: not at all
 
     @property
     def loads(self) -> tuple[str, ...]:

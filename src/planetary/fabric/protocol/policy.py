@@ -7,11 +7,13 @@ from typing import Literal
 
 import msgspec
 
+from planetary.core.configuration.schema import OverlapName
 from planetary.core.schedules import Schedule
 from planetary.core.step import StepSpec
 from planetary.core.token_slice import Slice
 from planetary.data.run_length import RunLength
 from planetary.diloco.judgement import Judge, judge
+from planetary.diloco.ring import eager_rate
 from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.protocol.messages import Compression, Hello, Refused, RingJob, TrainingJob, TrainResult
 from planetary.runtime.backends import is_pjrt
@@ -124,6 +126,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     last_checkpoint_tries: int = 5  # how often the last round's is tried, one grace time apart, when it fails
     ring: RingPolicy | None = None  # None: the star, through the gateway
     compression: Compression = Compression()  # of the star
+    overlap: OverlapName = "none"  # what is trained while a round is reduced
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any
 
@@ -141,11 +144,6 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     def inner_steps(self) -> int:
         """Of a lease."""
         return self.length.inner_steps
-
-    @property
-    def overlap(self) -> bool:
-        """Whether a round is trained while the one before it is reduced."""
-        return self.ring is not None and self.ring.job.overlap
 
     def steps_of(self, worker: str) -> int:
         """Return the inner steps that a lease of this worker has."""
@@ -171,6 +169,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             schedule=self.schedule,
             ring=None if self.ring is None else self.ring.job,
             compression=self.compression,
+            eager_rate=eager_rate(self.outer.learning_rate, self.outer.momentum) if self.overlap == "eager" else 0.0,
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:

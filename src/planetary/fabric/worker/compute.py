@@ -16,7 +16,7 @@ from planetary.data.reader import batches, read_slice
 from planetary.diloco.contributions import check_contribution
 from planetary.fabric.protocol.messages import EvalTask, TrainTask
 from planetary.fabric.shell.system import SYSTEM, System
-from planetary.fabric.worker.exchange import Exchange, WholeParameters
+from planetary.fabric.worker.exchange import Exchange, Trained, WholeParameters
 from planetary.fabric.worker.inner_state import BackgroundSaver, InnerStates
 from planetary.fabric.worker.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
 from planetary.machine.events import Event
@@ -193,11 +193,11 @@ class Compute:
         defect = check_contribution(self._spec.params, ends) if self._check_ends else ""
         if defect:
             raise NumericsError(f"after inner step {steps} of {task.steps}: {defect}")
-        outgoing = self.exchange.give(self._params, ends)
+        tokens_trained = steps * tokens_of_batch(self._spec)
+        outgoing = self.exchange.give(Trained(task.task, task.round, tokens_trained, self._params, ends))
         if self._feedback is not None and self.exchange.residual is not None:
             self._saver.save(self._feedback, task.round, self.exchange.residual)
         self._ends = {task.task: outgoing.tensors}
-        tokens_trained = steps * tokens_of_batch(self._spec)
         return TrainingDone(
             task.task,
             task.round,

@@ -62,6 +62,7 @@ class LeaseMachine:
         self._job: m.TrainingJob | None = None
         self._queue: deque[m.Parameters | Task] = deque()
         self._running: Task | None = None
+        self._in_use = -1  # the version that the next task begins from unless it says otherwise
         self.phase = TaskPhase.IDLE
         self._progress_at = 0.0
         self._out: list[Instruction] = []
@@ -140,7 +141,13 @@ class LeaseMachine:
         return True
 
     def _before(self, task: Task) -> None:
-        """Ask for what has to happen before a task starts."""
+        """Ask for the parameters that a task begins from, unless they are in use."""
+        if isinstance(task, m.TrainTask) and task.ahead:
+            self._in_use = -1
+            self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens))
+        elif task.version != self._in_use:
+            self._in_use = task.version
+            self._out.append(UseParameters(task.version))
 
     def _trained(self, event: TrainingDone, result: m.TrainResult) -> None:
         """Answer with the result of a task."""
@@ -164,6 +171,7 @@ class LeaseMachine:
         while self._queue and self._running is None:
             item = self._queue[0]
             if isinstance(item, m.Parameters):
+                self._in_use = item.version
                 self._out.append(UseParameters(item.version))
             elif self._may_begin(item):
                 assert self._job is not None

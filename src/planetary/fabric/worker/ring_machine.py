@@ -18,7 +18,6 @@ from planetary.fabric.worker.worker_events import (
     StartReduce,
     TrainingDone,
     UseOuterState,
-    UseParameters,
 )
 from planetary.machine.events import Event, Instruction
 
@@ -40,7 +39,6 @@ class RingMachine(LeaseMachine):
         self._reducing: m.Reduce | None = None
         self._outer_version, self._outer_digest = -1, ""  # the outer state that this worker has
         self._versions: tuple[int, ...] = ()  # whose parameters it has
-        self._in_use = -1  # the version that the last task started from
 
     def disconnected(self) -> list[Instruction]:
         """See `RoleMachine`."""
@@ -106,14 +104,6 @@ class RingMachine(LeaseMachine):
 
     def _may_begin(self, task: Task) -> bool:
         return task.version in self._versions
-
-    def _before(self, task: Task) -> None:
-        if isinstance(task, m.TrainTask) and task.ahead:
-            self._in_use = -1  # the next task does not start from there
-            self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens))
-        elif task.version != self._in_use:
-            self._in_use = task.version
-            self._out.append(UseParameters(task.version))
 
     def _trained(self, event: TrainingDone, result: m.TrainResult) -> None:
         if self._is_wanted(event.task):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -118,7 +117,14 @@ class TrainingRole:
 
     def _start_from(self, use: w.UseParameters) -> Callable[[], Tensors]:
         """Return what gives the parameters of later tasks."""
-        return partial(self._compute.exchange.take, *self._params.pop(use.version))
+        exchange, came = self._compute.exchange, self._params.pop(use.version, None)
+
+        def begin() -> Tensors:
+            if came is not None:
+                exchange.take(*came)
+            return exchange.start(use.ahead, use.ahead_tokens)
+
+        return begin
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         """Keep what came with a message; return what is wrong with it."""
@@ -254,7 +260,7 @@ class TrainingLoader:
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
-        exchange = exchange_of(job.spec.params, job.compression)
+        exchange = exchange_of(job.spec.params, job.compression, job.eager_rate)
         feedback = InnerStates(folder / "feedback", exchange.residual_specs) if exchange.residual_specs else None
         compute = Compute(
             step.executor,

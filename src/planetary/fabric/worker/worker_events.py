@@ -95,8 +95,8 @@ class JobBroke(Event, frozen=True):
 class UseParameters(Instruction, frozen=True):
     """The parameters of `version` are those of the next tasks.
 
-    Star: the tensors that came with `Parameters(version)`; older ones may be forgotten. Ring: those of an outer state
-    that the worker has, less its own part of the round under way: that of the tasks `ahead`.
+    Star: the tensors that came with `Parameters(version)`, now or before; older ones may be forgotten. Ring: those of
+    an outer state that the worker has. In both less the part of the tasks `ahead` in the round under reduction.
     """
 
     version: int

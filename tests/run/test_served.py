@@ -6,17 +6,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from serving_run import SMALL, write_run
 
+from planetary.cli.main import main
+from planetary.compiler.frontend.export import export_model
 from planetary.core.config import config_from_tables
-from planetary.core.errors import UserError
+from planetary.core.configuration.schema import ServeConfig
+from planetary.core.errors import TrustError, UserError
+from planetary.models.context import CacheSizes, WholeText
 from planetary.run.model.pretrained_export import export_pretrained
-from planetary.run.model.served import load_served
-from planetary.serve.gateway.serving_gateway import shape_of
+from planetary.run.model.served import load_folder, load_served
+from planetary.serve.program.exported_model import PROGRAM, WEIGHTS, ExportedModel, is_exported, write_exported
 from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.serving_shape import ServingShape
 from planetary.serve.program.text_memory import NoMemory, RecurrentState
+from planetary.serve.program.traced_model import TracedModel
 
 GPT2 = ("planetary.models.gpt2:build", {"n_layer": 1, "n_head": 2, "n_embd": 32, "vocab_size": 256})
 LLAMA = (
@@ -25,8 +32,14 @@ LLAMA = (
 )
 
 
-def served(path: Path, **options: Any) -> ServedModel:
-    return load_served(config_from_tables({"serve": {"model": str(path), **options}}))
+def served(path: Path, **options: Any) -> TracedModel:
+    model = load_served(config_from_tables({"serve": {"model": str(path), **options}}))
+    assert isinstance(model, TracedModel)
+    return model
+
+
+def shape_of(model: ServedModel, **options: Any) -> ServingShape:
+    return model.shape(ServeConfig(model="x", **options))
 
 
 @pytest.mark.parametrize(("source", "options"), [GPT2, LLAMA])
@@ -35,6 +48,8 @@ def test_an_exported_folder_is_the_model_that_the_run_is(tmp_path: Path, source:
     export_pretrained(tmp_path / "run", tmp_path / "folder")
     run, folder = served(tmp_path / "run"), served(tmp_path / "folder")
     assert (run.name, run.version, folder.name, folder.version) == ("run", 3, "folder", 0)
+    assert isinstance(run.sizes, CacheSizes)
+    assert isinstance(folder.sizes, CacheSizes)
     assert run.sizes.layers == folder.sizes.layers == 1
     assert run.window == folder.window == 256
     mine, others = run.arrays(), folder.arrays()
@@ -96,7 +111,7 @@ def test_sizes_that_cannot_be_are_refused_with_what_can(tmp_path: Path) -> None:
     model = served(tmp_path / "run")
 
     def shaped(**options: Any) -> Any:
-        return shape_of(model, config_from_tables({"serve": {"model": "x", **options}}))
+        return shape_of(model, **options)
 
     assert shaped().window == 256
     assert shaped(context=100).window == 96
@@ -125,7 +140,7 @@ def test_a_model_without_decode_is_served_by_whole_texts_and_a_recurrent_one_by_
     write_run(tmp_path / "own", 1, seed=1, source=f"{tmp_path}/own.py:build", options={})
     model = served(tmp_path / "own")
     assert "does not say what it keeps" in model.warning
-    shape = shape_of(model, config_from_tables({"serve": {"model": "x"}}))
+    shape = shape_of(model)
     assert isinstance(shape.memory, NoMemory)
     assert shape.chunks == (64, 256)
     assert all(size.tokens > 1 for size in shape.calls)
@@ -133,8 +148,107 @@ def test_a_model_without_decode_is_served_by_whole_texts_and_a_recurrent_one_by_
     write_run(tmp_path / "mamba", 1, seed=1, source="planetary.models.mamba2:build", options=options)
     model = served(tmp_path / "mamba")
     assert model.warning == ""
-    shape = shape_of(model, config_from_tables({"serve": {"model": "x"}}))
+    shape = shape_of(model)
     assert isinstance(shape.memory, RecurrentState)
     assert shape.page_shape == (3 * (64 + 8) + 8 * 8 * 4,)
     with pytest.raises(UserError, match="states of 8 texts"):
-        shape_of(model, config_from_tables({"serve": {"model": "x", "cache_mb": 0.001}}))
+        shape_of(model, cache_mb=0.001)
+
+
+GRAPH = """
+import jax, jax.numpy as jnp, numpy as np
+
+def build():
+    def loss(params, x, y):
+        scores = params["scale"] * params["table"][x]
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(scores), y[..., None], -1))
+    tokens = np.zeros((2, 40), np.int32)
+    table = np.random.default_rng(1).standard_normal((256, 256), np.float32)
+    return loss, {"scale": np.ones((), np.float32), "table": table}, (tokens, tokens)
+"""
+
+
+def test_a_compiled_graph_is_served_by_whole_texts_of_its_own_length(tmp_path: Path) -> None:
+    (tmp_path / "scored.py").write_text(GRAPH)
+    graph = export_model(f"{tmp_path / 'scored.py'}:build", {})
+    graph.save(tmp_path / "graph")
+    model = served(tmp_path / "graph")
+    assert "a forward pass of its whole batch, 2 x 40 tokens" in model.warning
+    shape = shape_of(model)
+    assert (shape.window, shape.chunks, shape.hidden) == (32, (32,), 0)
+    table, tokens = graph.initial("param")["table"], np.arange(20, dtype=np.int32)
+    text = jax.numpy.asarray(tokens[None])
+    found = jax.jit(lambda params: model.decode(params, text, WholeText(text)))(model.params)
+    np.testing.assert_allclose(jax.nn.log_softmax(found[0]), jax.nn.log_softmax(table[tokens]), atol=1e-5)
+    options = {"source": f"{tmp_path / 'scored.py'}:build", "options": {}}
+    write_run(tmp_path / "run", 1, seed=1, **options)
+    path = tmp_path / "run" / "config.toml"
+    path.write_text(path.read_text().replace(options["source"], str(tmp_path / "graph")))
+    run = served(tmp_path / "run")
+    assert run.refresh is not None
+    assert run.refresh(1) is None
+    write_run(tmp_path / "run", 2, seed=2, **options)
+    newer = run.refresh(1)
+    assert newer is not None
+    assert newer.version == 2
+    assert not np.array_equal(newer.arrays()["table"], run.arrays()["table"])
+
+
+def test_a_graph_without_logits_is_refused_with_what_is_needed(tmp_path: Path) -> None:
+    source = """
+import numpy as np
+def build():
+    batch = (np.zeros((2, 5), np.int32), np.zeros((2, 5), np.int32))
+    return lambda params, x, y: (params["a"] * x * y).mean(), {"a": np.ones((), np.float32)}, batch
+"""
+    (tmp_path / "mute.py").write_text(source)
+    export_model(f"{tmp_path / 'mute.py'}:build", {}).save(tmp_path / "mute")
+    with pytest.raises(UserError, match="its graph shows no logits"):
+        served(tmp_path / "mute")
+
+
+def test_an_exported_model_is_the_one_it_was_written_from(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", 3, seed=1, options={**SMALL, "n_layer": 1})
+    config = ServeConfig(context=32, batch=1, weights="int8")
+    model, folder = served(tmp_path / "run", weights="int8"), tmp_path / "served"
+    folder.mkdir()
+    write_exported(model, config, folder)
+    found = load_served(config_from_tables({"serve": {"model": str(folder)}}))
+    assert (found.name, found.version, found.ends, found.specs) == ("run", 3, model.ends, model.specs)
+    for name, value in model.arrays().items():
+        np.testing.assert_array_equal(found.arrays()[name], value)
+    shape = model.shape(config)
+    assert found.shape(ServeConfig()) == found.shape(config) == shape
+    assert found.trial(shape) == model.trial(shape)
+    assert found.program(shape).digest == model.program(shape).digest
+    assert found.tokenizer.decode([200, 65]) == b"\xc8A"
+    with pytest.raises(UserError, match=r"serve\.context = 64: .* were exported with 32"):
+        found.shape(ServeConfig(context=64))
+    with pytest.raises(UserError, match="no code to train it with"):
+        load_folder(folder)
+    for name in (PROGRAM, WEIGHTS):
+        good = (folder / name).read_bytes()
+        (folder / name).write_bytes(good[:-1] + b"x")
+        with pytest.raises(TrustError, match=f"{name} is not the file"):
+            load_served(config_from_tables({"serve": {"model": str(folder)}}))
+        (folder / name).write_bytes(good)
+
+
+@pytest.mark.compiles
+def test_an_export_is_compared_with_the_whole_pass_before_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "run", 1, seed=1, options={**SMALL, "n_layer": 1})
+    folder = tmp_path / "out" / "served"
+    command = ["export", "--serving", str(tmp_path / "run"), f"--output={folder}", "--context=32", "--batch=1"]
+    assert main(command) == 0
+    assert "verified on" in capsys.readouterr().out
+    assert is_exported(folder)
+    assert main(command) == 2
+    assert "already holds a served model" in capsys.readouterr().err
+    monkeypatch.setattr(ExportedModel, "trial", lambda self, shape: served(tmp_path / "other").trial(shape))
+    write_run(tmp_path / "other", 1, seed=2, options={**SMALL, "n_layer": 1})
+    assert main([*command, "--force"]) != 0
+    assert "with these parameters" in capsys.readouterr().err
+    assert is_exported(folder)  # the earlier one
+    assert not list(folder.glob(".export-*"))

@@ -16,11 +16,13 @@ from planetary.models.context import CacheSizes
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_shape import PAGE, ServingShape
 from planetary.serve.program.text_memory import NoMemory, RecurrentState
+from planetary.serve.program.traced_model import TracedModel
 from planetary.serve.scheduling.sampling import Candidates, Scores
 from planetary.serve.scheduling.scheduler import Call, Given, Row, Scheduler
 from planetary.serve.scheduling.texts import TextRequest
 
 VOCABULARY = 50
+HIDDEN = 6
 SHAPE = ServingShape(
     vocabulary=VOCABULARY,
     window=8 * PAGE,
@@ -43,6 +45,11 @@ def row_of(text: tuple[int, ...], vocabulary: int = VOCABULARY) -> np.ndarray:
     digest = hashlib.blake2b(np.asarray(text, np.int64).tobytes(), digest_size=8).digest()
     scores = np.random.default_rng(int.from_bytes(digest, "little")).normal(size=vocabulary)
     return (scores - np.log(np.exp(scores).sum())).astype(np.float32)
+
+
+def state_of(text: tuple[int, ...]) -> np.ndarray:
+    """The last hidden state after a text: whole numbers, whose sums are exact."""
+    return np.round(100 * row_of(text, HIDDEN)).astype(np.float32)
 
 
 @dataclass
@@ -84,7 +91,9 @@ class FakeWorker:
         rows = [row_of(tuple(seen[: row.start + i + 1]), self.vocabulary) for i in range(len(row.tokens))]
         found = [candidates(one, full=False) for one in rows]
         values = [one[after] for one, after in zip(rows, following, strict=True)]
-        return Scores(np.asarray(values), np.stack([c.ids for c in found]), np.stack([c.values for c in found]))
+        states = [state_of(tuple(seen[: row.start + i + 1])) for i in range(len(row.tokens))]
+        hidden = np.sum(states, axis=0)
+        return Scores(np.asarray(values), np.stack([c.ids for c in found]), np.stack([c.values for c in found]), hidden)
 
 
 class StateWorker(FakeWorker):
@@ -133,6 +142,7 @@ BYTES = ServingShape(
     batches=(1, 4),
     chunks=(2 * PAGE,),
     reaches=(2, 8),
+    hidden=HIDDEN,
 )
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
 
@@ -141,7 +151,7 @@ class FakeService:
     """See `planetary.serve.http.service.Service`. Two workers compute; `lose` takes one away."""
 
     def __init__(self, *, chat_template: str = TEMPLATE, workers: int = 2) -> None:
-        self.model: ServedModel | None = ServedModel(
+        self.model: ServedModel | None = TracedModel(
             name="hash",
             decode=lambda *_: None,  # type: ignore[arg-type, return-value]
             params=None,

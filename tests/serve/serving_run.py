@@ -36,7 +36,7 @@ def write_run(
     }
     (folder / "config.toml").write_text(to_toml(config_from_tables(tables)))
     rng = np.random.default_rng(seed)
-    _, params, _ = find_builder(source)(**options, sequence_length=WINDOW)
+    _, params, _ = find_builder(source)(**({"sequence_length": WINDOW, **options} if options else {}))
     values = {name: rng.normal(0, 0.2, leaf.shape).astype(np.float32) for name, leaf in flat_names(params).items()}
     specs = tuple(TensorSpec(name, "f32", value.shape) for name, value in values.items())
     info = CheckpointInfo(

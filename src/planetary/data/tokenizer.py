@@ -18,6 +18,7 @@ BYTE_VALUES = 256
 CHAR_TOKENIZER = "char"
 U16_TOKENS = "u16"
 QWEN_TOKENIZER = "qwen"
+SAVED_TOKENIZER = "tokenizer.json"
 CHARACTERS = "characters.json"
 """File of a `CharTokenizer`, beside prepared data and in the folder of a run."""
 _REPLACEMENT = "\ufffd"  # stands for an id that has no text
@@ -219,7 +220,8 @@ def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
 
     Args:
         name: `"byte"`, `"char"`, or the path of a `tokenizer.json`.
-        folder: of the prepared data or the run, where the characters of `"char"` are.
+        folder: of the prepared data, the run or the exported model, where the characters of `"char"` are, and the
+            `tokenizer.json` of a model.
 
     Raises:
         UserError: the file cannot be read or is no such file, or the name stands for tokens without text.
@@ -242,13 +244,31 @@ def load_tokenizer(name: str, folder: Path | None = None) -> Tokenizer:
             "tokenizers/qwen2.5-0.5b-instruct/), for example with --set data.tokenizer=tokenizer.json"
         )
     try:
-        raw = Path(name).read_bytes()
+        saved = folder is not None and name == SAVED_TOKENIZER and (folder / name).is_file()
+        raw = (folder / name if folder is not None and saved else Path(name)).read_bytes()
     except OSError as error:
         raise UserError(
             f'cannot read the tokenizer {name}: {error.strerror}; expected "byte", "char" or the path of a '
             "tokenizer.json"
         ) from None
     return JsonTokenizer(raw, name)
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> str:
+    """Write a tokenizer into `folder`; return the name under which `load_tokenizer` finds it there.
+
+    Bytes and characters keep their kind, because a `tokenizer.json` loses the bytes of a cut character.
+
+    Raises:
+        ResourceError: the folder cannot be written.
+    """
+    if isinstance(tokenizer, ByteTokenizer):
+        return BYTE_TOKENIZER
+    if isinstance(tokenizer, CharTokenizer):
+        tokenizer.save(folder)
+        return CHAR_TOKENIZER
+    write_atomically(folder / SAVED_TOKENIZER, tokenizer.to_json())
+    return SAVED_TOKENIZER
 
 
 def _tokenizers(purpose: str) -> Any:

@@ -7,8 +7,8 @@ A model that can be served says how large its cache is, and computes its logits 
     def decode(params, tokens, context, **options) -> logits [B, W, V]
 
 `decode` is the model's forward pass with four differences: positions come from `context.positions` and
-`context.rows`, attention is `context.attend`, and what goes into the head is `context.wanted(x)`. With the context
-`WholeText` it is the forward pass of training, so that a model has one.
+`context.rows`, attention is `context.attend`, and the head takes `context.wanted(x)` of the last hidden states, after
+the last norm. With the context `WholeText` it is the forward pass of training, so that a model has one.
 
 A model without attention, whose past is a state of fixed size, has `state_sizes(**options) -> StateSizes` in place of
 `cache_sizes`, and its `decode` takes a `RecurrentContext`.
@@ -90,7 +90,7 @@ class Context(Protocol):
         ...
 
     def wanted(self, x: jax.Array) -> jax.Array:
-        """Return of `x` [B, S, C] what logits are wanted of: [B, W, C]."""
+        """Return the places [B, W, C] of `x` [B, S, C], the last hidden states, whose logits are wanted."""
         ...
 
 

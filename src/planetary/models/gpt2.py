@@ -106,7 +106,7 @@ def forward(params: Params, tokens: jax.Array, config: Gpt2Config, context: Cont
     for layer, block in enumerate(params["h"]):
         x = x + attention(block["attn"], layer_norm(block["ln_1"], x), config.n_head, layer, context)
         x = x + mlp(block["mlp"], layer_norm(block["ln_2"], x))
-    return jnp.einsum("btc,vc->btv", layer_norm(params["ln_f"], context.wanted(x)), params["wte"]["weight"])
+    return jnp.einsum("btc,vc->btv", context.wanted(layer_norm(params["ln_f"], x)), params["wte"]["weight"])
 
 
 def apply(params: Params, tokens: jax.Array, config: Gpt2Config) -> jax.Array:

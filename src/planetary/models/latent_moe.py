@@ -166,7 +166,7 @@ def forward(
         x = x + (mix(index, u, gates) @ layer["latent"]["up"]).reshape(x.shape)
         balances.append(balance)
         seen.append((u, gates, router_probabilities(layer["router"]["weight"], flat)))
-    logits = linear(params["head"], rms_norm(params["norm"], context.wanted(x)))
+    logits = linear(params["head"], context.wanted(rms_norm(params["norm"], x)))
     return logits, jnp.mean(jnp.stack(balances)), seen
 
 

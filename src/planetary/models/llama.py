@@ -229,7 +229,7 @@ def forward(params: Params, tokens: jax.Array, config: LlamaConfig, context: Con
         )
         x = x + mlp(layer["mlp"], rms_norm(layer["post_attention_layernorm"], x, epsilon))
     head = model["embed_tokens"] if config.tie_embeddings else params["lm_head"]
-    return linear(head, rms_norm(model["norm"], context.wanted(x), epsilon))
+    return linear(head, context.wanted(rms_norm(model["norm"], x, epsilon)))
 
 
 def _configure(options: Mapping[str, Any]) -> LlamaConfig:

@@ -219,7 +219,7 @@ def forward(params: Params, tokens: jax.Array, config: Mamba2Config, context: Re
     x = model["embedding"]["weight"][tokens]
     for index, layer in enumerate(model["layers"]):
         x = x + mixer(layer["mixer"], rms_norm(layer["norm"], x), config, index, context)
-    return jnp.einsum("btc,vc->btv", rms_norm(model["norm_f"], context.wanted(x)), model["embedding"]["weight"])
+    return jnp.einsum("btc,vc->btv", context.wanted(rms_norm(model["norm_f"], x)), model["embedding"]["weight"])
 
 
 def apply(params: Params, tokens: jax.Array, config: Mamba2Config) -> jax.Array:

@@ -158,7 +158,7 @@ def forward(params: Params, tokens: jax.Array, config: MoeModelConfig, context: 
         gates, balance = route(layer["router"], flat, config.n_active)
         x = x + expert_layer(layer["experts"], flat, gates).reshape(x.shape)
         balances.append(balance)
-    return linear(params["head"], rms_norm(params["norm"], context.wanted(x))), jnp.mean(jnp.stack(balances))
+    return linear(params["head"], context.wanted(rms_norm(params["norm"], x))), jnp.mean(jnp.stack(balances))
 
 
 def apply(params: Params, tokens: jax.Array, config: MoeModelConfig) -> jax.Array:

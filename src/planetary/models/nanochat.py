@@ -152,7 +152,7 @@ def forward(params: Params, tokens: jax.Array, context: Context, *, n_head: int)
     for layer, block in enumerate(params["blocks"]):
         x = x + attention(block["attention"], rms_norm(x), n_head, layer, context)
         x = x + mlp(block["mlp"], rms_norm(x))
-    logits = rms_norm(context.wanted(x)) @ params["head"]
+    logits = context.wanted(rms_norm(x)) @ params["head"]
     return LOGIT_CAP * jnp.tanh(logits / LOGIT_CAP)
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import numpy as np
 import openai
 import pytest
-from serving_model import FakeService
+from serving_model import BYTES, FakeService, state_of
 
 from planetary.core.configuration.schema import ServeConfig
 from planetary.core.errors import ResourceError, UserError
@@ -56,6 +58,51 @@ def test_a_completion_and_its_stream_are_the_same_text() -> None:
         assert pieces[-1].choices[0].finish_reason == whole.choices[0].finish_reason
         assert whole.usage is not None
         assert whole.usage.prompt_tokens == 2
+
+    run(test)
+
+
+def test_an_embedding_is_the_scaled_mean_of_hidden_states_also_after_a_lost_worker() -> None:
+    text = "embed this text of more than two chunks of sixteen tokens, please, once"
+
+    async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
+        tokens = list(text.encode())
+        mean = np.mean([state_of(tuple(tokens[: i + 1])) for i in range(len(tokens))], axis=0)
+        whole = await client.embeddings.create(model="hash", input=text)  # asks for Base64
+        np.testing.assert_allclose(whole.data[0].embedding, mean / np.linalg.norm(mean), atol=1e-6)
+        assert whole.usage.prompt_tokens == len(tokens)
+        cut = await client.embeddings.create(model="hash", input=[tokens, [1]], dimensions=3, encoding_format="float")
+        np.testing.assert_allclose(cut.data[0].embedding, mean[:3] / np.linalg.norm(mean[:3]), atol=1e-6)
+        assert [one.index for one in cut.data] == [0, 1]
+        service.held.clear()
+        waiting = asyncio.ensure_future(client.embeddings.create(model="hash", input=text))
+        while not service.waiting:
+            await asyncio.sleep(0)
+        (_, call), *_ = service.scheduler.next_calls()
+        session = next(one for one, seat in service.scheduler.seats.items() if seat.call is call)
+        service.scheduler.computed(session, service.workers[session].compute(call))
+        service.lose()
+        service.held.set()
+        assert (await waiting).data[0].embedding == whole.data[0].embedding
+
+    run(test)
+
+
+def test_an_embedding_that_cannot_be_is_refused() -> None:
+    async def test(service: FakeService, client: openai.AsyncOpenAI, web: httpx.AsyncClient) -> None:
+        for body, words in (
+            ({"input": "a", "dimensions": 7}, "at most 6, the width of the model"),
+            ({"input": []}, "none of them empty"),
+            ({"input": "a" * 128}, "the prompt has 128 tokens"),
+            ({"input": "a", "encoding_format": "hex"}, "hex"),
+            ({"input": "a", "colour": "red"}, "colour"),
+        ):
+            answer = await web.post("/v1/embeddings", json=body)
+            assert answer.status_code == 400, body
+            assert words in answer.json()["error"]["message"]
+        service.shape = msgspec.structs.replace(BYTES, hidden=0)
+        answer = await web.post("/v1/embeddings", json={"input": "a"})
+        assert answer.json()["error"]["code"] == "no_embeddings"
 
     run(test)
 

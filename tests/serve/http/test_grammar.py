@@ -15,6 +15,7 @@ from planetary.data.tokenizer import ByteTokenizer, CharTokenizer, JsonTokenizer
 from planetary.models.context import CacheSizes
 from planetary.serve.http.grammar import Grammars, JsonSchemaFormat, ResponseFormat
 from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.traced_model import TracedModel
 from planetary.serve.scheduling.sampling import SamplingOptions
 from planetary.serve.scheduling.scheduler import Scheduler
 from planetary.serve.scheduling.texts import TextRequest
@@ -31,7 +32,7 @@ FORMAT = ResponseFormat("json_schema", JsonSchemaFormat(SCHEMA))
 
 
 def model_of(tokenizer: Tokenizer, vocabulary: int, ends: frozenset[int]) -> ServedModel:
-    return ServedModel(
+    return TracedModel(
         name="m",
         decode=lambda *_: None,  # type: ignore[arg-type, return-value]
         params=None,

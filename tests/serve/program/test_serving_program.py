@@ -59,7 +59,8 @@ class Device:
     """A program on XLA with its parameters and its cache."""
 
     def __init__(self, module: ModuleType, changes: dict[str, Any], element: str = "f32") -> None:
-        options, self.params, sizes = model_of(module, changes)
+        options, self.params, self.sizes = model_of(module, changes)
+        sizes = self.sizes
         self.decode = partial(module.decode, **options)
         names = flat_names(self.params)
         specs = tuple(TensorSpec(name, "f32", leaf.shape) for name, leaf in names.items())
@@ -74,6 +75,7 @@ class Device:
             chunks=(2 * PAGE,),
             reaches=reaches_of(WINDOW) if paged else (1,),
             memory=KeysAndValues() if paged else RecurrentState(),
+            hidden=options["n_embd"],
         )
         program = serving_program(self.decode, self.params, specs, self.shape)
         self.names, self.runner = names, XlaRunner(program, optimise=False)

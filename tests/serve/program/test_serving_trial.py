@@ -15,24 +15,23 @@ from test_serving_program import WINDOW, Device
 from planetary.core.errors import CompileError, TrustError
 from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import mamba2, nanochat
-from planetary.serve.program.served_model import ServedModel
-from planetary.serve.program.serving_reference import trial_of
-from planetary.serve.program.serving_shape import ROW, VALUES
+from planetary.serve.program.serving_shape import HIDDEN, ROW, VALUES
 from planetary.serve.program.serving_trial import decode_trial, encode_trial
+from planetary.serve.program.traced_model import TracedModel
 from planetary.serve.protocol.serving_messages import ComputeCall
 from planetary.serve.worker.model_check import check_model
 from planetary.serve.worker.serving_role import LoadedModel
 
 
 @functools.cache
-def loaded(module: ModuleType, element: str = "f32") -> tuple[Device, ServedModel, LoadedModel]:
+def loaded(module: ModuleType, element: str = "f32") -> tuple[Device, TracedModel, LoadedModel]:
     device = Device(module, {}, element)
-    model = ServedModel(
+    model = TracedModel(
         name="small",
         decode=device.decode,
         params=device.params,
         specs=(),
-        sizes=None,
+        sizes=device.sizes,
         vocabulary=device.shape.vocabulary,
         window=WINDOW,
         tokenizer=ByteTokenizer(),
@@ -44,7 +43,7 @@ def loaded(module: ModuleType, element: str = "f32") -> tuple[Device, ServedMode
 @pytest.mark.parametrize("module", [nanochat, pytest.param(mamba2, marks=pytest.mark.slow)])
 def test_every_function_is_compared_and_every_defect_found(module: ModuleType) -> None:
     device, model, served = loaded(module)
-    trial = decode_trial(encode_trial(trial_of(model, device.shape)), device.shape)
+    trial = decode_trial(encode_trial(model.trial(device.shape)), device.shape)
     called: list[str] = []
 
     def run(message: ComputeCall) -> Mapping[str, np.ndarray]:
@@ -54,6 +53,15 @@ def test_every_function_is_compared_and_every_defect_found(module: ModuleType) -
     report = check_model(run, device.shape, trial, "this CPU")
     assert set(called) == {size.name for size in device.shape.calls}
     assert report.worst_error < 0.01
+
+    def shifted(message: ComputeCall) -> Mapping[str, np.ndarray]:
+        found = dict(served.compute(message))
+        if HIDDEN in found:
+            found[HIDDEN] = np.roll(found[HIDDEN], 1, axis=1)
+        return found
+
+    with pytest.raises(CompileError, match=r"score_.* sums the hidden states of tokens 0 to"):
+        check_model(shifted, device.shape, trial, "this CPU")
     for defect in {size.name for size in device.shape.calls}:
 
         def wrong(message: ComputeCall, defect: str = defect) -> Mapping[str, np.ndarray]:
@@ -69,7 +77,7 @@ def test_every_function_is_compared_and_every_defect_found(module: ModuleType) -
 def test_other_parameters_are_noticed() -> None:
     device, model, served = loaded(nanochat)
     changed = jax.tree.map(lambda leaf: leaf * 1.05, model.params)
-    other = trial_of(ServedModel(**{**vars(model), "params": changed}), device.shape)
+    other = TracedModel(**{**vars(model), "params": changed}).trial(device.shape)
     with pytest.raises(CompileError, match="the served model is wrong on this CPU"):
         check_model(served.compute, device.shape, other, "this CPU")
 
@@ -77,14 +85,14 @@ def test_other_parameters_are_noticed() -> None:
 @pytest.mark.slow
 def test_a_rounded_cache_is_accepted_within_its_rounding() -> None:
     device, model, served = loaded(nanochat, "bf16")
-    trial = trial_of(model, device.shape)
+    trial = model.trial(device.shape)
     assert 5e-3 <= trial.accepted < 0.5
     assert check_model(served.compute, device.shape, trial, "this CPU").worst_error > 0.01
 
 
 def test_a_trial_of_another_shape_is_refused() -> None:
     device, model, _ = loaded(nanochat)
-    data = encode_trial(trial_of(model, device.shape))
+    data = encode_trial(model.trial(device.shape))
     with pytest.raises(TrustError, match="cannot be read"):
         decode_trial(data[:-1], device.shape)
     with pytest.raises(TrustError, match="another shape"):

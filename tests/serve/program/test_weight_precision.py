@@ -17,7 +17,7 @@ from planetary.data.tokenizer import ByteTokenizer
 from planetary.models import gpt2, latent_moe, llama, mamba2, moe, nanochat
 from planetary.models.context import WholeText
 from planetary.models.initial import flat_names
-from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.traced_model import TracedModel
 from planetary.serve.program.weight_precision import Narrow, Precision, narrowed
 
 SIZES: dict[ModuleType, dict[str, Any]] = {
@@ -30,12 +30,12 @@ SIZES: dict[ModuleType, dict[str, Any]] = {
 }
 
 
-def model_of(module: ModuleType) -> ServedModel:
+def model_of(module: ModuleType) -> TracedModel:
     options = {**SIZES[module], "vocab_size": 64}
     _, params, _ = module.build(**options)
     rng = np.random.default_rng(0)
     params = jax.tree.map(lambda leaf: np.asarray(leaf) + rng.normal(0, 0.1, np.shape(leaf)).astype(np.float32), params)
-    return ServedModel(
+    return TracedModel(
         name="m",
         decode=partial(module.decode, **options),
         params=params,

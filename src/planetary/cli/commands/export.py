@@ -1,4 +1,4 @@
-"""`planetary export`: a model as StableHLO with its manifest, or a run's for another library."""
+"""`planetary export`: a model as StableHLO with its manifest, a run's for another library, or a served model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.exit_codes import EXIT_OK
+from planetary.cli.serving_flags import add_model_flags, given_model_flags
 from planetary.core.errors import UserError
 
 
@@ -23,25 +24,43 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             (loss_fn, params, example_batch): loss_fn(params, *example_batch) is a
             scalar, params any pytree. With --format hf it is the model of a run, as
             a folder for from_pretrained of transformers: config.json, model.safetensors
-            and the tokenizer, for runs of a GPT-2 or a Llama.
+            and the tokenizer, for runs of a GPT-2 or a Llama. With --serving it is the
+            model that `planetary serve SOURCE` serves, as a folder that it serves without
+            the model's code: functions that take a chunk of a prompt or continue texts by
+            a token (program.mlir), serving.json with their signatures and the sizes of
+            the cache, parameters, tokenizer, and a trial, with which the functions are
+            compared here and on every worker.
         """,
         examples=[
             "planetary export planetary.models.nanochat:build -o nanochat",
             "planetary export my_model.py:build -o my_model --set n_layer=8 --role 'rope.*=buffer'",
             "planetary export runs/gpt2 --format hf -o my-gpt2",
+            "planetary export --serving runs/gpt2 -o served --context 1024 --batch 4",
         ],
     )
     parser.add_argument(
-        "source", metavar="SOURCE", help="module:function or path/to/file.py:function; with --format hf a run's folder"
+        "source",
+        metavar="SOURCE",
+        help="module:function or path/to/file.py:function; with --format hf a run's folder; with --serving any model "
+        "that `planetary serve` takes",
     )
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write")
     parser.add_argument(
         "--format",
         choices=sorted(_WRITERS),
         default="stablehlo",
-        help="stablehlo (default), or hf: the model of a run, for transformers",
+        help="stablehlo (default); hf: the model of a run, for transformers; serving: a served model",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="option of the function")
+    parser.add_argument(
+        "--serving", action="store_const", const="serving", dest="format", help="the same as --format serving"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the function; with --serving a config key",
+    )
     parser.add_argument(
         "--role",
         action="append",
@@ -54,15 +73,17 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
         "--checkpoint", type=Path, metavar="DIR", help="with --format hf: one of the run's, instead of the newest"
     )
     parser.add_argument("--force", action="store_true", help="replace a model that is in DIR")
+    add_model_flags(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     writer, own = _WRITERS[args.format]
-    for name in ("set", "role", "text", "checkpoint"):
-        if getattr(args, name) and name not in own:
-            raise UserError(f"--{name} has no meaning with --format {args.format}")
+    given = [name for name in ("set", "role", "text", "checkpoint") if getattr(args, name)]
+    for name in (*given, *given_model_flags(args)):
+        if name not in own:
+            raise UserError(f"--{name.replace('_', '-')} has no meaning with --format {args.format}")
     writer(args)
     return EXIT_OK
 
@@ -91,5 +112,28 @@ def _transformers(args: argparse.Namespace) -> None:
         print(f"no tokenizer is in it: {made.no_tokenizer}")
 
 
-_WRITERS = {"stablehlo": (_stablehlo, {"set", "role", "text"}), "hf": (_transformers, {"checkpoint"})}
+def _serving(args: argparse.Namespace) -> None:
+    from planetary.cli.serving_flags import serve_table
+    from planetary.core.config import config_from_tables
+    from planetary.monitor.human_numbers import count
+    from planetary.run.model.serving_export import export_served
+
+    source = Path(args.source)
+    if not source.exists():
+        raise UserError(f"export: there is no {source}: expected a run folder, a checkpoint or a model's folder")
+    config = config_from_tables({"serve": serve_table(source, args)}, args.set)
+    made, report = export_served(config, args.output, force=args.force)
+    if made.warning:
+        print(made.warning)
+    of = f", of round {made.version}" if made.version else ""
+    size = f"{count(made.param_count)} parameters{of}, {len(made.manifest.functions)} functions"
+    print(f"{args.output}: {made.name}, {size}")
+    print(report)
+
+
+_WRITERS = {
+    "stablehlo": (_stablehlo, {"set", "role", "text"}),
+    "hf": (_transformers, {"checkpoint"}),
+    "serving": (_serving, {"set", "context", "batch", "cache_mb", "experts", "weights", "chat_template"}),
+}
 """Format -> what writes it, and the flags that belong to it."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import command_parser
 from planetary.cli.option_values import port
+from planetary.cli.serving_flags import add_model_flags, serve_table
 
 if TYPE_CHECKING:
     from planetary.core.config import Config
@@ -26,12 +27,14 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
             "planetary serve runs/stdlib",
             "planetary serve runs/stdlib --follow --workers 2 --port 8001",
             "planetary serve downloads/Llama-3.2-1B --context 4096 --cache-mb 1024",
+            "planetary export --serving runs/stdlib -o stdlib-served && planetary serve stdlib-served",
         ],
     )
     parser.add_argument(
         "model",
         type=Path,
-        help="run folder, checkpoint folder of one, or folder of a pretrained GPT-2, Llama or Qwen",
+        help="run folder, checkpoint folder of one, folder of a pretrained GPT-2, Llama or Qwen or of `planetary "
+        "export --serving`, or a StableHLO model",
     )
     parser.add_argument("--host", help="address of the endpoint (default: 127.0.0.1); others need --keys")
     parser.add_argument("--port", type=port, metavar="P", help="port of the endpoint (default: 8000; 0: any)")
@@ -40,17 +43,10 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     parser.add_argument("--backend", help="cpu, cuda, vulkan, pjrt:cpu, … (default: cpu)")
     parser.add_argument("--follow", action="store_true", help="serve every newer checkpoint of the run")
     parser.add_argument("--keys", type=Path, metavar="FILE", help='file of lines "NAME KEY" that requests need')
-    parser.add_argument("--context", type=int, metavar="TOKENS", help="the longest text, prompt included")
-    parser.add_argument("--batch", type=int, metavar="N", help="texts that a worker continues at once (default: 8)")
-    parser.add_argument("--cache-mb", type=float, metavar="MB", help="memory for keys and values (default: 256)")
-    parser.add_argument("--weights", choices=("f32", "bf16", "int8", "int4"), help="bits of parameters (default: f32)")
-    parser.add_argument(
-        "--experts", metavar="WHICH", help="of a mixture's run: real, surrogates, or composer:N (default: real)"
-    )
-    parser.add_argument("--chat-template", type=Path, metavar="FILE", help="Jinja template of chats")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="folder of logs and journal (default: temporary)")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="compiled functions")
+    add_model_flags(parser)
     return parser
 
 
@@ -67,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = _config(args)
     with tempfile.TemporaryDirectory(prefix="planetary-serve-") as scratch:
-        folder = args.run_dir or Path(scratch) / "run"
+        folder = args.run_dir or Path(scratch) / config.run.name
         options = LocalRunOptions(folder=folder, cache=cache_folder(args.cache))
         stopped = asyncio.run(run_until_signal(LocalRun(config, options, ServingLines())))
         print(stopped.replace("SIGINT", "Ctrl+C"), flush=True)
@@ -80,14 +76,11 @@ def _config(args: argparse.Namespace) -> Config:
     from planetary.core.errors import UserError
 
     if not args.model.exists():
-        raise UserError(f"serve: there is no {args.model}: expected a run folder, a checkpoint or a pretrained model")
-    serve: dict[str, Any] = {"model": str(args.model.resolve()), "follow": args.follow}
-    for name in ("host", "port", "name", "context", "batch", "cache_mb", "experts", "weights"):
-        if getattr(args, name) is not None:
-            serve[name] = getattr(args, name)
-    for name in ("keys", "chat_template"):
-        if getattr(args, name) is not None:
-            serve[name] = str(getattr(args, name).resolve())
+        raise UserError(f"serve: there is no {args.model}: expected a run folder, a checkpoint or a model's folder")
+    serve = {**serve_table(args.model, args), "follow": args.follow}
+    serve |= {name: getattr(args, name) for name in ("host", "port", "name") if getattr(args, name) is not None}
+    if args.keys is not None:
+        serve["keys"] = str(args.keys.resolve())
     fabric: dict[str, Any] = {"workers": args.workers}
     if args.backend is not None:
         fabric["backend"] = args.backend

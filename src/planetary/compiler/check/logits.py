@@ -14,16 +14,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from planetary.compiler import ir
 from planetary.compiler.autodiff import inline
-from planetary.compiler.backends import xla
 from planetary.compiler.check.pieces import ARGUMENT, Key, Node, Outline, Piece, as_crossing, cut_out, outline
 from planetary.compiler.check.reference import run_reference
 from planetary.compiler.frontend.export import Model
+from planetary.compiler.frontend.stablehlo_in_jax import jax_function
 from planetary.core.errors import CompileError, UserError
 from planetary.core.tensors import TensorSpec, host_dtype
 
@@ -58,37 +60,50 @@ class Logits:
     inputs: int
     shape: tuple[int, int, int]
 
-    def prepare(self, values: Mapping[str, np.ndarray]) -> Callable[[np.ndarray], jax.Array]:
-        """Compile with XLA for this machine's CPU, with parameters and buffers by name.
+    def traced(self) -> Callable[[Mapping[str, Any], jax.Array], jax.Array]:
+        """Return a function for `jax.jit`, from parameters and buffers by name and tokens to logits.
 
-        Returns:
-            A function from tokens, an integer array [sequence], to their logits f32 [sequence, vocabulary].
+        Tokens are i32 [1, T], T at most the graph's own sequence; the batch of a graph has one size, so that its other
+        rows are computed, too. Logits are f32 [1, T, V]. A bfloat16 is given as float32, a boolean as int8.
         """
-        device = jax.devices("cpu")[0]
-        text, kinds = xla.as_main(self.piece.step.portable, "train_step")
-        executable = xla.compile_main(text, [device])
+        call = jax_function(self.piece.step.portable, "train_step")
         made = self.piece.step.spec.params[0]
-        rest = {position: self.arguments[position] for _, position in self.piece.inputs}
-        fixed = {
-            at: xla.place(as_crossing(values[rest[position].name], rest[position].dtype), kinds[at], device)
-            for at, (_, position) in enumerate(self.piece.inputs, 1)
-            if position != self.inputs
-        }
-        last = len(self.piece.inputs) + 1
-        fixed[0] = xla.place(made.zeros(), kinds[0], device)
-        fixed[last] = xla.place(np.zeros((), np.int32), kinds[last], device)
-        fixed[last + 1] = xla.place(np.zeros((), np.float32), kinds[last + 1], device)
-        tokens_at = 1 + [position for _, position in self.piece.inputs].index(self.inputs)
-        spec = self.arguments[self.inputs]
+        batch, length, _ = self.shape
+        rest = [position for _, position in self.piece.inputs]
 
-        def logits(tokens: np.ndarray) -> jax.Array:
-            batch = np.zeros(spec.shape, host_dtype(spec.dtype))
-            batch[0] = tokens
-            given = dict(fixed) | {tokens_at: xla.place(batch, kinds[tokens_at], device)}
-            results = xla.run(executable, [given[i] for i in range(len(kinds))])
-            return results[0][0].reshape(self.shape)[0]
+        def logits(values: Mapping[str, Any], tokens: jax.Array) -> jax.Array:
+            count = tokens.shape[1]
+            padded = jnp.broadcast_to(jnp.pad(tokens, ((0, 0), (0, length - count))), (batch, length))
+            given = [
+                padded if position == self.inputs else jnp.asarray(values[self.arguments[position].name])
+                for position in rest
+            ]
+            scores = call(jnp.zeros(made.shape, jnp.float32), *given, jnp.int32(0), jnp.float32(0))[0]
+            return scores.astype(jnp.float32).reshape(self.shape)[:1, :count]
 
         return logits
+
+    def values(self, given: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return the parameters and buffers that `traced` takes, of host arrays by name; its own are left as they are.
+
+        Raises:
+            UserError: an integer has more than 32 bits.
+        """
+        found = {}
+        for _, position in self.piece.inputs:
+            if position == self.inputs:
+                continue
+            spec = self.arguments[position]
+            value = given[spec.name]
+            if value.dtype != np.float32:  # a checkpoint has float32 for every float
+                value = as_crossing(value, spec.dtype)
+            narrow = {"i64": np.int32, "ui64": np.uint32, "f64": np.float32}.get(spec.dtype)
+            if narrow is not None:
+                value, wide = value.astype(narrow), value
+                if spec.dtype != "f64" and not np.array_equal(value, wide):
+                    raise UserError(f"{spec.name} has integers of more than 32 bits, which JAX does not compute with")
+            found[spec.name] = value
+        return found
 
 
 def find_logits(model: Model) -> Logits:

@@ -85,7 +85,7 @@ class Model:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / MODEL_FILE).write_bytes(self.stablehlo)
-            (folder / INIT_FILE).write_bytes(save({k: np.ascontiguousarray(v) for k, v in self.stored.items()}))
+            (folder / INIT_FILE).write_bytes(save({k: np.asarray(v, order="C") for k, v in self.stored.items()}))
             (folder / MANIFEST_FILE).write_bytes(self.manifest.to_json())  # last: a folder without it is no model
         except OSError as error:
             raise UserError(f"cannot save the model in {folder}: {error.strerror or error}") from error

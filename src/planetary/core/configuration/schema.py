@@ -241,7 +241,8 @@ class EvalConfig(msgspec.Struct, frozen=True):
 class ServeConfig(msgspec.Struct, frozen=True):
     """`[serve]`: a trained model behind an HTTP endpoint, in place of a training."""
 
-    # run folder, checkpoint folder of one, or folder of a pretrained GPT-2, Llama or Qwen; empty: this is a training
+    # run folder, checkpoint folder of one, folder of a pretrained GPT-2, Llama or Qwen or of
+    # `planetary export --serving`, or a StableHLO model; empty: this is a training
     model: str = ""
     name: str = ""  # by which clients ask for it; empty: the folder's
     host: Text = "127.0.0.1"  # of the endpoint; others than loopback need `keys`

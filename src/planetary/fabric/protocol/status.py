@@ -100,6 +100,16 @@ class PolicyMetrics(msgspec.Struct, frozen=True, kw_only=True):
     tokens_sampled: int = 0  # generated since the round before, evaluations included
 
 
+class ServingStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A served model, as the gateway sees it."""
+
+    endpoint: str  # URL of the HTTP interface and the chat page
+    version: int  # the round that the parameters are of; 0: they are of no run
+    running: int  # texts that a worker continues
+    waiting: int  # texts without a worker
+    cache_used: float  # part of the workers' caches that texts use, 0 to 1
+
+
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as the gateway sees it."""
 
@@ -125,6 +135,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""  # the newest event worth telling: a lost worker, a stall, a failure
     notes: tuple[str, ...] = ()  # decisions and warnings, oldest first, each once
     mixture: MixtureMetrics | None = None  # of a mixture: see `newest_mixture`
+    serving: ServingStatus | None = None  # of a served model
     events: tuple[tuple[float, str], ...] = ()  # (Unix time in seconds, text), oldest first; the newest ones
     learning_rate: float | None = None  # of the inner optimizer at the start of the open round
     bigram_loss: float | None = None  # held-out, of a bigram model of the same tokens

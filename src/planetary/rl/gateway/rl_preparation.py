@@ -23,15 +23,15 @@ from planetary.rl.objectives.objective import OBJECTIVES, Objective
 from planetary.rl.program.policy_program import policy_program
 from planetary.rl.program.policy_shape import PolicyShape
 from planetary.runtime.program_runner import Program
-from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_shape import PAGE, ServingShape, reaches_of
+from planetary.serve.program.traced_model import TracedModel
 from planetary.wire.limits import MIB
 
 MOST_AT_ONCE = 64
 """Texts that one decoding call continues."""
 
-LoadPolicy = Callable[[Config], ServedModel]
-LoadFolder = Callable[[Path], ServedModel]
+LoadPolicy = Callable[[Config], TracedModel]
+LoadFolder = Callable[[Path], TracedModel]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PreparedPolicy:
     """
 
     config: Config
-    model: ServedModel
+    model: TracedModel
     reference: Tensors | None
     problems: Problems
     objective: Objective
@@ -102,7 +102,7 @@ def objective_of(config: Config) -> Objective:
     )
 
 
-def shape_of(model: ServedModel, config: Config) -> PolicyShape:
+def shape_of(model: TracedModel, config: Config) -> PolicyShape:
     """Return what a policy is compiled for.
 
     Raises:
@@ -146,7 +146,7 @@ def shape_of(model: ServedModel, config: Config) -> PolicyShape:
     return PolicyShape(serving, train.batch_size, train.sequence_length, train.micro_batches)
 
 
-def limits_of(config: Config, model: ServedModel, shape: PolicyShape) -> TextLimits:
+def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> TextLimits:
     """Return how texts may be. Raises `UserError` for a tokenizer without a token that ends a text."""
     if model.tokenizer.vocab_size > model.vocabulary:
         raise UserError(
@@ -168,7 +168,7 @@ def limits_of(config: Config, model: ServedModel, shape: PolicyShape) -> TextLim
     )
 
 
-def _reference(config: Config, model: ServedModel, load_folder: LoadFolder) -> Tensors | None:
+def _reference(config: Config, model: TracedModel, load_folder: LoadFolder) -> Tensors | None:
     if not config.rl.teacher:
         return model.arrays() if not config.rl.imitated_rounds else None
     teacher = load_folder(Path(config.rl.teacher))

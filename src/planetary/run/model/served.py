@@ -1,4 +1,6 @@
-"""The model that a gateway serves: a run's newest checkpoint, one of its checkpoints, or a pretrained folder."""
+"""The model that a gateway serves: a run's newest checkpoint, one of its checkpoints, a compiled graph, a pretrained
+folder, or the folder of an exported served model.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from planetary.artifacts.checkpoint import list_checkpoints, load_checkpoint, load_latest
+from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.artifacts.pretrained_weights import read_pretrained
-from planetary.compiler.frontend.export import export_model, find_builder
+from planetary.compiler.check.logits import Logits
+from planetary.compiler.frontend.export import MODEL_FILE, export_model, find_builder
 from planetary.core.config import Config, is_function, load_config
 from planetary.core.configuration.pretrained import TOKENIZER_FILE, is_pretrained, read_published
 from planetary.core.configuration.schema import ServeConfig
@@ -27,11 +32,14 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG
 from planetary.fabric.preparation.preparation import builder_options, given_weights
 from planetary.models.context import CacheSizes, StateSizes
 from planetary.run.kinds import kind_of
-from planetary.run.model.trained_model import code_of, fill_tree, tokenizer_of_run
+from planetary.run.model.trained_model import code_of, compiled_model, fill_tree, graph_logits, tokenizer_of_run
+from planetary.serve.program.exported_model import is_exported, read_exported
 from planetary.serve.program.served_model import ServedModel
 from planetary.serve.program.serving_program import Decode
+from planetary.serve.program.traced_model import TracedModel
 from planetary.serve.program.weight_precision import narrowed
 
+GRAPH_FILES = (".mlir", ".mlirbc")
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION_CONFIG = "generation_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
@@ -45,7 +53,7 @@ def load_served(config: Config) -> ServedModel:
         TrustError: a file is damaged.
     """
     path = Path(config.serve.model)
-    model = _pretrained(path, config.serve) if is_pretrained(path) else _trained(path, config.serve)
+    model = read_exported(path) if is_exported(path) else load_traced(config)
     if model.tokenizer.vocab_size > model.vocabulary:
         raise UserError(
             f"the tokenizer of {path} has {model.tokenizer.vocab_size} tokens, and the model knows {model.vocabulary}: "
@@ -60,17 +68,27 @@ def load_served(config: Config) -> ServedModel:
             raise UserError(
                 f"cannot read the chat template {config.serve.chat_template}: {error.strerror or error}"
             ) from error
-    model = narrowed(model, config.serve.weights)
     return replace(model, name=config.serve.name) if config.serve.name else model
 
 
-def load_folder(path: Path) -> ServedModel:
+def load_traced(config: Config) -> TracedModel:
+    """Return the model that `serve.model` names, of which the code is here. Raises as `load_served`."""
+    path, serve = Path(config.serve.model), config.serve
+    if path.suffix in GRAPH_FILES or (path / MODEL_FILE).is_file():
+        model = _initial_graph(path, config)
+    else:
+        model = _pretrained(path, serve) if is_pretrained(path) else _trained(path, serve)
+    return narrowed(model, serve.weights)
+
+
+def load_folder(path: Path) -> TracedModel:
     """Return the model of a run folder, a checkpoint folder of one, or a pretrained folder. Raises as `load_served`."""
-    serve = ServeConfig()
-    return _pretrained(path, serve) if is_pretrained(path) else _trained(path, serve)
+    if is_exported(path):
+        raise UserError(f"{path} has the functions of a served model, and no code to train it with")
+    return load_traced(Config(serve=ServeConfig(model=str(path))))
 
 
-def new_model(config: Config) -> ServedModel:
+def new_model(config: Config) -> TracedModel:
     """Return the model that `[model]` describes, with its initial values.
 
     Raises:
@@ -103,57 +121,113 @@ def new_model(config: Config) -> ServedModel:
     )
 
 
-def _trained(path: Path, serve: ServeConfig) -> ServedModel:
+def _trained(path: Path, serve: ServeConfig) -> TracedModel:
     """Return the model of a run's folder, or of a checkpoint's folder in one."""
     run, checkpoint = (path, None) if (path / CONFIG).is_file() else (path.parent.parent, path)
     if not (run / CONFIG).is_file():
         raise UserError(
-            f"there is no model in {path}: expected a run folder, a checkpoint folder of one, or the folder of a "
-            "pretrained GPT-2, Llama or Qwen"
+            f"there is no model in {path}: expected a run folder, a checkpoint folder of one, a .mlir file, the folder "
+            "of an exported model, or of a pretrained GPT-2, Llama or Qwen"
         )
     config = load_config(run / CONFIG)
     source = config.model.source
-    if not is_function(source):
-        raise UserError(
-            f"{run} was trained from a compiled graph ({source}), whose batch has one size: `planetary generate` "
-            "continues texts with it"
-        )
-    options = builder_options(config, source)
     if serve.experts != "real":
         return _with_surrogates(run, config, checkpoint, serve.experts)
-    _, template, _ = find_builder(source)(**options)
     found = load_latest(run / CHECKPOINTS) if checkpoint is None else load_checkpoint(checkpoint)
+    texts = {**_texts_of(run, config), "version": found.info.round}
+    name, read = run.resolve().name, partial(_filled, source, config)
+    if is_function(source):
+        model = _coded(name, config, read(found.params), **texts)
+    else:
+        graph, values = graph_logits(config, found.params)
+        model = _graph(name, source, graph, values, **texts)
+        read = partial(_graph_values, graph, values)
+    return model if checkpoint is not None else _followed(run, model, read)
 
-    def read(params: Mapping[str, np.ndarray]) -> Any:
-        return fill_tree(template, params, source)
 
-    def refresh(version: int) -> ServedModel | None:
+def _followed(run: Path, model: TracedModel, read: Callable[[Mapping[str, np.ndarray]], Any]) -> TracedModel:
+    """Return the model with `refresh`; `read` makes its parameters of a checkpoint's."""
+
+    def refresh(version: int) -> TracedModel | None:
         entries = list_checkpoints(run / CHECKPOINTS)
         if not entries or entries[-1].round <= version:
             return None
         newest = load_latest(run / CHECKPOINTS)
-        return replace(model, params=read(newest.params), version=newest.info.round, refresh=refresh)
+        return _followed(run, replace(model, params=read(newest.params), version=newest.info.round), read)
 
-    others = {
-        **_texts_of(run, config),
-        "version": found.info.round,
-        "refresh": refresh if checkpoint is None else None,
-    }
-    name, params = run.resolve().name, read(found.params)
+    return replace(model, refresh=refresh)
+
+
+def _coded(name: str, config: Config, params: Any, **texts: Any) -> TracedModel:
+    """Return a model that is a function or a PyTorch module: with its cache, or by whole forward passes."""
+    source = config.model.source
+    options = builder_options(config, source)
     cached = _cached(source, {**config.model.options, **options})
     if cached is not None:
-        model = _served(name, cached[0], params, cached[1], **others)
-        return model
+        return _served(name, cached[0], params, cached[1], **texts)
     warning = (
         f"the model {source} does not say what it keeps of a text: every token takes a forward pass of the whole text. "
         "Add `decode(params, tokens, context, **options)` and `cache_sizes(**options)` beside it (docs/serving.md)"
     )
     logits, _ = code_of(config)
-    model = _served(name, partial(_whole_texts, logits), params, None, warning=warning, **others)
-    return model
+    return _served(name, partial(_whole_texts, logits), params, None, warning=warning, **texts)
 
 
-def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts: str) -> ServedModel:
+def _filled(source: str, config: Config, params: Mapping[str, np.ndarray]) -> Any:
+    """Return the pytree that a model's code expects, with a checkpoint's parameters, as float32."""
+    _, template, _ = find_builder(source)(**builder_options(config, source))
+    return jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), fill_tree(template, params, source))
+
+
+def _graph_values(
+    graph: Logits, values: Mapping[str, np.ndarray], params: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    return graph.values({**values, **params})
+
+
+def _graph(name: str, source: str, logits: Logits, values: dict[str, np.ndarray], **texts: Any) -> TracedModel:
+    """Return a model whose only function is its loss, with the logits that are found in it."""
+    batch, length, vocabulary = logits.shape
+    return TracedModel(
+        name=name,
+        decode=partial(_whole_texts, logits.traced()),
+        params=values,
+        specs=tuple(_spec(key, values[key]) for key in sorted(values)),
+        sizes=None,
+        only_length=length,
+        vocabulary=vocabulary,
+        warning=(
+            f"{source} is a compiled graph, which does not say what it keeps of a text: every token takes a forward "
+            f"pass of its whole batch, {batch} x {length} tokens. A Python function with `decode` and `cache_sizes` is "
+            "served from a cache (docs/serving.md)"
+        ),
+        **{**texts, "window": length},
+    )
+
+
+def _initial_graph(path: Path, config: Config) -> TracedModel:
+    """Return a compiled graph with its initial parameters, or those of `model.weights`."""
+    config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, source=str(path)))
+    tokenizer = load_tokenizer(config.data.tokenizer)
+    end = tokenizer.end_of_document
+    logits, values = graph_logits(config, compiled_model(config).initial("param"))
+    return _graph(
+        path.resolve().stem,
+        str(path),
+        logits,
+        values,
+        tokenizer=tokenizer,
+        ends=frozenset() if end is None else frozenset({end}),
+    )
+
+
+def _spec(name: str, value: np.ndarray) -> TensorSpec:
+    if value.dtype not in DTYPE_NAMES:
+        raise UserError(f"the parameter {name!r} has elements of type {value.dtype}, with which no model is served")
+    return TensorSpec(name, DTYPE_NAMES[value.dtype], value.shape)
+
+
+def _with_surrogates(run: Path, config: Config, checkpoint: Path | None, experts: str) -> TracedModel:
     """Return a mixture with surrogates in place of all experts, or of those that a composer does not own."""
     from planetary.moe.results.inference import experts_named, model_with
     from planetary.moe.results.run_state import read_run
@@ -184,7 +258,7 @@ def _texts_of(run: Path, config: Config) -> dict[str, Any]:
     }
 
 
-def _pretrained(folder: Path, serve: ServeConfig) -> ServedModel:
+def _pretrained(folder: Path, serve: ServeConfig) -> TracedModel:
     if serve.experts != "real":
         raise UserError(f"serve.experts = {serve.experts!r}: {folder} is no mixture, whose run has surrogates")
     layout, published = read_published(folder)
@@ -247,12 +321,12 @@ def _function(source: str) -> Callable[..., Any] | None:
 
 def _served(
     name: str, decode: Decode, params: Any, sizes: CacheSizes | StateSizes | None, **others: Any
-) -> ServedModel:
+) -> TracedModel:
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), params)
     leaves, _ = jax.tree_util.tree_flatten_with_path(params)
     names = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
     specs = tuple(TensorSpec(name, "f32", tuple(leaf.shape)) for name, (_, leaf) in zip(names, leaves, strict=True))
-    return ServedModel(
+    return TracedModel(
         name=name,
         decode=decode,
         params=params,

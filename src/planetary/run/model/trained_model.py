@@ -16,7 +16,7 @@ import numpy as np
 
 from planetary.artifacts.checkpoint import load_checkpoint, load_latest
 from planetary.artifacts.ternary_matrices import read_weights
-from planetary.compiler.check.logits import find_logits
+from planetary.compiler.check.logits import Logits, find_logits
 from planetary.compiler.frontend.export import Model, find_builder, load_model
 from planetary.compiler.frontend.torch_modules import ModuleBuilder
 from planetary.core.config import BUILT_IN_TOKENIZERS, Config, ModelConfig, is_function, load_config
@@ -77,7 +77,8 @@ def load_trained(run: Path, checkpoint: Path | None = None, experts: str = "real
         logits: Callable[[Any, np.ndarray], jax.Array] = jax.jit(code)
         params = fill_tree(template, values, config.model.source, whole=whole)
     else:
-        logits, params = _graph_of(config, values), None
+        graph, params = graph_logits(config, values)
+        logits = jax.jit(graph.traced())
     return TrainedModel(
         logits=logits,
         params=params,
@@ -205,7 +206,7 @@ def can_generate(config: Config) -> bool:
         if is_function(config.model.source):
             _logits_of(config.model.source)
             return True
-        model = _compiled_model(config)
+        model = compiled_model(config)
         places = config.train.batch_size * config.train.sequence_length
         if 6 * model.param_count * places > TRIED_COST:
             return False
@@ -219,20 +220,25 @@ TRIED_COST = 10**12
 """Operations of a training step up to which `can_generate` looks for a StableHLO model's logits: some seconds."""
 
 
-def _compiled_model(config: Config) -> Model:
+def compiled_model(config: Config) -> Model:
     model = load_model(config.model.source, roles=config.model.roles, values_follow=bool(config.model.weights))
     return given_weights(model, config.model) if config.model.weights else model
 
 
-def _graph_of(config: Config, values: Mapping[str, np.ndarray]) -> Callable[[Any, np.ndarray], jax.Array]:
-    model = _compiled_model(config)
+def graph_logits(config: Config, values: Mapping[str, np.ndarray]) -> tuple[Logits, dict[str, np.ndarray]]:
+    """Return the logits of a run's compiled graph, and the values that they take: these parameters, and its buffers.
+
+    Raises:
+        UserError: parameters are missing, or the graph has no logits.
+    """
+    model = compiled_model(config)
     missing = sorted({a.name for a in model.manifest.arguments if a.role == "param"} - set(values))
     if missing:
         raise UserError(
             f"the weights lack {missing[0]!r} and {len(missing) - 1} more of {config.model.source}'s parameters"
         )
-    row = find_logits(model).prepare({**model.initial("buffer"), **values})
-    return lambda _, tokens: row(tokens[0])[None]
+    found = find_logits(model)
+    return found, found.values({**model.initial("buffer"), **values})
 
 
 def _logits_of(source: str) -> Callable[..., jax.Array]:

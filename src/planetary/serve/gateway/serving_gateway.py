@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,10 +24,9 @@ from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import RunStarted
 from planetary.fabric.protocol.sessions import Phase, WorkerSession
-from planetary.fabric.protocol.status import RoundMetrics, RunStatus, WorkerState, WorkerStatus
+from planetary.fabric.protocol.status import RoundMetrics, RunStatus, ServingStatus, WorkerState, WorkerStatus
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.machine.journal import Record
-from planetary.models.context import CacheSizes, StateSizes
 from planetary.runtime.program_runner import Program
 from planetary.serve.gateway.serving_controller import (
     MOST_AHEAD,
@@ -46,21 +43,17 @@ from planetary.serve.gateway.serving_controller import (
 )
 from planetary.serve.http.endpoint import Endpoint
 from planetary.serve.program.served_model import ServedModel
-from planetary.serve.program.serving_program import serving_program
-from planetary.serve.program.serving_reference import trial_of
 from planetary.serve.program.serving_shape import (
+    HIDDEN,
     IDS,
-    PAGE,
     ROW,
     SCORE_IDS,
     SCORE_VALUES,
     SCORES,
     VALUES,
     ServingShape,
-    reaches_of,
 )
 from planetary.serve.program.serving_trial import decode_trial, encode_trial
-from planetary.serve.program.text_memory import KeysAndValues, NoMemory, RecurrentState
 from planetary.serve.protocol.serving_messages import SERVING, WEIGHTS, Computed
 from planetary.serve.scheduling.sampling import Candidates, Scores
 from planetary.serve.scheduling.scheduler import Given
@@ -73,6 +66,9 @@ log = logging.getLogger(__name__)
 LoadModel = Callable[[Config], ServedModel]
 
 _TRIAL = "trial of a served model 1 "  # before digests of a program and of parameters: the key of their trial
+
+RATE_S = 10.0
+"""The displayed tokens per second are of so long."""
 
 FOLLOW_S = 2.0
 """How often a followed run is looked at for a newer checkpoint."""
@@ -124,6 +120,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         super().__init__(config, options, security, system=system)
         self._load = load
         self._texts = 0
+        self._samples: list[tuple[float, int]] = []  # seconds on the clock, and tokens so far
         self._readers: dict[int, asyncio.Queue[Given]] = {}
         self._http: Endpoint | None = None
         self._follow: asyncio.Task[None] | None = None
@@ -208,16 +205,28 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
     def status(self) -> RunStatus:
         """The run as it is now. Called on the event loop."""
         controller = self.controller
+        serving = ServingStatus(
+            endpoint=self.endpoint,
+            version=0 if self.model is None else self.model.version,
+            running=self.running,
+            waiting=self.waiting,
+            cache_used=self.cache_used,
+        )
         if controller is None:
-            return base_status(self, None)
+            return msgspec.structs.replace(base_status(self, None), serving=serving)
         state = controller.desk.state
-        status = base_status(self, state, 0)
+        status, now = base_status(self, state, 0), self._clock.monotonic()
+        self._samples = [one for one in self._samples if now - one[0] < RATE_S] + [(now, controller.tokens)]
+        began, before = self._samples[0]
+        seconds = now - began
         return msgspec.structs.replace(
             status,
             state=ended_as(state.ended) or ("serving" if self.is_ready else "waiting"),
             stage=self.why_not_ready or f"{self.endpoint}: {self.running} texts are continued, {self.waiting} wait",
             workers=workers_seen(controller.desk, state.losses, lambda worker: _seen(worker, controller)),
             tokens_total=controller.tokens,
+            tokens_per_s=(controller.tokens - before) / seconds if seconds else 0.0,
+            serving=serving,
         )
 
     def _prepare(self) -> PreparedServing:
@@ -226,8 +235,8 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         if model.warning:
             self.warn(model.warning)
         self._set_stage("building the functions of the model")
-        shape = shape_of(model, self.config)
-        program = serving_program(model.decode, model.params, model.specs, shape)
+        shape = model.shape(self.config.serve)
+        program = model.program(shape)
         weights = self._put(model)
         self._set_stage("computing a text with the whole forward pass")
         return PreparedServing(
@@ -251,7 +260,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
             with contextlib.suppress(TrustError, UserError):  # damaged or removed: made again
                 decode_trial(self.store.get(known), shape)
                 return known
-        digest = self.store.put(encode_trial(trial_of(model, shape)))
+        digest = self.store.put(encode_trial(model.trial(shape)))
         self.store.link(key, digest)
         return digest
 
@@ -319,6 +328,7 @@ class ServingGateway(Gateway[PreparedServing, ServingStart, ServingController]):
         return Limits(
             tensor_bytes=(MOST_AHEAD + 2) * shape.batches[-1] * (8 * shape.candidates + 4 * shape.vocabulary)
             + shape.chunks[-1] * (4 + 8 * shape.candidates)
+            + 4 * shape.hidden
             + MIB,
             tensors=1,
             messages_under_way=MOST_AHEAD + 2,
@@ -375,7 +385,7 @@ def results_of(packed: bytes | memoryview, shape: ServingShape | None) -> tuple[
     )
     if not fits or values is None or ids is None:
         raise RemoteProtocolError("the results of a call are not the log-probabilities and ids of its texts")
-    scores = _scores_of(arrays, len(values))
+    scores = _scores_of(arrays, len(values), shape)
     vocabulary = None if shape is None else shape.vocabulary
     if (row is not None and row.shape[1] != vocabulary) or not np.isfinite(values).all():
         raise RemoteProtocolError("the results of a call are not finite, or not of this model's tokens")
@@ -385,8 +395,8 @@ def results_of(packed: bytes | memoryview, shape: ServingShape | None) -> tuple[
     )
 
 
-def _scores_of(arrays: Mapping[str, np.ndarray], texts: int) -> list[Scores] | None:
-    values, likeliest, ids = (arrays.get(name) for name in (SCORES, SCORE_VALUES, SCORE_IDS))
+def _scores_of(arrays: Mapping[str, np.ndarray], texts: int, shape: ServingShape | None) -> list[Scores] | None:
+    values, likeliest, ids, hidden = (arrays.get(name) for name in (SCORES, SCORE_VALUES, SCORE_IDS, HIDDEN))
     if values is None and likeliest is None and ids is None:
         return None
     fits = (
@@ -401,70 +411,12 @@ def _scores_of(arrays: Mapping[str, np.ndarray], texts: int) -> list[Scores] | N
         and (values.dtype, likeliest.dtype, ids.dtype) == (np.float32, np.float32, np.int32)
         and np.isfinite(values).all()
     )
+    width = 0 if shape is None else shape.hidden
+    if width and (hidden is None or hidden.shape != (texts, width) or not np.isfinite(hidden).all()):
+        raise RemoteProtocolError("the scores of a call have no sum of hidden states of this model")
     if not fits or values is None or likeliest is None or ids is None:
         raise RemoteProtocolError("the scores of a call are not the log-probabilities and ids of its texts' places")
-    return [Scores(values[i], ids[i], likeliest[i]) for i in range(texts)]
-
-
-def shape_of(model: ServedModel, config: Config) -> ServingShape:
-    """Return what a model is compiled for, as the configuration limits it.
-
-    Raises:
-        UserError: the context or the cache is too small, or the context larger than the model can take.
-    """
-    serve, sizes = config.serve, model.sizes
-    positions = None if sizes is None else sizes.positions
-    longest = positions or model.window
-    window = serve.context or longest
-    if positions is not None and window > positions:
-        raise UserError(f"serve.context = {window}: the model has {positions} positions")
-    window = window // PAGE * PAGE
-    if window < PAGE:
-        raise UserError(f"serve.context must be {PAGE} tokens at least, found {serve.context or longest}")
-    chunks = [chunk for chunk in (64, 256, 1024) if chunk < window]
-    common: dict[str, Any] = {
-        "vocabulary": model.vocabulary,
-        "window": window,
-        "batches": (*(size for size in (1, 4, 8, 16, 32) if size < serve.batch), serve.batch),
-        "chunks": tuple(chunks[:2]) or (window,),
-    }
-    if isinstance(sizes, CacheSizes):
-        return _paged(sizes, config, common)
-    common["reaches"] = (1,)
-    if isinstance(sizes, StateSizes):
-        pages = serve.batch + 1
-        needed = 4 * sizes.numbers * pages / MIB
-        if needed > serve.cache_mb:
-            raise UserError(
-                f"serve.cache_mb = {serve.cache_mb:g} does not hold the states of {serve.batch} texts: expected "
-                f"{math.ceil(needed)} at least, or a smaller serve.batch"
-            )
-        return ServingShape(**common, pages=pages, page_shape=(sizes.numbers,), memory=RecurrentState())
-    common["chunks"] = tuple(dict.fromkeys((*chunks, window)))
-    return ServingShape(**common, pages=2, page_shape=(1,), memory=NoMemory())
-
-
-def _paged(sizes: CacheSizes, config: Config, common: Mapping[str, Any]) -> ServingShape:
-    """Return the shape of a model with keys and values. Raises `UserError` as `shape_of`."""
-    serve, window = config.serve, common["window"]
-    page_shape = (2 * sizes.layers, PAGE, sizes.heads, sizes.width)
-    page_bytes = int(np.prod(page_shape)) * (2 if serve.cache_precision == "bf16" else 4)
-    whole = window // PAGE
-    most = serve.batch * whole + 1  # every text of the largest batch to its end
-    pages = min(most, int(serve.cache_mb * MIB) // page_bytes)
-    if pages <= whole:
-        raise UserError(
-            f"serve.cache_mb = {serve.cache_mb:g} holds {max(pages - 1, 0) * PAGE} tokens, fewer than a text of "
-            f"{window}: expected {math.ceil((whole + 1) * page_bytes / MIB)} at least, or a smaller serve.context"
-        )
-    return ServingShape(
-        **common,
-        pages=pages,
-        page_shape=page_shape,
-        element=serve.cache_precision,
-        reaches=reaches_of(window),
-        memory=KeysAndValues(),
-    )
+    return [Scores(values[i], ids[i], likeliest[i], None if hidden is None else hidden[i]) for i in range(texts)]
 
 
 def _seen(worker: WorkerSession, controller: ServingController) -> WorkerStatus:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from planetary.data.tokenizer import Tokenizer
 from planetary.serve.scheduling.texts import Token
@@ -65,3 +68,10 @@ def completion_logprobs(tokenizer: Tokenizer, tokens: Sequence[Token], likeliest
         "top_logprobs": top if likeliest else None,
         "text_offset": offsets[: len(texts)],
     }
+
+
+def embedding(mean: np.ndarray, dimensions: int, encoding: Literal["float", "base64"]) -> list[float] | str:
+    """Return the first `dimensions` numbers of a mean, scaled to length 1: as numbers, or as float32 in Base64."""
+    kept = mean[:dimensions].astype(np.float64)
+    scaled = (kept / max(float(np.linalg.norm(kept)), 1e-30)).astype("<f4")
+    return base64.b64encode(scaled.tobytes()).decode() if encoding == "base64" else scaled.tolist()

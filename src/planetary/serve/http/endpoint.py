@@ -7,7 +7,7 @@ import importlib.resources
 import json
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +23,16 @@ from planetary.core.errors import UserError
 from planetary.net.addresses import is_loopback
 from planetary.serve.http import answers
 from planetary.serve.http.chat_template import ChatTemplate
-from planetary.serve.http.generation import Choice, ChoicePiece, Generation
+from planetary.serve.http.generation import Choice, ChoicePiece, Generation, embedding_of
 from planetary.serve.http.grammar import Grammars
 from planetary.serve.http.keys import KeyFile
 from planetary.serve.http.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
+    EmbeddingRequest,
     GenerationRequest,
+    Prompt,
     TokenizeRequest,
 )
 from planetary.serve.http.service import Service
@@ -100,6 +102,7 @@ class Endpoint:
             ("/v1/models/{name:path}", "GET"): self._one_model,
             ("/v1/completions", "POST"): self._completions,
             ("/v1/chat/completions", "POST"): self._chat,
+            ("/v1/embeddings", "POST"): self._embeddings,
             ("/tokenize", "POST"): self._tokenize,
             ("/detokenize", "POST"): self._detokenize,
             ("/metrics", "GET"): self._metrics_text,
@@ -225,7 +228,7 @@ class Endpoint:
     async def _completions(self, request: Request) -> Response:
         body = parsed(await read_body(request, MOST_BODY), CompletionRequest)
         model = self._named(body.model)
-        prompts = [_tokens(prompt, model) for prompt in _prompts(body)]
+        prompts = [_tokens(prompt, model, "prompt") for prompt in _prompts(body.prompt, "prompt")]
         most = 16 if body.max_tokens is None else body.max_tokens
         if most == 0 and not body.echo:
             raise wrong("max_tokens", "expected 1 or more, unless the prompt is echoed")
@@ -339,6 +342,56 @@ class Endpoint:
         except UserError as error:
             raise wrong("messages", str(error)) from None
 
+    # --- embeddings -------------------------------------------------------------------------------------------
+
+    async def _embeddings(self, request: Request) -> Response:
+        """Answer with the mean of the last hidden states of each text's tokens, scaled to length 1."""
+        body = parsed(await read_body(request, MOST_BODY), EmbeddingRequest)
+        model, shape = self._named(body.model), self._service.shape
+        assert shape is not None
+        if not shape.hidden:
+            raise ApiError(
+                400,
+                f"the model {model.name!r} gives no embeddings: only its logits are known, not its hidden states",
+                param="model",
+                code="no_embeddings",
+            )
+        dimensions = body.dimensions or shape.hidden
+        if dimensions > shape.hidden:
+            raise wrong("dimensions", f"expected at most {shape.hidden}, the width of the model, found {dimensions}")
+        prompts = [_tokens(prompt, model, "input") for prompt in _prompts(body.input, "input")]
+        texts = [
+            TextRequest(
+                text=self._service.next_text(),
+                user=request.state.user or body.user or "",
+                prompt=tuple(prompt),
+                most=1,
+                embeds=True,
+            )
+            for prompt in prompts
+        ]
+        self._check_room(texts, "input")
+        for text in texts:
+            self._metrics.prompt_tokens.inc(len(text.prompt))
+        means = await asyncio.gather(*(embedding_of(self._service, text) for text in texts))
+        data = [
+            {
+                "object": "embedding",
+                "index": index,
+                "embedding": answers.embedding(mean, dimensions, body.encoding_format),
+            }
+            for index, mean in enumerate(means)
+        ]
+        count = sum(len(prompt) for prompt in prompts)
+        return _json(
+            {
+                "object": "list",
+                "data": data,
+                "model": model.name,
+                "usage": {"prompt_tokens": count, "total_tokens": count},
+            }
+        )
+
     # --- both -------------------------------------------------------------------------------------------------
 
     async def _constraints(self, model: ServedModel, body: GenerationRequest) -> Callable[[], Constraint] | None:
@@ -361,23 +414,12 @@ class Endpoint:
         scores: bool = False,
         make: Callable[[], Constraint] | None = None,
     ) -> list[TextRequest]:
-        """Return the texts of a request. Raises `ApiError` for prompts that are too long, or too many texts.
-
-        `make` returns what a text's tokens have to obey.
-        """
+        """Return the texts of a request, whose tokens obey what `make` returns. Raises `ApiError` as `_check_room`."""
         shape = self._service.shape
         assert shape is not None
         texts = []
         options = body.options(model.vocabulary)
         for prompt in prompts:
-            if len(prompt) >= shape.window:
-                raise ApiError(
-                    400,
-                    f"the prompt has {len(prompt)} tokens; the context of {shape.window} has room for "
-                    f"{shape.window - 1} and one more",
-                    param="messages" if isinstance(body, ChatRequest) else "prompt",
-                    code="context_length_exceeded",
-                )
             for choice in range(body.choices):
                 texts.append(
                     TextRequest(
@@ -392,6 +434,22 @@ class Endpoint:
                         constraint=None if make is None else make(),
                     )
                 )
+        self._check_room(texts, "messages" if isinstance(body, ChatRequest) else "prompt")
+        return texts
+
+    def _check_room(self, texts: Sequence[TextRequest], param: str) -> None:
+        """Raise `ApiError` for prompts that are too long, or too many texts."""
+        shape = self._service.shape
+        assert shape is not None
+        longest = max(len(text.prompt) for text in texts)
+        if longest >= shape.window:
+            raise ApiError(
+                400,
+                f"the prompt has {longest} tokens; the context of {shape.window} has room for {shape.window - 1} and "
+                "one more",
+                param=param,
+                code="context_length_exceeded",
+            )
         if self._service.waiting + len(texts) > self._options.queue:
             raise ApiError(
                 429,
@@ -399,7 +457,6 @@ class Endpoint:
                 code="queue_full",
                 headers=_retry(),
             )
-        return texts
 
     def _generation(
         self, request: Request, body: GenerationRequest, model: ServedModel, texts: list[TextRequest]
@@ -444,23 +501,22 @@ class Endpoint:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
 
-def _prompts(body: CompletionRequest) -> list[str | list[int]]:
-    prompt = body.prompt
+def _prompts(prompt: Prompt, param: str) -> list[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     texts = [one for one in prompt if not isinstance(one, int)]
     if prompt and not texts:
         return [[one for one in prompt if isinstance(one, int)]]
     if not prompt or len(texts) != len(prompt) or len({type(one) for one in texts}) != 1:
-        raise wrong("prompt", "expected a text, a list of tokens, or a list of either, none of them empty")
+        raise wrong(param, "expected a text, a list of tokens, or a list of either, none of them empty")
     return texts
 
 
-def _tokens(prompt: str | list[int], model: ServedModel) -> list[int]:
+def _tokens(prompt: str | list[int], model: ServedModel, param: str) -> list[int]:
     tokens = [*model.begins, *_encoded(model, prompt)] if isinstance(prompt, str) else prompt
     if not tokens:
-        raise wrong("prompt", "expected at least one token")
-    _known(tokens, model, "prompt")
+        raise wrong(param, "expected at least one token")
+    _known(tokens, model, param)
     return tokens
 
 

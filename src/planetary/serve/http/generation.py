@@ -8,6 +8,8 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from planetary.core.errors import ClosedError
 from planetary.data.tokenizer import Tokenizer
 from planetary.serve.http.service import Service
@@ -137,3 +139,14 @@ class Generation:
             found.put_nowait(error)
         finally:
             await stream.aclose()  # type: ignore[attr-defined]
+
+
+async def embedding_of(service: Service, request: TextRequest) -> np.ndarray:
+    """Return the mean f32 [C] of a prompt's last hidden states. Raises `ApiError` when the gateway ends."""
+    try:
+        async for given in service.generate(request):
+            if given.embedding is not None:
+                return given.embedding
+    except ClosedError as error:
+        raise ApiError(503, str(error), code="unavailable") from None
+    raise ApiError(500, "the text ended without an embedding", code="internal_error")

@@ -124,6 +124,16 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True, forbid_unknown_f
     top_logprobs: Annotated[int, Meta(ge=0, le=MOST_LIKELIEST)] | None = None
 
 
+class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`POST /v1/embeddings`."""
+
+    input: Prompt
+    model: str | None = None
+    dimensions: Annotated[int, Meta(ge=1)] | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str | None = None
+
+
 class TokenizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /tokenize`."""
 

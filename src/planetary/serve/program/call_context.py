@@ -24,7 +24,12 @@ class PagedContext:
 
     The cache is read as it was before the call, and written once, at its end: no layer waits for another's write, and
     a compiler can write in place.
+
+    Attributes:
+        hidden: the last hidden states [B, S, C], once logits were wanted.
     """
+
+    hidden: jax.Array
 
     def __init__(
         self,
@@ -88,6 +93,7 @@ class PagedContext:
 
     def wanted(self, x: jax.Array) -> jax.Array:
         """See `Context`."""
+        self.hidden = x
         return x if self._every else last_of(x, self._length)
 
     def written(self) -> jax.Array:
@@ -116,7 +122,9 @@ class PagedContext:
 
 
 class StateContext:
-    """See `models.context.RecurrentContext`. The last new token's logits are wanted, or with `every` all tokens'."""
+    """See `models.context.RecurrentContext`, and `PagedContext`."""
+
+    hidden: jax.Array
 
     def __init__(
         self,
@@ -168,6 +176,7 @@ class StateContext:
 
     def wanted(self, x: jax.Array) -> jax.Array:
         """See `Context`."""
+        self.hidden = x
         return x if self._every else last_of(x, self._length)
 
     def written(self) -> jax.Array:
@@ -181,6 +190,8 @@ class StateContext:
 
 class WholeCall(WholeText):
     """See `Context`; every call has the whole text, of which the first `length` tokens count. There is no cache."""
+
+    hidden: jax.Array
 
     def __init__(
         self,
@@ -198,6 +209,7 @@ class WholeCall(WholeText):
 
     def wanted(self, x: jax.Array) -> jax.Array:
         """See `Context`."""
+        self.hidden = x
         return x if self._every else last_of(x, self._count)
 
     def written(self) -> jax.Array:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from planetary.core.tensors import TensorSpec, host_dtype
+from planetary.core.configuration.schema import ServeConfig
+from planetary.core.tensors import TensorSpec
 from planetary.data.tokenizer import Tokenizer
-from planetary.models.context import CacheSizes, StateSizes
-from planetary.serve.program.serving_program import Decode
+from planetary.runtime.program_runner import Program
+from planetary.serve.program.serving_shape import ServingShape
+from planetary.serve.program.serving_trial import ServingTrial
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """What is needed to serve a model.
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(ABC):
+    """The parameters, texts and functions of a model that is served.
 
     Attributes:
         name: by which clients ask for it.
-        decode: its forward pass; see `models.context`.
-        params: the pytree that `decode` expects.
-        specs: its leaves in order, by their names.
-        sizes: of what a device keeps of a text; None: nothing, every token takes a whole forward pass.
+        specs: its parameters, in the order of the functions' arguments.
         vocabulary: tokens that the model knows.
         window: the longest text that it was trained for, in tokens.
         tokenizer: of its texts.
@@ -32,15 +31,12 @@ class ServedModel:
         special_tokens: that the template writes, by the names it has for them.
         begins: tokens before every text that is no chat.
         ends: tokens that end a text.
-        warning: what people must know who serve it; "": nothing.
+        warning: for the operator, of a model that is served with limits; "": there are none.
         refresh: returns the newest version of the model, or None if it is this one's; None: there are no others.
     """
 
     name: str
-    decode: Decode
-    params: Any
     specs: tuple[TensorSpec, ...]
-    sizes: CacheSizes | StateSizes | None
     vocabulary: int
     window: int
     tokenizer: Tokenizer
@@ -52,12 +48,21 @@ class ServedModel:
     warning: str = ""
     refresh: Callable[[int], ServedModel | None] | None = None
 
+    @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the parameters by name, as a host has them."""
-        import jax
 
-        leaves = zip(self.specs, jax.tree.leaves(self.params), strict=True)
-        return {spec.name: np.ascontiguousarray(np.asarray(leaf)).view(host_dtype(spec.dtype)) for spec, leaf in leaves}
+    @abstractmethod
+    def shape(self, serve: ServeConfig) -> ServingShape:
+        """Return the sizes that the functions have, within the limits of a configuration. Raises `UserError`."""
+
+    @abstractmethod
+    def program(self, shape: ServingShape) -> Program:
+        """Return the functions. Raises `CompileError`."""
+
+    @abstractmethod
+    def trial(self, shape: ServingShape) -> ServingTrial:
+        """Return a text with the results of the whole forward pass. Raises `CompileError`."""
 
     @property
     def param_count(self) -> int:

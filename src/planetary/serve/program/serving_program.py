@@ -2,7 +2,8 @@
 
 Both take parameters, new tokens, where each text stands, its pages, and the cache, which they write in place. Both
 return the likeliest tokens with their log-probabilities, and the log-probabilities of all, which stay on the device
-unless somebody asks for them.
+unless a call asks for them. Scoring functions return log-probabilities at every place, and the sum of the last hidden
+states of the tokens that count.
 """
 
 from __future__ import annotations
@@ -89,7 +90,12 @@ def _function(decode: Decode, shape: ServingShape, *, scores: bool) -> Callable[
         row = last_of(rows, length)[:, 0]
         values, ids = jax.lax.top_k(row, shape.candidates)
         likeliest = jax.lax.top_k(rows, min(LIKELIEST, shape.candidates))
-        return context.written(), values, ids, row, jnp.sum(jnp.where(chosen, rows, 0), axis=-1), *likeliest
+        scores = jnp.sum(jnp.where(chosen, rows, 0), axis=-1)
+        found = context.written(), values, ids, row, scores, *likeliest
+        if not shape.hidden:
+            return found
+        counts = jnp.arange(tokens.shape[1])[None, :, None] < length[:, None, None]
+        return *found, jnp.sum(jnp.where(counts, context.hidden, 0).astype(jnp.float32), axis=1)
 
     return scoring_call if scores else call
 

@@ -17,6 +17,7 @@ LIKELIEST = 20
 
 CACHE, VALUES, IDS, ROW = "cache", "values", "ids", "row"
 TARGETS, SCORES, SCORE_VALUES, SCORE_IDS = "targets", "scores", "score_values", "score_ids"
+HIDDEN = "hidden"
 
 
 class CallSize(msgspec.Struct, frozen=True):
@@ -48,6 +49,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         memory: what the device keeps of a text between two calls.
         most_candidates: how many of the likeliest tokens a function returns, as far as there are so many.
         scores_prompts: whether there are functions that score a prompt.
+        hidden: width of the last hidden states, whose sums scoring functions return; 0: there are none.
     """
 
     vocabulary: int
@@ -61,6 +63,7 @@ class ServingShape(msgspec.Struct, frozen=True):
     memory: AnyMemory = KeysAndValues()
     most_candidates: int = CANDIDATES
     scores_prompts: bool = True
+    hidden: int = 0
 
     def __post_init__(self) -> None:
         """Raise `UserError` for sizes that do not fit together."""
@@ -148,6 +151,7 @@ class ServingShape(msgspec.Struct, frozen=True):
             TensorSpec(SCORES, "f32", (batch, tokens)),
             TensorSpec(SCORE_VALUES, "f32", likeliest),
             TensorSpec(SCORE_IDS, "i32", likeliest),
+            *((TensorSpec(HIDDEN, "f32", (batch, self.hidden)),) if self.hidden else ()),
         )
         results = (
             self.cache,

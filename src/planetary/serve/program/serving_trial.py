@@ -24,13 +24,15 @@ class ServingTrial(msgspec.Struct, frozen=True):
         ids: i32 [places, K], the likeliest tokens after each of them, in order.
         values: f32 [places, K], their log-probabilities, in nats.
         following: f32 [places], the log-probability of the text's own next token; of the last place, 0.
-        accepted: largest error of a log-probability.
+        hidden: f32 [places, C], the last hidden states; C is 0 where there are none.
+        accepted: largest error of a log-probability, in nats, and of a mean of hidden states, as a part of its length.
     """
 
     tokens: tuple[int, ...]
     ids: bytes
     values: bytes
     following: bytes
+    hidden: bytes
     accepted: float
 
     @property
@@ -41,6 +43,11 @@ class ServingTrial(msgspec.Struct, frozen=True):
             np.frombuffer(self.ids, "<i4").reshape(places, -1),
             np.frombuffer(self.values, "<f4").reshape(places, -1),
         )
+
+    @property
+    def states(self) -> np.ndarray:
+        """`hidden` as an array."""
+        return np.frombuffer(self.hidden, "<f4").reshape(len(self.tokens), -1)
 
 
 def trial_length(shape: ServingShape) -> int:
@@ -60,7 +67,11 @@ def decode_trial(data: bytes, shape: ServingShape) -> ServingTrial:
     except msgspec.MsgspecError as error:
         raise TrustError(f"the trial of the served model cannot be read: {error}") from error
     places, size = len(trial.tokens), 4 * shape.candidates
-    fits = len(trial.ids) == len(trial.values) == places * size and len(trial.following) == 4 * places
+    fits = (
+        len(trial.ids) == len(trial.values) == places * size
+        and len(trial.following) == 4 * places
+        and len(trial.hidden) == 4 * places * shape.hidden
+    )
     if not fits or places != trial_length(shape) or not all(0 <= one < shape.vocabulary for one in trial.tokens):
         raise TrustError(f"the trial of the served model is of another shape: it has {places} tokens")
     return trial

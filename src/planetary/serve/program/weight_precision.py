@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from planetary.artifacts.packed_arrays import DTYPE_NAMES
 from planetary.core.tensors import TensorSpec
 from planetary.serve.program.served_model import ServedModel
+from planetary.serve.program.traced_model import TracedModel
 
 Precision = Literal["f32", "bf16", "int8", "int4"]
 BLOCK = 32
@@ -89,7 +91,7 @@ class Narrow:
         return other @ self.__jax_array__()
 
 
-def narrowed(model: ServedModel, precision: Precision) -> ServedModel:
+def narrowed(model: TracedModel, precision: Precision) -> TracedModel:
     """Return the model with parameters in fewer bits, and its later versions, too. `f32`: as it is."""
     if precision == "f32":
         return model
@@ -98,7 +100,7 @@ def narrowed(model: ServedModel, precision: Precision) -> ServedModel:
     specs = tuple(
         TensorSpec(
             jax.tree_util.keystr(path, simple=True, separator="."),
-            {"float32": "f32", "bfloat16": "bf16", "int8": "i8"}[leaf.dtype.name],
+            DTYPE_NAMES.get(leaf.dtype, "bf16"),
             tuple(leaf.shape),
         )
         for path, leaf in leaves
@@ -109,12 +111,12 @@ def narrowed(model: ServedModel, precision: Precision) -> ServedModel:
 
 def _refreshed(refresh: Callable[[int], ServedModel | None], precision: Precision, version: int) -> ServedModel | None:
     newer = refresh(version)
-    return None if newer is None else narrowed(newer, precision)
+    return narrowed(newer, precision) if isinstance(newer, TracedModel) else newer
 
 
 def _narrow(leaf: np.ndarray, precision: Precision) -> Any:
-    """Return a leaf in fewer bits, or as it is where it is a vector or small."""
-    if leaf.ndim < 2 or leaf.size < LEAST:
+    """Return a leaf in fewer bits, or as it is where it is a vector, small, or of integers."""
+    if leaf.ndim < 2 or leaf.size < LEAST or leaf.dtype.kind != "f":
         return leaf
     if precision == "bf16" or leaf.shape[-1] % BLOCK:
         return Narrow(jnp.asarray(leaf).astype(jnp.bfloat16), None, "bf16")

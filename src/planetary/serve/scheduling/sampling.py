@@ -73,11 +73,13 @@ class Scores(NamedTuple):
         values: f32 [S], log-probabilities in nats of the prompt's own tokens there.
         ids: i32 [S, K], the likeliest tokens there, in order.
         likeliest: f32 [S, K], their log-probabilities.
+        hidden: f32 [C], the sum of the last hidden states; None: the model gives none.
     """
 
     values: np.ndarray
     ids: np.ndarray
     likeliest: np.ndarray
+    hidden: np.ndarray | None = None
 
 
 class Candidates(NamedTuple):

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+
 from planetary.serve.program.serving_shape import PAGE, ServingShape, decode_name, prefill_name, score_name
 from planetary.serve.program.text_memory import TextMemory
 from planetary.serve.scheduling.page_pool import PagePool
@@ -70,11 +72,13 @@ class Given:
         text: its number.
         tokens: in order; those of the prompt first, where its log-probabilities are wanted.
         finished: why nothing follows; "" while something does.
+        embedding: f32 [C], the mean of the prompt's last hidden states; None: it was not wanted.
     """
 
     text: int
     tokens: tuple[Token, ...]
     finished: FinishReason | Literal[""] = ""
+    embedding: np.ndarray | None = None
 
 
 @dataclass
@@ -358,7 +362,8 @@ class Scheduler:
         """Whether all log-probabilities are needed of what a row finds."""
         most = self._shape.candidates
         constrained = text.request.constraint is not None or self._vocabulary < self._shape.vocabulary
-        return row.ends and (constrained or text.request.options.needs_row(most))
+        drawn = row.ends and not text.request.embeds
+        return drawn and (constrained or text.request.options.needs_row(most))
 
     def _reserve(self, seat: Seat, text: Text, tokens: int, spared: Sequence[Text] = ()) -> bool:
         """Give a text pages for so many tokens; the youngest text, maybe this one, may have to go and wait for that."""
@@ -385,6 +390,8 @@ class Scheduler:
 
     def _go_on(self, text: Text, row: Row, found: Candidates) -> Given | None:
         request = text.request
+        if request.embeds:
+            return self._embedded(text, row, found)
         scored: list[Token] = []
         if text.scores:
             scored = self._scored(text, row, found)
@@ -411,6 +418,16 @@ class Scheduler:
             return Given(request.text, given, "stop")
         full = len(text.tokens) >= self._shape.window or len(text.generated) >= request.most
         return Given(request.text, given, "length" if full else "")
+
+    @staticmethod
+    def _embedded(text: Text, row: Row, found: Candidates) -> Given | None:
+        """Add the hidden states of a row's tokens to those before; return the prompt's mean at its end."""
+        assert found.scores is not None
+        assert found.scores.hidden is not None
+        text.hidden = found.scores.hidden if text.hidden is None else text.hidden + found.scores.hidden
+        if not row.ends:
+            return None
+        return Given(text.request.text, (), "stop", text.hidden / np.float32(len(text.request.prompt)))
 
     def _scored(self, text: Text, row: Row, found: Candidates) -> list[Token]:
         """Return the tokens of a prompt of which log-probabilities are known now, and were not before."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from planetary.serve.scheduling.constraint import Constraint
 from planetary.serve.scheduling.page_pool import Prefix, prefixes
@@ -27,6 +28,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
         ends: tokens that end the text; they are not given out.
         likeliest: for how many of the likeliest tokens log-probabilities are wanted beside the drawn one's.
         scores_prompt: whether the prompt's own log-probabilities are wanted.
+        embeds: whether the mean of the prompt's last hidden states is wanted, and no token.
         constraint: that the generated tokens obey; None: there is none. It is this text's alone.
     """
 
@@ -38,6 +40,7 @@ class TextRequest(msgspec.Struct, frozen=True, kw_only=True):
     ends: frozenset[int] = frozenset()
     likeliest: int = 0
     scores_prompt: bool = False
+    embeds: bool = False
     constraint: Constraint | None = None
 
 
@@ -65,6 +68,7 @@ class Text:
         pages: of the cache of its worker.
         cached: how many of its tokens have keys and values there.
         scored: how many tokens of the prompt have been given out with their log-probabilities.
+        hidden: sum of the last hidden states of the tokens that its worker has cached; None: there are none.
         failures: workers that were lost while they computed it, since its last token.
         turn: when it was last part of a call; those that have waited longest come first.
     """
@@ -74,6 +78,7 @@ class Text:
     pages: list[int] = field(default_factory=list)
     cached: int = 0
     scored: int = 0
+    hidden: np.ndarray | None = None
     failures: int = 0
     turn: int = 0
     known_prefixes: list[Prefix] = field(default_factory=list)
@@ -94,8 +99,9 @@ class Text:
 
     @property
     def scores(self) -> bool:
-        """Whether log-probabilities of the prompt's tokens are still to be found."""
-        return self.request.scores_prompt and self.scored < len(self.request.prompt)
+        """Whether log-probabilities or hidden states of the prompt's tokens are still to be found."""
+        request = self.request
+        return request.embeds or (request.scores_prompt and self.scored < len(request.prompt))
 
     @property
     def prefills(self) -> bool:
@@ -110,5 +116,5 @@ class Text:
 
     def leave(self) -> list[int]:
         """Forget where it is computed; return its pages there."""
-        pages, self.pages, self.cached = self.pages, [], 0
+        pages, self.pages, self.cached, self.hidden = self.pages, [], 0, None
         return pages

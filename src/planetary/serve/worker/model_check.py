@@ -12,7 +12,17 @@ import numpy as np
 
 from planetary.core.errors import CompileError
 from planetary.runtime.device_check import DeviceReport
-from planetary.serve.program.serving_shape import IDS, PAGE, ROW, SCORES, VALUES, CallSize, ServingShape, prefill_name
+from planetary.serve.program.serving_shape import (
+    HIDDEN,
+    IDS,
+    PAGE,
+    ROW,
+    SCORES,
+    VALUES,
+    CallSize,
+    ServingShape,
+    prefill_name,
+)
 from planetary.serve.program.serving_trial import ServingTrial
 from planetary.serve.protocol.serving_messages import ComputeCall
 
@@ -49,6 +59,17 @@ class _Found:
         if known:
             errors = np.abs(found[:known] - expected[:known])
             self._note(function, start + int(np.argmax(errors)), float(np.max(errors)))
+
+    def add_hidden(self, function: str, start: int, count: int, found: np.ndarray) -> None:
+        """Compare the sum of the hidden states of `count` places. Raises `CompileError`."""
+        expected = self.trial.states[start : start + count].sum(axis=0)
+        size = max(float(np.linalg.norm(expected)), 1e-9)
+        error = float(np.linalg.norm(found - expected)) / size
+        if not error <= self.trial.accepted:  # also catches NaN
+            raise CompileError(
+                f"{function} sums the hidden states of tokens {start} to {start + count - 1} with an error of "
+                f"{error:.3g} of their length, with these parameters; {self.trial.accepted:.3g} is accepted"
+            )
 
     def _note(self, function: str, place: int, error: float) -> None:
         self.places += 1
@@ -96,6 +117,8 @@ def _take(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> None:
         found.add(size.name, end - 1, result, 0)
         if size.scores:
             found.add_scores(size.name, start, end - start, result[SCORES][0])
+            if shape.hidden:
+                found.add_hidden(size.name, start, end - start, result[HIDDEN][0])
 
 
 def _continue(run: Run, shape: ServingShape, size: CallSize, found: _Found) -> None:

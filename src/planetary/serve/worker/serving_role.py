@@ -23,6 +23,7 @@ from planetary.runtime.device_program import ResidentTensors
 from planetary.runtime.program_runner import ProgramRunner
 from planetary.serve.program.serving_shape import (
     CACHE,
+    HIDDEN,
     IDS,
     ROW,
     SCORE_IDS,
@@ -99,7 +100,7 @@ class LoadedModel:
             for place, (new, following) in enumerate(zip(message.tokens, message.following, strict=True)):
                 targets[place, : len(new)] = [*new[1:], max(following, 0)]
         self.resident.call(message.function, arrays=arrays)
-        scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS))
+        scores = tuple(one.name for one in signature.results if one.name in (SCORES, SCORE_VALUES, SCORE_IDS, HIDDEN))
         wanted = (VALUES, IDS, *((ROW,) if message.full else ()), *scores)
         found = {name: array[:texts] for name, array in self.resident.get(wanted).items()}
         self.resident.drop((VALUES, IDS, ROW, *scores))

@@ -1,0 +1,66 @@
+"""A model with its verified serving functions, as a folder that is served without its code."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from planetary.artifacts.store import BlobStore
+from planetary.compiler.backends.iree import compile_program
+from planetary.compiler.backends.targets import Target
+from planetary.core.config import Config
+from planetary.core.errors import ResourceError, UserError
+from planetary.core.step import ProgramSpec
+from planetary.run.model.served import load_served
+from planetary.runtime.host import host_features
+from planetary.runtime.program_runner import Program, open_program
+from planetary.serve.program.exported_model import MANIFEST, ExportedModel, is_exported, read_exported, write_exported
+from planetary.serve.worker.model_check import check_model
+from planetary.serve.worker.serving_role import LoadedModel
+
+
+def export_served(config: Config, folder: Path, *, force: bool = False) -> tuple[ExportedModel, str]:
+    """Write the model that `serve.model` names into a folder, once its functions were compared on this machine's CPU.
+
+    Args:
+        config: `[serve]` has the model and the sizes of its functions.
+        folder: gets the files.
+        force: replace a model that is in `folder`.
+
+    Returns:
+        The model as it was written, and the findings of the comparison, for people.
+
+    Raises:
+        UserError: there is no model, or `folder` holds one.
+        CompileError: the functions cannot be compiled, or differ from the whole forward pass.
+        TrustError: a file of the model is damaged.
+        ResourceError: the folder cannot be written.
+    """
+    if is_exported(folder) and not force:
+        raise UserError(f"cannot export to {folder}: it already holds a served model; use another, or --force")
+    model = load_served(config)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
+            place = Path(scratch) / "model"
+            write_exported(model, config.serve, place)
+            report = _verified(read_exported(place), config, Path(scratch))  # of the files, not of their source
+            (folder / MANIFEST).unlink(missing_ok=True)
+            for file in sorted(place.iterdir(), key=lambda one: one.name == MANIFEST):  # the manifest last
+                os.replace(file, folder / file.name)
+    except OSError as error:
+        raise ResourceError(f"cannot write the served model into {folder}: {error.strerror or error}") from error
+    return read_exported(folder), report
+
+
+def _verified(model: ExportedModel, config: Config, scratch: Path) -> str:
+    shape = model.shape(config.serve)
+    program = model.program(shape)
+    spec = ProgramSpec(model.name, dict(program.functions), shape.integers_below, program.digest)
+    artifact = compile_program(
+        program.portable, spec, Target("cpu", "host", host_features()), BlobStore(scratch / "cache")
+    )
+    runner = open_program(artifact.data, Program(b"", program.functions), backend="cpu")
+    loaded = LoadedModel(runner, shape, model.arrays())
+    return check_model(loaded.compute, shape, model.trial(shape), runner.device_name).summary

@@ -16,7 +16,7 @@ from planetary.core import errors
 PAGE = Path(__file__).with_name("api.md")
 
 CALLS = (
-    *("train", "train_async", "Run", "simulate", "Simulated", "Fault"),
+    *("train", "train_async", "Run", "simulate", "Simulated", "SimulatedLink", "Fault"),
     *("export", "compile", "vjp", "Communicator", "Config"),
 )
 RECORDS = (

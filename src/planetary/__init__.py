@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from planetary.run.simulate import Simulated, simulate
     from planetary.run.train import train, train_async
     from planetary.simulation.faults import Fault
+    from planetary.simulation.simulated_network import SimulatedLink
 
 __all__ = [
     "Communicator",
@@ -31,6 +32,7 @@ __all__ = [
     "RoundMetrics",
     "Run",
     "Simulated",
+    "SimulatedLink",
     "__version__",
     "compile",
     "export",
@@ -50,6 +52,7 @@ _HOMES = {
     "RoundMetrics": "planetary.fabric.protocol.status",
     "Run": "planetary.run.handle",
     "Simulated": "planetary.run.simulate",
+    "SimulatedLink": "planetary.simulation.simulated_network",
     "simulate": "planetary.run.simulate",
     "train": "planetary.run.train",
     "train_async": "planetary.run.train",

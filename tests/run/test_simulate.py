@@ -101,9 +101,27 @@ def test_equal_seeds_give_equal_bits_and_stories(tables: dict[str, Any], shared_
     assert first.events != other.events
 
 
+def test_fewer_bytes_save_time_on_slow_links_alone(tables: dict[str, Any], shared_cache: Path) -> None:
+    def ended(preset: str, link: planetary.SimulatedLink) -> planetary.Simulated:
+        return planetary.simulate(
+            tables, preset=preset, overrides={"train.inner_steps": 3}, links=link, cache=shared_cache
+        )
+
+    slow, fast = planetary.SimulatedLink(20e3, rtt_s=0.08), planetary.SimulatedLink(1e9, rtt_s=0.08)
+    found = {(preset, link): ended(preset, link).curve for preset in ("diloco", "sparseloco") for link in (slow, fast)}
+    for dense, sparse in zip(found["diloco", slow][1:], found["sparseloco", slow][1:], strict=True):
+        assert sparse.seconds < 0.7 * dense.seconds
+        assert sparse.moved_bytes < dense.moved_bytes
+    for here, there in zip(found["diloco", slow], found["diloco", fast], strict=True):
+        assert here.seconds > 2 * there.seconds
+    assert abs(found["sparseloco", fast][-1].seconds / found["diloco", fast][-1].seconds - 1) < 0.2
+
+
 def test_what_cannot_be_simulated_is_an_error(tables: dict[str, Any], shared_cache: Path) -> None:
     with pytest.raises(UserError, match="expected 0 to 2"):
         planetary.simulate(tables, faults=[planetary.Fault(1.0, "kill_worker", worker=3)], cache=shared_cache)
+    with pytest.raises(UserError, match="expected 3 speeds, one for each worker, found 2"):
+        planetary.simulate(tables, speeds=[1.0, 2.0], cache=shared_cache)
     with pytest.raises(UserError, match='found the kind "serving"'):
         planetary.simulate({"serve": {"model": "runs/x"}}, cache=shared_cache)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from planetary.core.errors import ClosedError, PeerError, PlanetaryError
+from planetary.core.errors import ClosedError, PeerError, PlanetaryError, UserError
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.shell.shell import Address, ClientShell
@@ -17,7 +18,7 @@ from planetary.net.connection import Connection
 from planetary.net.handshake import answer_hello, receive_hello
 from planetary.net.server import serve
 from planetary.simulation.process import Process
-from planetary.simulation.simulated_network import HOST
+from planetary.simulation.simulated_network import HOST, SimulatedLink
 from planetary.simulation.world import World
 
 PORT = 18010
@@ -273,6 +274,48 @@ def test_a_large_message_waits_for_its_reader(make_world: Callable[[int], World]
     assert [float(values[0]) for values in got] == [0, 1, 2, 3]
     assert all((values == values[0]).all() for values in got)
     assert sent[-1] > 4 * (1 << 22) / 4e6
+
+
+def test_connections_of_a_machine_share_its_link(make_world: Callable[[int], World]) -> None:
+    """Two of 4 MB over 1 MB/s arrive after 8 s and half a round trip; a machine with a link of its own needs 4 s."""
+    world = make_world(10)
+    arrived: dict[str, float] = {}
+
+    async def serving(process: Process) -> int:
+        async def attend(connection: Connection) -> None:
+            connection.accept_peer()
+            item = await connection.receive()
+            assert isinstance(item.message, m.Shutdown)
+            await connection.receive()
+            arrived[item.message.reason] = world.now
+
+        async with await serve(HOST, PORT, attend, m.FABRIC, network=world.network.of(process)):
+            await asyncio.Event().wait()
+        return 0
+
+    def sending(name: str) -> Callable[[Process], Coroutine[Any, Any, int]]:
+        async def send(process: Process) -> int:
+            connection = await connect(HOST, PORT, Trust.plain_loopback(), m.FABRIC, network=world.network.of(process))
+            await connection.send(m.Shutdown(reason=name))
+            await connection.send(m.Parameters(version=1), {"w": np.zeros(1_000_000, np.float32)})
+            await asyncio.sleep(60.0)
+            return 0
+
+        return send
+
+    for node in ("shared", "alone"):
+        world.network.connect(node, SimulatedLink(1e6, rtt_s=0.5))
+    world.start("server", "s", serving)
+    for name, node in (("one", "shared"), ("two", "shared"), ("three", "alone")):
+        world.start(name, node, sending(name))
+    assert world.run(lambda: len(arrived) == 3, 60.0)
+    handshake = 1.5  # dialling and the versions of the protocol: a few round trips of half a second
+    assert 4.25 < arrived["three"] < 4.25 + handshake
+    assert 8.25 < max(arrived["one"], arrived["two"]) < 8.25 + handshake
+    assert world.network.sum_s(["shared", "alone"], 4_000_000) == pytest.approx(4.0 + 2 * 0.5)
+    assert world.network.sum_s(["shared", "s"], 4_000_000) is None
+    with pytest.raises(UserError, match="bandwidth above 0"):
+        SimulatedLink(0.0)
 
 
 def test_a_dial_is_refused_silent_or_late(make_world: Callable[[int], World]) -> None:

@@ -6,12 +6,13 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from planetary.core.config import Config
+from planetary.core.configuration.presets import preset_of
 from planetary.core.configuration.toml import toml_value
 from planetary.core.errors import PeerError, UserError
 from planetary.fabric.preparation.model_shapes import with_model_shapes
@@ -24,7 +25,8 @@ from planetary.run.places import cache_folder
 from planetary.run.simulations import Simulation
 from planetary.simulation.faults import Fault, draw_plan
 from planetary.simulation.node import STEP_S
-from planetary.simulation.simulated_cluster import SimulatedCluster
+from planetary.simulation.simulated_cluster import SimMachine, SimulatedCluster
+from planetary.simulation.simulated_network import SimulatedLink
 
 TINY: Mapping[str, Any] = {
     "run": {"name": "simulated"},
@@ -36,7 +38,24 @@ TINY: Mapping[str, Any] = {
 """The default of a simulated run: a small transformer on the standard library's own text."""
 
 START_S = 6.0  # simulated: until workers have joined and the step is compiled
+LINK_PATIENCE_S = 60.0  # the same of a round whose bytes travel over links
 PATIENCE = 50  # a simulation that takes so many times its fault-free duration does not end
+
+
+class Point(NamedTuple):
+    """Where a simulated run was at the end of a round.
+
+    Attributes:
+        seconds: simulated, since the first round began.
+        moved_bytes: of all workers so far, in both directions, as the gateway counted them; of a ring, its payloads.
+        tokens: trained so far.
+        loss: held out, in nats per token.
+    """
+
+    seconds: float
+    moved_bytes: int
+    tokens: int
+    loss: float
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,12 +86,24 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
         return [line.loss for line in self.metrics]
 
     @property
+    def curve(self) -> list[Point]:
+        """Loss against time and traffic: a point for each round with a held-out loss."""
+        started = next((event["t"] for event in self.events if event["event"] == "round_started"), 0.0)
+        ended = {event["round"]: event["t"] - started for event in self.events if event["event"] == "round_finished"}
+        moved, found = 0, list[Point]()
+        for line in self.metrics:
+            moved += line.bytes_up + line.bytes_down + line.bytes_ring
+            if line.eval_loss is not None:
+                found.append(Point(ended[line.round], moved, line.tokens_total, line.eval_loss))
+        return found
+
+    @property
     def eval_losses(self) -> list[tuple[int, float]]:
         """Round and held-out loss, where it was evaluated."""
         return [(line.round, line.eval_loss) for line in self.metrics if line.eval_loss is not None]
 
     def report(self) -> Report:
-        """Return quality, speed and faults of the run, as `Run.report` does; traffic is not simulated."""
+        """Return quality, speed and faults of the run, as `Run.report` does."""
         return build_report(RunHistory(name=self.config.run.name, events=self.events, metrics=self.metrics))
 
 
@@ -82,6 +113,10 @@ def simulate(
     workers: int | None = None,
     rounds: int | None = None,
     overrides: Mapping[str, Any] | None = None,
+    preset: str | None = None,
+    links: SimulatedLink | Sequence[SimulatedLink] | None = None,
+    speeds: Sequence[float] = (),
+    step_s: float = STEP_S,
     faults: Sequence[Fault] | int = (),
     seed: int = 0,
     cache: str | os.PathLike[str] | None = None,
@@ -98,6 +133,11 @@ def simulate(
         workers: in place of `fabric.workers`; each is on a node of its own.
         rounds: in place of `train.rounds`.
         overrides: other keys, such as `{"outer.learning_rate": 1.0}`.
+        preset: a way to synchronise, as of `planetary train --preset`; `overrides` are on top of it.
+        links: of the workers, `planetary.SimulatedLink(bandwidth=12.5e6, rtt_s=0.08)`: one for all, or one each. None:
+            bytes are fast, and delays drawn. The gateway's own link is not limited.
+        speeds: of the workers, relative to the others'; by default 1 each.
+        step_s: of a worker of speed 1, on average; each process is up to a quarter faster or slower.
         faults: what goes wrong: `planetary.Fault(at_s=12.0, kind="kill_worker", worker=3)` …, or how many are drawn
             at most, from `seed`.
         seed: of all that is random in the simulated world: delays, speeds, drawn faults. The model's is `run.seed`.
@@ -115,16 +155,22 @@ def simulate(
         >>> done.outcome, done.faults, done.losses[-1] < done.losses[0]
         ('finished', ('kill_worker',), True)
     """
-    given = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
-    given += [f"fabric.workers={workers}"] if workers is not None else []
+    source = TINY if config is None else config
+    given = [f"fabric.workers={workers}"] if workers is not None else []
     given += [f"train.rounds={rounds}"] if rounds is not None else []
-    resolved = with_model_shapes(read_config(TINY if config is None else config, given))
+    if preset is not None:
+        given += preset_of(preset).overrides(read_config(source, given).fabric.workers)
+    given += [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
+    resolved = with_model_shapes(read_config(source, given))
+    machines = _machines(resolved.fabric.workers, links, speeds)
     place = cache_folder(Path(cache) if cache is not None else None)
     simulation = kind_of(resolved).simulation(resolved, place)
     plan = _plan(simulation.config, faults, seed)
-    limit = PATIENCE * (_horizon(simulation.config) + sum(fault.seconds for fault in plan))
+    horizon = _horizon(simulation.config, step_s / min(machine.speed for machine in machines))
+    horizon += LINK_PATIENCE_S * resolved.train.rounds if links is not None else 0.0
+    limit = PATIENCE * (horizon + sum(fault.seconds for fault in plan))
     with _ONE_AT_A_TIME:
-        cluster = simulation.cluster(seed, plan)
+        cluster = simulation.cluster(seed, plan, machines, step_s)
         ended = cluster.run(limit)
     if not ended:
         why = cluster.waits_for
@@ -135,9 +181,23 @@ def simulate(
 _ONE_AT_A_TIME = threading.Lock()  # workers share what computes
 
 
-def _horizon(config: Config) -> float:
-    """Return about how many simulated seconds the run takes without faults."""
-    return START_S + config.total_inner_steps * STEP_S
+def _horizon(config: Config, step_s: float = STEP_S) -> float:
+    """Return about how many simulated seconds the run takes without faults, and with links that take no time."""
+    return START_S + config.total_inner_steps * step_s
+
+
+def _machines(
+    workers: int, links: SimulatedLink | Sequence[SimulatedLink] | None, speeds: Sequence[float]
+) -> list[SimMachine]:
+    """Return the workers' machines. Raises `UserError` for too many or too few."""
+    each = [links] * workers if links is None or isinstance(links, SimulatedLink) else list(links)
+    fast = list(speeds) or [1.0] * workers
+    for name, given in (("links", each), ("speeds", fast)):
+        if len(given) != workers:
+            raise UserError(f"simulate: expected {workers} {name}, one for each worker, found {len(given)}")
+    if not all(speed > 0 for speed in fast):
+        raise UserError(f"simulate: expected speeds above 0, found {min(fast)}")
+    return [SimMachine(speed, link) for speed, link in zip(fast, each, strict=True)]
 
 
 def _plan(config: Config, faults: Sequence[Fault] | int, seed: int) -> Sequence[Fault]:

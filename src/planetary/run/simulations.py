@@ -22,7 +22,7 @@ from planetary.simulation.faults import Fault
 from planetary.simulation.mixtures.mixture_cluster import MixtureCluster
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.training import StepTraining
-from planetary.simulation.simulated_cluster import SimulatedCluster
+from planetary.simulation.simulated_cluster import SimMachine, SimulatedCluster
 
 
 class Simulation(Protocol):
@@ -33,8 +33,10 @@ class Simulation(Protocol):
         """Fitted to the data."""
         ...
 
-    def cluster(self, seed: int, plan: Sequence[Fault]) -> SimulatedCluster[Any]:
-        """Return the run in a simulated world, which has not begun to move."""
+    def cluster(
+        self, seed: int, plan: Sequence[Fault], machines: Sequence[SimMachine], step_s: float
+    ) -> SimulatedCluster[Any]:
+        """Return the run in a simulated world, which has not begun to move; arguments as of `SimulatedCluster`."""
         ...
 
     def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
@@ -54,12 +56,13 @@ class SimulatedRounds:
         """See `Simulation`."""
         return self._prepared.config
 
-    def cluster(self, seed: int, plan: Sequence[Fault]) -> SimCluster:
+    def cluster(self, seed: int, plan: Sequence[Fault], machines: Sequence[SimMachine], step_s: float) -> SimCluster:
         """See `Simulation`."""
         spec = self._prepared.step.spec
         executor = _executor(BlobStore(self._cache / "blobs").path(spec.stablehlo_digest), spec)
         training = StepTraining(self._prepared, self._cache, executor)
-        return SimCluster(seed, training, self.config.fabric.workers, plan)
+        workers = self.config.fabric.workers
+        return SimCluster(seed, training, workers, plan, machines=machines, step_s=step_s)
 
     def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
         """See `Simulation`."""
@@ -90,9 +93,12 @@ class SimulatedMixture:
         """See `simulation.mixtures.mixture_cluster.MixtureTraining`."""
         return _program(self.prepared)
 
-    def cluster(self, seed: int, plan: Sequence[Fault]) -> MixtureCluster:
+    def cluster(
+        self, seed: int, plan: Sequence[Fault], machines: Sequence[SimMachine], step_s: float
+    ) -> MixtureCluster:
         """See `Simulation`."""
-        return MixtureCluster(seed, self, self.config.fabric.workers, plan)
+        workers = self.config.fabric.workers
+        return MixtureCluster(seed, self, workers, plan, machines=machines, step_s=step_s)
 
     def params(self, cluster: SimulatedCluster[Any]) -> Mapping[str, np.ndarray]:
         """See `Simulation`; those of the last checkpoint, with all experts."""

@@ -34,7 +34,7 @@ from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
 from planetary.simulation.node import STEP_S, NodeWork, SimulatedNode
 from planetary.simulation.process import Process
-from planetary.simulation.simulated_network import HOST
+from planetary.simulation.simulated_network import HOST, SimulatedLink
 from planetary.simulation.world import World
 from planetary.wire.protocol import Protocol
 
@@ -45,6 +45,19 @@ THREAD_S = 0.1  # at most, for whatever the gateway does in a thread, and as muc
 RESTART_S = (0.1, 5.0)  # pauses of the supervisors
 
 GatewayT = TypeVar("GatewayT", bound=Gateway[Any, Any, Any])
+
+
+@dataclass(frozen=True)
+class SimMachine:
+    """A worker's machine.
+
+    Attributes:
+        speed: of its steps; 1: that of a healthy worker on average.
+        link: None: delays are drawn, and bytes are fast.
+    """
+
+    speed: float = 1.0
+    link: SimulatedLink | None = None
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
         cache: Path | None = None,
         step_s: float = STEP_S,
         place: SimPlace | None = None,
+        machines: Sequence[SimMachine] = (),
     ) -> None:
         """Start everything at time 0.
 
@@ -106,8 +120,10 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             cache: with the blobs of what was prepared; None: there are none.
             step_s: of a healthy worker.
             place: in a world that has other clusters, of another `seed`; None: a world of its own.
+            machines: of the workers, by number; those beyond are as `SimMachine()`.
         """
         self.config, self.step_s = config, step_s
+        self._machines = tuple(machines)
         self.place = place or SimPlace(World(seed))
         self.world = self.place.world
         self.folder = Path(tempfile.mkdtemp(prefix="planetary-simulated-"))
@@ -232,6 +248,9 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
 
     def _node(self, number: int, name: str = "", roles: tuple[str, ...] = ()) -> SimulatedNode:
         timings = self.config.timings
+        machine = self._machines[number] if number < len(self._machines) else SimMachine()
+        if machine.link is not None:
+            self.world.network.connect(f"{self.place.site}node-{number}", machine.link)
         return SimulatedNode(
             self.world,
             number,
@@ -241,7 +260,7 @@ class SimulatedCluster(ABC, Generic[GatewayT]):
             folder=self.folder / "nodes",
             shutdown_s=timings.shutdown_s,
             restart_s=RESTART_S,
-            step_s=self.step_s,
+            step_s=self.step_s / machine.speed,
             work=NodeWork(self.protocol, lambda process, health: self._roles(number, process, health), roles),
             observe=self._observe,
             struck=self.struck.append,

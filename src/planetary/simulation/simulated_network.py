@@ -11,9 +11,11 @@ import asyncio
 import errno
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextvars import copy_context
 from typing import Any
+
+import msgspec
 
 from planetary.core.errors import ResourceError, UserError
 from planetary.net.network import Listener, MakeGuest, MakeProtocol
@@ -23,10 +25,28 @@ from planetary.simulation.process import Process
 
 HOST = "127.0.0.1"  # of every simulated machine: connections are plain, which `planetary.net` allows on loopback only
 WINDOW = 256 * 1024  # bytes under way on a connection in one direction; more waits with the sender
+SEGMENT_S = 0.2  # of a slow line, that its bytes arrive in
 FIRST_PORT = 20_000  # that is given where any free one is asked for
 
 Delay = Callable[[str, str], float]
 """Draws the seconds that a packet takes from one node to another."""
+
+
+class SimulatedLink(msgspec.Struct, frozen=True):
+    """What connects a simulated machine to all others; its connections share it, in each direction by itself.
+
+    Attributes:
+        bandwidth: bytes per second, each way.
+        rtt_s: what it adds to a round trip.
+    """
+
+    bandwidth: float
+    rtt_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise `UserError` for a link that cannot be."""
+        if not (self.bandwidth > 0 and self.rtt_s >= 0):
+            raise UserError(f"a link needs a bandwidth above 0 and a round trip of 0 or more, found {self}")
 
 
 class SimulatedNetwork:
@@ -45,6 +65,8 @@ class SimulatedNetwork:
         self.delay_s = delay_s
         self._cut: dict[tuple[str, str], int] = {}  # direction -> how many faults cut it now
         self._rates: dict[tuple[str, str], float] = {}  # of slow directions
+        self._links: dict[str, SimulatedLink] = {}  # node -> its link
+        self._busy: dict[tuple[str, str], float] = {}  # (node, "out" or "in") -> until when its link carries bytes
         self._listeners: dict[int, SimulatedListener] = {}
         self._transports: dict[SimulatedTransport, None] = {}
         self._healed: list[asyncio.Future[None]] = []
@@ -59,8 +81,9 @@ class SimulatedNetwork:
         return NetworkOf(self, process)
 
     def delay(self, *nodes: str) -> float:
-        """Draw the seconds that a packet between nodes takes."""
-        seconds = self.loop.random.uniform(*self.delay_s)
+        """Return the seconds that a packet between nodes takes: what their links add, or a draw where none has one."""
+        links = self._links_of(*nodes)
+        seconds = sum(link.rtt_s for link in links) / 2 if links else self.loop.random.uniform(*self.delay_s)
         return seconds * max((self._slow.get(node, 1.0) for node in nodes), default=1.0) if self._slow else seconds
 
     # --- faults -----------------------------------------------------------------------------------------------
@@ -114,9 +137,43 @@ class SimulatedNetwork:
         else:
             self._rates[source, target] = bytes_per_s
 
+    def connect(self, node: str, link: SimulatedLink) -> None:
+        """Give a node a link, which is all that limits and delays its bytes."""
+        self._links[node] = link
+
+    def _links_of(self, *nodes: str) -> list[SimulatedLink]:
+        return [self._links[node] for node in nodes if node in self._links] if self._links else []
+
     def rate(self, source: str, target: str) -> float | None:
         """Return the bytes per second of a slow direction; None where it is not slow."""
-        return self._rates.get((source, target))
+        rates = [link.bandwidth for link in self._links_of(source, target)]
+        if (source, target) in self._rates:
+            rates.append(self._rates[source, target])
+        return min(rates, default=None)
+
+    def window(self, source: str, target: str) -> float:
+        """Return how many bytes may be under way on a connection in one direction."""
+        rate, links = self.rate(source, target), self._links_of(source, target)
+        if links and rate is not None:  # as much as keeps a link busy, however long
+            return rate * (2 * SEGMENT_S + sum(link.rtt_s for link in links))
+        return WINDOW if rate is None else min(WINDOW, rate)
+
+    def carry(self, source: str, target: str, nbytes: int, rate: float, after: float) -> float:
+        """Return when bytes that follow others of their connection, which arrive at `after`, have arrived at `rate`."""
+        ways = [way for way in ((source, "out"), (target, "in")) if way[0] in self._links]
+        if not ways:
+            return after + nbytes / rate
+        end = max(self.loop.time(), *(self._busy.get(way, 0.0) for way in ways)) + nbytes / rate
+        self._busy.update(dict.fromkeys(ways, end))
+        return max(after, end + self.delay(source, target))
+
+    def sum_s(self, nodes: Collection[str], nbytes: int) -> float | None:
+        """Return how long a ring of nodes takes for a sum of so many bytes; None where one has no link."""
+        links, steps = self._links_of(*nodes), 2 * (len(nodes) - 1)
+        if len(links) < len(nodes):
+            return None
+        slowest, longest = min(link.bandwidth for link in links), max(link.rtt_s for link in links)
+        return steps / len(nodes) * nbytes / slowest + steps * longest
 
     def drop(self, node: str) -> int:
         """Break all connections of a node, as a router does that forgot them; return how many ends saw it."""
@@ -304,13 +361,13 @@ class SimulatedTransport(asyncio.Transport):
         self.go_on()
 
     def _trickle(self, data: bytes, rate: float) -> None:
-        """Put bytes on a slow line, in segments of a fifth of a second."""
-        size = max(1, int(rate / 5))
+        """Put bytes on a slow line, in segments."""
+        size, ends = max(1, int(rate * SEGMENT_S)), (self.process.node, self.peer.process.node)
         for start in range(0, len(data), size):
             piece = data[start : start + size]
             before = self._under_way[-1][0] if self._under_way else self._loop.time()
             self._in_flight += len(piece)
-            self._under_way.append((before + len(piece) / rate, piece))
+            self._under_way.append((self._network.carry(*ends, len(piece), rate, before), piece))
         self.go_on()
 
     def _arrive(self) -> None:
@@ -406,8 +463,7 @@ class SimulatedTransport(asyncio.Transport):
     def _flush(self) -> None:
         if self._lost:
             return
-        rate = self._network.rate(self.process.node, self.peer.process.node)
-        window = WINDOW if rate is None else min(WINDOW, rate)
+        window = self._network.window(self.process.node, self.peer.process.node)
         while self._unsent and self._in_flight < window:
             data = self._unsent.popleft()
             self._unsent_bytes -= len(data)

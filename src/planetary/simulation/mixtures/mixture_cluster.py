@@ -30,7 +30,7 @@ from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
 from planetary.simulation.node import STEP_S
 from planetary.simulation.process import Process
-from planetary.simulation.simulated_cluster import COMPILE_S, SimulatedCluster
+from planetary.simulation.simulated_cluster import COMPILE_S, SimMachine, SimulatedCluster
 
 
 class MixtureTraining(Protocol):
@@ -72,12 +72,19 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
     protocol = MIXTURES
 
     def __init__(
-        self, seed: int, training: MixtureTraining, nodes: int, plan: Sequence[Fault] = (), *, step_s: float = STEP_S
+        self,
+        seed: int,
+        training: MixtureTraining,
+        nodes: int,
+        plan: Sequence[Fault] = (),
+        *,
+        step_s: float = STEP_S,
+        machines: Sequence[SimMachine] = (),
     ) -> None:
         """Start everything at time 0; `plan` names nodes by number."""
         self.training, self.most_kept = training, 0
         config: Config = training.prepared.config
-        super().__init__(seed, config, nodes, plan, cache=training.cache, step_s=step_s)
+        super().__init__(seed, config, nodes, plan, cache=training.cache, step_s=step_s, machines=machines)
 
     @property
     def controller(self) -> MixtureController:

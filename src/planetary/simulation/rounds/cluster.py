@@ -26,10 +26,11 @@ from planetary.machine.machine import Validated
 from planetary.simulation.executors import Health, TimedExecutor
 from planetary.simulation.faults import Fault
 from planetary.simulation.lies import DoubtfulExecutor, Gossip
+from planetary.simulation.node import STEP_S
 from planetary.simulation.process import Process
 from planetary.simulation.rounds.ring import SimulatedCommunicator, SimulatedMaster, make_master
 from planetary.simulation.rounds.training import Training
-from planetary.simulation.simulated_cluster import COMPILE_S, SimPlace, SimulatedCluster
+from planetary.simulation.simulated_cluster import COMPILE_S, SimMachine, SimPlace, SimulatedCluster
 from planetary.simulation.simulated_network import HOST
 
 MOST_VERSIONS = 4  # of the parameters, that the gateway keeps
@@ -56,13 +57,16 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         *,
         place: SimPlace | None = None,
         make: Callable[..., RoundsGateway] = RoundsGateway,
+        machines: Sequence[SimMachine] = (),
+        step_s: float = STEP_S,
     ) -> None:
         """Start everything at time 0; `plan` names nodes by number, `make` makes the gateway as its class does."""
         self.training, self.gossip, self.most_kept = training, Gossip(), (0, 0)
         self._master: SimulatedMaster | None = None
         self._make = make
         self.contributors = nodes  # to a round
-        super().__init__(seed, training.prepared.config, nodes, plan, cache=training.cache, place=place)
+        config, cache = training.prepared.config, training.cache
+        super().__init__(seed, config, nodes, plan, cache=cache, step_s=step_s, place=place, machines=machines)
 
     @property
     def policy(self) -> ControllerPolicy:

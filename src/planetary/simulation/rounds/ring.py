@@ -26,7 +26,7 @@ class SimulatedMaster:
     """Leads the groups of one gateway process, and ends with it; a `fabric.gateway.gateway_topology.RingMaster`."""
 
     def __init__(self, world: World, process: Process, seconds: tuple[float, float]) -> None:
-        """`seconds`: the range that the duration of a sum is drawn from."""
+        """`seconds`: the range that the duration of a sum is drawn from where members have no links."""
         self.world, self.process, self.seconds = world, process, seconds
         self._groups: dict[int, Group] = {}
         process.on_exit.append(lambda _: self.stop())
@@ -105,7 +105,10 @@ class Group:
             )
         if len(self._shares) == len(self.members):
             shares = self._shares
-            world.after(world.random.uniform(*self.master.seconds), lambda: self._commit(shares))
+            seconds = world.network.sum_s({member.process.node for member in shares}, work.array.nbytes)
+            if seconds is None:
+                seconds = world.random.uniform(*self.master.seconds)
+            world.after(seconds, lambda: self._commit(shares))
 
     def _commit(self, shares: dict[SimulatedCommunicator, Work]) -> None:
         if self._shares is not shares or self.why_broken:

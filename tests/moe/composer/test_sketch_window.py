@@ -21,7 +21,7 @@ WINDOW = 2
 
 
 def told(window: SketchWindow, gateway: WaitingSketches, session: int = 1) -> None:
-    window.told(0, *gateway.said(session, 0, 0))
+    window.take_report(0, *gateway.report(session, 0, 0))
 
 
 def connected() -> tuple[SketchWindow, WaitingSketches]:
@@ -43,8 +43,8 @@ def test_what_answers_no_sketch_makes_no_room() -> None:
     for _ in range(3):
         told(window, gateway)
         assert not window.may_offer(0)
-    assert gateway.over(0, 0, 4)
-    assert not gateway.over(0, 0, 4)
+    assert gateway.end(0, 0, 4)
+    assert not gateway.end(0, 0, 4)
     told(window, gateway)
     told(window, gateway)
     assert window.may_offer(0)
@@ -55,8 +55,8 @@ def test_what_answers_no_sketch_makes_no_room() -> None:
 
 def test_one_message_answers_as_many_sketches_as_have_an_answer() -> None:
     window, gateway = connected()
-    gateway.over(0, 0, 4)
-    gateway.over(0, 0, 6)
+    gateway.end(0, 0, 4)
+    gateway.end(0, 0, 6)
     gateway.arrived(1, 0, 0, 8)  # one that is refused at once
     told(window, gateway)
     for step in (9, 10):
@@ -67,7 +67,7 @@ def test_one_message_answers_as_many_sketches_as_have_an_answer() -> None:
 
 def test_after_a_connection_was_lost_what_had_come_counts_and_what_was_on_its_way_does_not() -> None:
     window, gateway = connected()
-    gateway.over(0, 0, 4)
+    gateway.end(0, 0, 4)
     told(window, gateway)
     window.offered(0, 8)  # does not come
     window.forget()
@@ -77,7 +77,7 @@ def test_after_a_connection_was_lost_what_had_come_counts_and_what_was_on_its_wa
     assert window.may_offer(0)
     window.offered(0, 9)
     assert not window.may_offer(0)
-    gateway.over(0, 0, 6)  # not of this connection, and answered on it
+    gateway.end(0, 0, 6)  # not of this connection, and answered on it
     told(window, gateway, session=2)
     assert window.may_offer(0)
     again = WaitingSketches([(0, 0, 6)])  # as a gateway begins that finds one in its queue
@@ -95,7 +95,7 @@ def test_the_gateway_forgets_what_is_too_old_unless_somebody_is_at_it_and_says_s
     assert gateway.forget(0, 6 + FORGET_STEPS, [(0, 0, 4)]) == [0]
     assert gateway.forget(0, 6 + FORGET_STEPS, [(0, 0, 4)]) == []
     assert not window.may_offer(0)  # the word is on its way
-    assert gateway.said(1, 0, 0) == (6, (4,))
+    assert gateway.report(1, 0, 0) == (6, (4,))
     told(window, gateway)
     assert window.may_offer(0)
     assert gateway.is_waiting(0, 0, 4)
@@ -109,7 +109,7 @@ def test_whatever_is_late_or_lost_or_left_out_a_composer_knows_of_all_that_is_un
     rng = random.Random(seed)
     window, gateway, session, step = SketchWindow(1, WINDOW), WaitingSketches(), 1, 0
     up: list[int] = []
-    down: list[tuple[int, tuple[int, ...]]] = [gateway.said(session, 0, 0)]
+    down: list[tuple[int, tuple[int, ...]]] = [gateway.report(session, 0, 0)]
     queue: set[int] = set()
     offered = 0
     for _ in range(400):
@@ -124,23 +124,23 @@ def test_whatever_is_late_or_lost_or_left_out_a_composer_knows_of_all_that_is_un
                 came = up.pop(0)
                 gateway.arrived(session, 0, 0, came)
                 if rng.random() < 0.2:  # refused at once
-                    down.append(gateway.said(session, 0, 0))
+                    down.append(gateway.report(session, 0, 0))
                 else:
                     gateway.waits(0, 0, came)
                     queue.add(came)
             case "d" if down:
-                window.told(0, *down.pop())
+                window.take_report(0, *down.pop())
                 down.clear()
             case "o" if queue:
                 done = rng.choice(sorted(queue))
                 queue.discard(done)
-                gateway.over(0, 0, done)
+                gateway.end(0, 0, done)
                 if rng.random() < 0.8:  # otherwise it is not told until it is told something else
-                    down.append(gateway.said(session, 0, 0))
+                    down.append(gateway.report(session, 0, 0))
             case "f":
                 begun = {s for s in queue if s % 3 == 0}
                 if gateway.forget(0, step, [(0, 0, s) for s in begun]):
-                    down.append(gateway.said(session, 0, 0))
+                    down.append(gateway.report(session, 0, 0))
                 queue = {s for s in queue if s > step - FORGET_STEPS} | begun
             case "c" if rng.random() < 0.3:
                 up.clear()
@@ -148,7 +148,7 @@ def test_whatever_is_late_or_lost_or_left_out_a_composer_knows_of_all_that_is_un
                 gateway.lost(session)
                 session += 1
                 step = max(0, step - rng.randrange(6)) if rng.random() < 0.5 else step  # a new owner goes back
-                down = [gateway.said(session, 0, 0)]
+                down = [gateway.report(session, 0, 0)]
             case _:
                 pass
         assert len({*queue, *up}) <= WINDOW

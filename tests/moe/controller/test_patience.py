@@ -26,7 +26,7 @@ def first(patience: Patience) -> float:
 
 def test_before_anything_is_known_of_its_kind_twenty_times_the_least_is_granted() -> None:
     patience = Patience(10.0)
-    patience.look({WORK}, LIVE, 100.0, nothing)
+    patience.observe({WORK}, LIVE, 100.0, nothing)
     assert first(patience) == 300.0
     assert stuck(patience, 299.0) == []
     assert stuck(patience, 300.0) == [(1, "it had no answer to its work for 200 s")]
@@ -35,24 +35,24 @@ def test_before_anything_is_known_of_its_kind_twenty_times_the_least_is_granted(
 @pytest.mark.parametrize(("took", "granted"), [(0.1, 10.0), (2.0, 40.0)])
 def test_then_twenty_times_the_longest_that_was_answered(took: float, granted: float) -> None:
     patience = Patience(10.0)
-    patience.look({WORK}, LIVE, 0.0, nothing)
-    patience.look(set(), LIVE, took, nothing)
-    patience.look({OTHER, MODEL}, LIVE, 100.0, nothing)
+    patience.observe({WORK}, LIVE, 0.0, nothing)
+    patience.observe(set(), LIVE, took, nothing)
+    patience.observe({OTHER, MODEL}, LIVE, 100.0, nothing)
     assert first(patience) == pytest.approx(100.0 + granted)
     assert [session for session, _ in stuck(patience, 100.0 + granted + 0.1)] == [2]  # nothing is known of evaluations
 
 
 def test_who_was_lost_says_nothing_of_how_long_it_takes() -> None:
     patience = Patience(10.0)
-    patience.look({WORK}, LIVE, 0.0, nothing)
-    patience.look(set(), {2}, 150.0, nothing)
-    patience.look({OTHER}, {2}, 150.0, nothing)
+    patience.observe({WORK}, LIVE, 0.0, nothing)
+    patience.observe(set(), {2}, 150.0, nothing)
+    patience.observe({OTHER}, {2}, 150.0, nothing)
     assert first(patience) == 350.0
 
 
 def test_what_is_on_its_way_is_waited_for() -> None:
     patience = Patience(10.0)
-    patience.look({WORK}, LIVE, 0.0, lambda _: 2)
+    patience.observe({WORK}, LIVE, 0.0, lambda _: 2)
     assert stuck(patience, 1e6) == []
     patience.sent(1, 1e6)
     patience.sent(2, 1e6)
@@ -70,18 +70,18 @@ def test_what_is_on_its_way_is_waited_for() -> None:
 
 def test_a_worker_does_one_thing_after_the_other() -> None:
     patience = Patience(10.0)
-    patience.look({OTHER}, LIVE, 0.0, nothing)
-    patience.look(set(), LIVE, 1.0, nothing)  # work takes a second
-    patience.look({WORK, MODEL}, LIVE, 1.0, nothing)
+    patience.observe({OTHER}, LIVE, 0.0, nothing)
+    patience.observe(set(), LIVE, 1.0, nothing)  # work takes a second
+    patience.observe({WORK, MODEL}, LIVE, 1.0, nothing)
     assert stuck(patience, 1.0 + 199) == []  # nothing is known of evaluations, behind which the work may be
-    patience.look({WORK}, LIVE, 150.0, nothing)
+    patience.observe({WORK}, LIVE, 150.0, nothing)
     assert first(patience) == 150.0 + 20.0
 
 
 def test_who_is_gone_leaves_nothing_behind() -> None:
     patience = Patience(10.0)
-    patience.look({WORK}, LIVE, 0.0, nothing)
+    patience.observe({WORK}, LIVE, 0.0, nothing)
     patience.arrives(1, 5)
-    patience.look(set(), {2}, 1.0, nothing)
-    patience.look({WORK}, LIVE, 2.0, nothing)
+    patience.observe(set(), {2}, 1.0, nothing)
+    patience.observe({WORK}, LIVE, 2.0, nothing)
     assert first(patience) == 202.0

@@ -231,7 +231,7 @@ def test_the_next_owner_speaks_for_experts_whose_first_is_lost_until_somebody_co
     assert machine.handle(Tick(), 10) == []  # the shard is kept for it
     assert machine.handle(Tick(), 11) == [Note("shard_free", "a did not come back for shard 0")]
     assert machine.next_deadline() == float("-inf")
-    assert machine.handle(Tick(), 11) == [Speak(0, 1, "nobody composes shard 0")]
+    assert machine.handle(Tick(), 11) == [Speak(0, 1, "no worker composes shard 0")]
     assert machine.next_deadline() is None
     said = machine.handle(Joined("d"), 12)
     assert said == [GrantOwnership("d", 0, 2, "it has no owner")]  # it has to catch up with what b says

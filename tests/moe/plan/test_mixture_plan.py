@@ -59,7 +59,7 @@ def test_the_examples_are_four_composers_without_and_with_expert_workers() -> No
         (["moe.delta_rank=1", "moe.refresh_form=4bit"], "set moe.delta_rank = 0, or moe.refresh_form"),
         (
             ["moe.rank=128", "moe.expert_workers=1", "fabric.workers=5", "moe.fitted_by=expert-workers"],
-            "copies of experts of width 128, which nobody fits",
+            "copies of experts of width 128, which are not fitted",
         ),
         (["moe.quorum=9"], "set moe.quorum to at most moe.composers = 4"),
         (["moe.quorum=5", "moe.pace=lockstep"], "set moe.quorum to at most moe.composers = 4"),
@@ -111,7 +111,7 @@ def test_what_expert_workers_do_and_how_they_are_checked_is_set_by_keys() -> Non
     assert training_of(alone, model_of(alone), StepOptions(), Schedule()).acceptance is None
     (warning,) = check_mixture(alone)
     assert warning == (
-        "moe.expert_workers = 0 leaves without effect what is set of moe.sketch_fraction, moe.inner_steps, moe.trust, "
+        "moe.expert_workers = 0 leaves these keys without effect: moe.sketch_fraction, moe.inner_steps, moe.trust, "
         "moe.norm_ratio, moe.spectral_ratio, moe.redundant, moe.audited"
     )
 

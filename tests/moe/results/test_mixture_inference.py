@@ -205,7 +205,7 @@ def test_a_saved_training_runs_in_the_same_ways(tmp_path: Path, capsys: pytest.C
         model = load_trained(tmp_path / "step", None, which)
         np.testing.assert_array_equal(model.logits(model.params, TOKENS), logits(saved, experts_named(which)))
     assert main(["moe", "evaluate", str(tmp_path / "step")]) == 2
-    assert "does not say which tokens it was not trained on" in said(capsys)
+    assert "it names no held-out tokens" in said(capsys)
     with pytest.raises(UserError, match="is a single state"):
         load_trained(tmp_path / "step", tmp_path)
     words = replace(saved, config=replace(TINY, vocab_size=300))
@@ -243,7 +243,7 @@ def test_what_cannot_be_run_is_refused_with_the_reason(
     assert main(["moe", "evaluate", str(tmp_path)]) == 2
     assert "trains the whole model (moe.composers = 0)" in said(capsys)
     config = load_config(run / "config.toml")
-    with pytest.raises(UserError, match=r"expected events\.jsonl to say what its composers start from"):
+    with pytest.raises(UserError, match=r"expected events\.jsonl with the start of its composers"):
         read_run(tmp_path, config)
 
 
@@ -252,7 +252,7 @@ def test_a_payload_that_is_gone_or_damaged_is_named_with_its_composer(run: Path,
     store = PayloadStore(tmp_path / PAYLOADS, dict.fromkeys(KEPT_KINDS, 60.0))
     whole = PayloadStore(run / PAYLOADS, {})
     (tmp_path / "events.jsonl").write_bytes((run / "events.jsonl").read_bytes())
-    with pytest.raises(UserError, match=r"what composer 0 of the run .* has saved: payload shard/.* is not in"):
+    with pytest.raises(UserError, match=r"saved state of composer 0 of the run .*: payload shard/.* is not in"):
         read_run(tmp_path, config)
     for payload in whole.payloads():
         store.put(payload.name.partition("/")[0], whole.get(payload.name))
@@ -260,5 +260,5 @@ def test_a_payload_that_is_gone_or_damaged_is_named_with_its_composer(run: Path,
     for path in (tmp_path / PAYLOADS / "surrogate").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(TrustError, match=r"what composer 0 of the run .* surrogate/.* is damaged"):
+    with pytest.raises(TrustError, match=r"saved state of composer 0 of the run .* surrogate/.* is damaged"):
         read_run(tmp_path, config)

@@ -28,14 +28,14 @@ class ComposerData:
         self._held_out: list[Batch] | None = None
 
     def forget(self) -> None:
-        """Drop what is here: another shard, or another step, is composed from now on."""
+        """Drop all tokens: another shard, or another step, is composed from now on."""
         self._rows = self._rows[:0]
 
     def arrived(self, message: mm.TokensReady, payload: Packed, done: int) -> None:
         """Take tokens from the gateway; those of steps before `done` are of no use any more.
 
         Raises:
-            RemoteProtocolError: they are not as many as the message says.
+            RemoteProtocolError: their number is another than the message's.
         """
         per = self._plan.model.batch_size * (self._plan.model.sequence_length + 1)
         width = per if message.shard == HELD_OUT else self._per_step

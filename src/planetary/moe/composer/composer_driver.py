@@ -88,7 +88,7 @@ class ComposerPost:
     def put(self, message: m.Message, kind: str = "", pack: Callable[[], Packed] | None = None) -> None:
         """Send a message, with the payload that `pack` makes; as `payload` it has kind and sha256 of it.
 
-        Without a kind it says itself what it carries. What a payload is made of must not be changed from now on.
+        Without a kind the message itself names its payload. The payload's arrays must not change from now on.
         """
         if pack is None:
             self.send(message, None)
@@ -98,7 +98,7 @@ class ComposerPost:
             self._packing.submit(self._pack_and_send_or_fail, message, kind, pack, self._connection)
 
     def forget(self) -> None:
-        """Drop what waits to be packed: it was for a connection that is lost."""
+        """Drop the messages that wait to be packed for a connection that is lost."""
         self._connection += 1
 
     def _pack_and_send(self, message: m.Message, kind: str, pack: Callable[[], Packed]) -> None:
@@ -155,7 +155,7 @@ class ComposerDriver:
         self._run = run
         self.composer: ResidentComposer | None = None
         self._surrogates = (
-            SurrogateTraffic(plan, self.steps, self.machine, self._tell, background=fitting, leave=self._leave)
+            SurrogateTraffic(plan, self.steps, self.machine, self._send_own, background=fitting, leave=self._leave)
             if plan.has_surrogates
             else None
         )
@@ -184,20 +184,20 @@ class ComposerDriver:
         self._leave((message, payload))
 
     def sent(self, message: m.Message) -> None:
-        """Say that a message with a payload has left this machine."""
+        """Take the news that a message with a payload has left this machine."""
         upload = upload_of(message)
         if upload is not None:
             self._leave(_Left(upload))
 
     def disconnected(self) -> None:
-        """Say that the connection to the gateway was lost."""
+        """Take the news that the connection to the gateway was lost."""
         self.post.forget()
         self._leave(None)
 
     def claims(self, ready: mm.MixtureReady) -> mm.MixtureReady:
-        """Return what to tell a gateway: `ready`, with the shard that is here, if with all that it takes to go on."""
+        """Return `ready` with the shard that is here, if with all that it takes to go on."""
         machine = self.machine
-        shard = machine.shard if machine.composes else -1  # of the rest nobody knows what was on its way
+        shard = machine.shard if machine.composes else -1  # messages in flight for it may be lost
         return msgspec.structs.replace(ready, shard=shard, epoch=machine.epoch, step=machine.done)
 
     def _leave(self, news: _News) -> None:
@@ -207,10 +207,10 @@ class ComposerDriver:
     # --- in the compute thread --------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Do what a boundary asks for, and take a step if there is one to take; return whether there was.
+        """Carry out the machine's instructions at a boundary; return whether a step was taken.
 
         Raises:
-            NumericsError: the loss, or what is fitted or merged, is not finite.
+            NumericsError: the loss, or a fitted or merged tensor, is not finite.
             TrustError: surrogates are damaged, or not their sender's.
         """
         if self._surrogates is not None:
@@ -233,7 +233,7 @@ class ComposerDriver:
                 case c.EvaluateView():
                     self._view()
                 case c.AskForTokens():
-                    self._tell(mm.RequestTokens, first=action.first, count=action.count)
+                    self._send_own(mm.RequestTokens, first=action.first, count=action.count)
                 case c.TakeStep() if self._surrogates is None or not self._surrogates.behind:
                     self._step()
                     stepped = True
@@ -293,7 +293,7 @@ class ComposerDriver:
                 pass
 
     def _own(self, message: mm.GrantShard, payload: Packed) -> None:
-        if self._surrogates is not None:  # the machine learns of it with the shard: what it speaks for belongs to that
+        if self._surrogates is not None:  # before the machine has the shard that it speaks for
             self._surrogates.speak_for(message.speaks)
         self._handle(c.StepsReported(message.steps))
         if not message.payload:
@@ -332,7 +332,7 @@ class ComposerDriver:
         due = began - self._reported_at >= REPORT_EVERY_S or self.machine.seems_done
         if due and self.machine.connected:  # before it is granted the shard again, its words are under an old epoch
             self._reported_at = began
-            self._tell(mm.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
+            self._send_own(mm.StepTaken, loss=loss, seconds=seconds, surrogate_age=self.machine.surrogate_age)
 
     def _offer_sketches(self, composer: ResidentComposer, step: int) -> None:
         streamed = self._optimizer.streamed_layers(self.plan.model.n_layer)
@@ -345,7 +345,7 @@ class ComposerDriver:
             self._handle(c.SketchSent(layer))
             version = self.machine.expert_versions[layer]
             known = {"step": step, "progress": self.machine.progress, "layer": layer, "version": version}
-            self._tell(mm.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
+            self._send_own(mm.OfferSketches, "sketch", partial(sketch_bytes, sketch), **known)
 
     def _use_experts(self, message: mm.ExpertsUpdate, payload: Packed) -> None:
         if self.composer is None or message.shard != self.machine.shard:
@@ -370,7 +370,7 @@ class ComposerDriver:
         before, sketches = work_from(payload)
         slots = owned_slots(self.plan.owner_map, message.shard, self.plan.slots)[message.layer]
         improved = self.steps.improved(before, sketches, step=message.progress, slots=slots, fits=message.fits)
-        self._tell(mm.ExpertsImproved, "improved", partial(improved_bytes, improved), task=message.task)
+        self._send_own(mm.ExpertsImproved, "improved", partial(improved_bytes, improved), task=message.task)
 
     def _adopt(self, action: c.Adopt) -> None:
         assert self.composer is not None
@@ -389,7 +389,7 @@ class ComposerDriver:
         one = self.steps.published(self.machine.shard, tensors, action.steps)
         self._published[action.key] = one.tensors
         tier, fragment = action.key
-        self._tell(
+        self._send_own(
             mm.PublishFragment,
             "fragment",
             partial(fragment_bytes, one.tensors),
@@ -403,19 +403,19 @@ class ComposerDriver:
     def _keep(self) -> None:
         assert self.composer is not None
         pack = partial(shard_bytes, self.composer.state, self.machine.done, dict(self.machine.held), self.plan)
-        self._tell(mm.SaveShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
+        self._send_own(mm.SaveShard, "shard", pack, loss=self._losses.mean(), compute_s=self._losses.compute_s)
         self._losses.saved(self.machine.progress // self.plan.steps_per_round)
 
     def _view(self) -> None:
         if self.composer is None or self.bank is None:
             return
         held_out = self._data.held_out()
-        # At the end nobody waits for this composer; before, one batch is all the time that it gets.
+        # At the end no step waits for this composer; before, one batch is all the time that it gets.
         used = held_out if self.machine.finished else held_out[:1]
         view = composer_view(self.composer, self.plan.model, self.bank, used)
         if math.isfinite(view.mixed) and math.isfinite(view.surrogates):
             losses = {"mixed_loss": view.mixed, "surrogate_loss": view.surrogates}
-            self._tell(mm.ViewModel, "view", partial(view_bytes, view), **losses)
+            self._send_own(mm.ViewModel, "view", partial(view_bytes, view), **losses)
 
     def _evaluate(self, message: mm.EvaluateMixture, payload: Packed) -> None:
         model, plan = model_from(payload), self.plan
@@ -427,7 +427,7 @@ class ComposerDriver:
             raise NumericsError(f"the held-out loss of the model after round {message.version} is {loss}")
         self.post.put(m.EvalResult(task=message.task, version=message.version, loss=loss, batches=len(held_out)))
 
-    def _tell(
+    def _send_own(
         self, type_: type[m.Message], kind: str = "", pack: Callable[[], Packed] | None = None, **fields: object
     ) -> None:
         """Send a message about this composer as it is now."""
@@ -443,7 +443,7 @@ class ComposerDriver:
 
 
 class RoundLosses:
-    """The steps since a round's end; what was said of them stays until the next step, for it may have to be sent again.
+    """Losses and time of the steps since a round's end; kept until the next step: the state may have to be sent again.
 
     Attributes:
         compute_s: seconds that these steps took.
@@ -480,7 +480,7 @@ class ComposerRole:
     """A worker's role in a mixture, composer or expert worker: a driver and its threads. See `Role`."""
 
     def __init__(self, plan: MixturePlan, run: Runner, ready: mm.MixtureReady, send: Send, system: System) -> None:
-        """`ready`: the worker's description of itself, without what it holds."""
+        """`ready`: the worker's description of itself, without a shard."""
         self.machine = IndependentMachine()
         self._ready, self._send, self._system = ready, send, system
         self._compute, self._fitting, self._packing = map(system.threads, ("compute", "fitting", "packing"))
@@ -561,11 +561,11 @@ class ComposerRole:
             driver = self._driver
             try:
                 goes_on = driver.turn()
-            except Exception as error:  # noqa: BLE001 - the gateway is told of every failure
+            except Exception as error:  # noqa: BLE001 - every failure is reported to the gateway
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        """Say what failed and forget the state: what the gateway has saved is what counts."""
+        """Report the failure and drop the state: the one that the gateway has saved counts."""
         step = self._driver.machine.done
         kind = "internal"
         if isinstance(error, NumericsError):

@@ -17,7 +17,7 @@ class GrantArrived(Event, frozen=True):
     """The gateway grants a shard, from a step on. Only from now on does anything count that is sent.
 
     Attributes:
-        held: fragments that came with the shard's saved state; None: the composer goes on with what is here.
+        held: fragments that came with the shard's saved state; None: the composer goes on with the state that it has.
         speaks: shards whose surrogates it publishes; None: its own.
     """
 
@@ -33,7 +33,7 @@ class StoodDown(Event, frozen=True):
 
 
 class ConnectionLost(Event, frozen=True):
-    """The connection was lost; what was in flight on it may never have arrived."""
+    """The connection was lost; messages in flight on it may never have arrived."""
 
 
 class SpeakerAssigned(Event, frozen=True):
@@ -87,7 +87,7 @@ class ExpertsArrived(Event, frozen=True):
 
 
 class SketchesAnswered(Event, frozen=True):
-    """The gateway reports which sketches of a layer it has and has not answered: see `SketchWindow.told`."""
+    """The gateway reports which sketches of a layer it has and has not answered: see `SketchWindow.take_report`."""
 
     layer: int
     arrived: int

@@ -70,7 +70,7 @@ class ComposerPhase(StrEnum):
         return self in {ComposerPhase.FINISHED, ComposerPhase.FINISHED_DETACHED}
 
 
-GRANTED, RESUMED = "shard granted", "shard resumed"  # with its saved state; with what is here
+GRANTED, RESUMED = "shard granted", "shard resumed"  # with its saved state; with the state that is here
 STOOD_DOWN, LOST, ENDED = "stood down", "connection lost", "run ended"
 
 COMPOSER: Table = {
@@ -132,7 +132,7 @@ class SketchWindow:
         self._window = window
         # By layer: steps of sketches in flight on this connection, and of those that wait at the gateway.
         self._sent: list[set[int]] = [set() for _ in range(layers)]
-        self._waiting: list[set[int] | None] = [None] * layers  # None: the gateway has not said it yet
+        self._waiting: list[set[int] | None] = [None] * layers  # None: the gateway has not reported yet
 
     def may_offer(self, layer: int) -> bool:
         """Whether fewer sketches than the window are unanswered."""
@@ -147,7 +147,7 @@ class SketchWindow:
         """Count the sketch of a step as in flight."""
         self._sent[layer].add(step)
 
-    def told(self, layer: int, arrived: int, waiting: Iterable[int]) -> None:
+    def take_report(self, layer: int, arrived: int, waiting: Iterable[int]) -> None:
         """Take a report: sketches up to step `arrived` have come; those of `waiting` have no answer yet."""
         self._sent[layer] = {step for step in self._sent[layer] if step > arrived}
         self._waiting[layer] = set(waiting)
@@ -165,7 +165,7 @@ class ComposerMachine:
         plan: of the mixture.
         phase: named state; only `handle` changes it.
         shard: that it composes; -1: none.
-        epoch: of the grant; what is sent under another one does not count.
+        epoch: of the grant; messages under another one are stale.
         done: steps that the shard has taken.
         held: fragments that it takes part in, and their versions.
         speaks: shards whose surrogates it publishes.
@@ -214,8 +214,9 @@ class ComposerMachine:
     def progress(self) -> int:
         """Steps of the run that are done: the mean over its shards, as far as is known here.
 
-        The learning rate's schedule, rounds and the end go by it. What a composer misses the others take over, and who
-        comes back late goes on with the learning rate that the others have. All of them are done when the gateway says.
+        The learning rate's schedule, rounds and the end go by it. The others take over
+        steps that a composer misses, and one that comes back late goes on with the learning rate that the others have.
+        All of them are done when the gateway reports so.
         """
         return self.plan.steps if self.finished else min(self.plan.steps - 1, self._mean_steps)
 
@@ -228,7 +229,7 @@ class ComposerMachine:
     def surrogate_age(self) -> float | None:
         """Steps of the run since the surrogates of experts that are not its own were fitted, mean over their shards.
 
-        Negative where whoever fitted them was further on; None where there are none.
+        Negative where their composers had taken more steps; None without surrogates.
         """
         training = self.plan.training
         mine = held_shards(self.shard, training.composers, training.replicas)
@@ -277,7 +278,7 @@ class ComposerMachine:
                 self.done += 1
                 self._steps, self._steps_confirmed = [steps + 1 for steps in self._steps], False
             case SketchesAnswered():
-                self._sketches.told(event.layer, event.arrived, event.waiting)
+                self._sketches.take_report(event.layer, event.arrived, event.waiting)
             case SketchSent():
                 self._sketches.offered(event.layer, self.done)
             case UploadBegun():
@@ -339,7 +340,7 @@ class ComposerMachine:
 
     def _experts_arrived(self, event: ExpertsArrived) -> list[Instruction]:
         self.expert_steps[event.layer] = max(event.step, self.expert_steps[event.layer])
-        # An older version, too, is what counts: the gateway may have lost its newest records with its machine.
+        # An older version counts, too: the gateway may have lost its newest records with its machine.
         if event.version == self.expert_versions[event.layer]:
             return []
         self.expert_versions[event.layer] = event.version
@@ -392,7 +393,7 @@ class ComposerMachine:
         return self.progress // self.plan.steps_per_round
 
     def waits_for(self) -> str:
-        """Say what a composer waits for before its next step; "" for nothing."""
+        """Return the reason for which a composer waits before its next step; "": none."""
         missing = chain(self._missing_experts(), self._missing_merges(*Tier), self._missing_surrogates())
         return self.plan.pace.blocked_by(missing)
 
@@ -450,7 +451,7 @@ class ComposerMachine:
         return found
 
     def _ask_for_tokens(self) -> list[Instruction]:
-        """Half of what may be ahead is asked for at a time, so that the rest lasts while it is under way."""
+        """Ask for half of the steps that may be ahead, so that the rest lasts while they are under way."""
         ahead, plan = self._tokens_until - self.done, self.plan
         count = min(plan.steps_ahead - ahead, plan.most_steps - self._tokens_until)
         if not self.connected or self._tokens_requested or self.finished or count <= 0 or ahead > plan.steps_ahead // 2:
@@ -469,10 +470,10 @@ class ComposerMachine:
             del self._merged[key]
         return found
 
-    # --- what is always true ----------------------------------------------------------------------------------
+    # --- invariants -------------------------------------------------------------------------------------------
 
     def validate(self) -> None:
-        """Raise `LocalProtocolError` with every sentence about this composer that should be true and is not."""
+        """Raise `LocalProtocolError` with every invariant that this composer violates."""
         check_invariants(f"the composer of shard {self.shard}", self._invariants())
 
     def _invariants(self) -> Iterator[tuple[bool, str]]:

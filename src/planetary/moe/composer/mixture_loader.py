@@ -87,8 +87,8 @@ def roles_on(
     Args:
         program: the job's, on the device.
         job: with its reference in the worker's store; without one nothing is compared.
-        roles: of the run: what workers may be, and the parts of the program that each needs.
-        place: the worker; its options say which roles are allowed.
+        roles: of the run, with the parts of the program that each needs.
+        place: the worker; its options have the allowed roles.
 
     Raises:
         CompileError: there is no role whose functions the device computes rightly.

@@ -1,8 +1,8 @@
 """A composer's surrogates as they come and go beside its steps, which only see one whole bank after the other.
 
 Decoding, checking, fitting, packing and digests are done by one background thread, one thing after the other in the
-order in which the compute thread has heard of them. What is ready is left in the composer's inbox with the bank that it
-has made; between two steps the compute thread takes that bank in place of its own, which is all that it does.
+order in which the compute thread took their messages. Results are left in the composer's inbox with the new bank;
+between two steps the compute thread takes that bank in place of its own, and does no more.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from planetary.moe.training.replicas import only_shards
 
 
 class SurrogatePublication(msgspec.Struct, frozen=True):
-    """New surrogates of one shard, as `PublishSurrogates` says them; `data` comes along."""
+    """New surrogates of one shard, with fields of `PublishSurrogates`; `data` comes along."""
 
     payload: str
     change: str
@@ -65,7 +65,7 @@ class ComposerSurrogates:
     """
 
     def __init__(self, plan: MixturePlan) -> None:
-        """No surrogate is here yet, and nothing is spoken for."""
+        """Start without surrogates, and speaking for no shard."""
         self._plan = plan
         self.bank: Surrogates = empty_bank(plan)
         self._known: dict[int, str] = {}
@@ -74,7 +74,7 @@ class ComposerSurrogates:
         self._connected = False
 
     def disconnected(self) -> None:
-        """The connection was lost: nobody knows what arrived."""
+        """Forget what the gateway has: the connection was lost."""
         self._known.clear()
         self._connected = False
 
@@ -86,12 +86,12 @@ class ComposerSurrogates:
         self._speaks, self._connected = tuple(now), True
         for shard in {*before, *now}:
             self._known.pop(shard, None)
-            if shard not in now:  # what nobody has heard of does not count: somebody else's is the next
+            if shard not in now:  # unpublished surrogates are void: another composer's are the next
                 versions = np.where(self._plan.owner_map == shard, -1, self.bank.versions)
                 self.bank = msgspec.structs.replace(self.bank, versions=versions)
 
     def arrived(self, message: mm.SurrogatesReady, data: Packed) -> bool:
-        """Take a shard's surrogates, which somebody else has fitted; return whether any are newer than those here.
+        """Take a shard's surrogates that were fitted elsewhere; return whether any are newer than those here.
 
         Raises:
             TrustError: they are damaged, or not their sender's.
@@ -115,7 +115,7 @@ class ComposerSurrogates:
     def refreshed(self, steps: ComposerSteps, state: ComposerState, step: int) -> Iterator[list[Refresh] | None]:
         """Fit the surrogates of the experts that are spoken for and take them.
 
-        Yields None after every layer, when something else may be done first, and at last what there is to publish.
+        Yields None after every layer, when other work may go first, and at last the refreshes to publish.
 
         Args:
             steps: which fit.
@@ -123,7 +123,7 @@ class ComposerSurrogates:
             step: see there.
 
         Raises:
-            NumericsError: what is fitted is not finite.
+            NumericsError: a fit is not finite.
         """
         bank, bases = self.bank, dict(self._known)
         fits: dict[int, list[LayerFit]] = {shard: [] for shard in self._speaks}
@@ -136,7 +136,7 @@ class ComposerSurrogates:
         yield [self._fitted(s, step, found, bases.get(s)) for s, found in fits.items() if s in self._speaks]
 
     def _fitted(self, shard: int, step: int, fits: Sequence[LayerFit], base: str | None) -> Refresh:
-        """`base`: what was known when the fit began, and what its changes are changes of."""
+        """`base`: the payload known when the fit began, which its changes change."""
         # Versions are steps, but who speaks for others' experts may have taken more or fewer than they.
         version = self._newest[shard] = max(step, self._newest[shard] + 1)
         messages = messages_of(fits, shard, version)
@@ -169,13 +169,13 @@ class Refreshed(msgspec.Struct, frozen=True):
         refreshes: one for each shard.
         progress: of the run when they were fitted.
         bank: with them in it.
-        heard: how often it had been heard until then that a connection was lost or who speaks for whom.
+        generation: at the fit; every lost connection and every change of speakers begins another one.
     """
 
     refreshes: list[Refresh]
     progress: float
     bank: Surrogates
-    heard: int
+    generation: int
 
 
 Ready = Installed | Refreshed
@@ -183,7 +183,7 @@ Ready = Installed | Refreshed
 _Work = Callable[[], Ready | Literal["again"] | None]  # again: there is more of it, other work may go first
 
 
-class Tell(Protocol):
+class SendOwn(Protocol):
     """Sends a message about a composer as it is now."""
 
     def __call__(
@@ -199,8 +199,8 @@ class SurrogateTraffic:
     Args:
         plan: of the mixture.
         steps: which fit.
-        machine: of the composer; it is told what is in the bank.
-        tell: sends a message.
+        machine: of the composer; it gets an event for each change of the bank.
+        send: sends a message.
         background: of one thread, for everything that takes long; None: it is done at once.
         leave: something for the compute thread, from the background: for `ready`, or an error.
     """
@@ -210,18 +210,18 @@ class SurrogateTraffic:
         plan: MixturePlan,
         steps: ComposerSteps,
         machine: ComposerMachine,
-        tell: Tell,
+        send: SendOwn,
         *,
         background: Executor | None,
         leave: Callable[[Ready | Exception], None],
     ) -> None:
-        self._plan, self._steps, self._machine, self._tell = plan, steps, machine, tell
+        self._plan, self._steps, self._machine, self._send = plan, steps, machine, send
         self._background, self._leave = background, leave
         self._held = ComposerSurrogates(plan)  # the background's from now on, as are the next two
-        self._heard = 0
+        self._generation = 0
         self._failed = False
-        self.bank: Surrogates = self._held.bank  # what steps compute with
-        self._told = 0  # as `_heard`, of which it is ahead while the background has not come to it yet
+        self.bank: Surrogates = self._held.bank  # that steps compute with
+        self._generation_begun = 0  # ahead of the background's until that has taken the change
         self._early: list[tuple[mm.SurrogatesReady, Packed]] = []
         self._waiting = 0  # arrivals that are not in the bank yet
         self._fitting = False
@@ -236,7 +236,7 @@ class SurrogateTraffic:
         return self._waiting > self._plan.training.composers
 
     def begin_boundary(self) -> None:
-        """Take what came too early at the last boundary."""
+        """Take the surrogates that came too early at the last boundary."""
         early, self._early = self._early, []
         for message, data in early:
             self.received(message, data)
@@ -251,14 +251,14 @@ class SurrogateTraffic:
 
     def disconnected(self) -> None:
         """The connection was lost."""
-        self._told += 1
-        self._do(partial(self._hear, self._held.disconnected))
+        self._generation_begun += 1
+        self._do(partial(self._apply, self._held.disconnected))
 
     def speak_for(self, shards: Sequence[int]) -> None:
-        """The gateway says whose surrogates are published from here; the machine has not been told yet."""
-        self._told += 1
+        """Take the gateway's assignment of shards to speak for; the machine has the one before until then."""
+        self._generation_begun += 1
         self._fits = ()
-        self._do(partial(self._hear, partial(self._held.speak_for, self._machine.speaks, shards)))
+        self._do(partial(self._apply, partial(self._held.speak_for, self._machine.speaks, shards)))
 
     def fit(self, state: ComposerState) -> None:
         """Fit the surrogates of the experts that are spoken for, one such refresh at a time: the next one comes.
@@ -276,14 +276,14 @@ class SurrogateTraffic:
         self._do(partial(next, self._refresh(state, self._machine.done, progress)))
 
     def ready(self, found: Ready) -> None:
-        """Swap the bank, and publish what was fitted."""
+        """Swap the bank, and publish the fits."""
         self.bank = found.bank
         machine = self._machine
         if isinstance(found, Installed):
             self._waiting -= 1
             if found.newer:
-                said = found.message
-                machine.handle(SurrogatesInstalled(said.shard, said.step, said.progress))
+                new = found.message
+                machine.handle(SurrogatesInstalled(new.shard, new.step, new.progress))
             return
         self._fitting = False
         for new in found.refreshes if machine.shard >= 0 else ():
@@ -291,14 +291,14 @@ class SurrogateTraffic:
                 continue  # another owner speaks for it by now
             machine.handle(SurrogatesInstalled(new.shard, new.version, found.progress))
             one = new.publication
-            # On another connection, or told anew who speaks, it may be a change of what nobody has.
-            if one is not None and found.heard == self._told:
-                said = {"payload": one.payload, "change": one.change, "base": one.base, "error": one.error}
-                said |= {"of": new.shard, "step": new.version, "progress": found.progress}
-                self._tell(mm.PublishSurrogates, "", partial(_same, one.data), **said)
+            # On another connection, or under other speakers, it may be a change of surrogates that the gateway has not.
+            if one is not None and found.generation == self._generation_begun:
+                fields = {"payload": one.payload, "change": one.change, "base": one.base, "error": one.error}
+                fields |= {"of": new.shard, "step": new.version, "progress": found.progress}
+                self._send(mm.PublishSurrogates, "", partial(_same, one.data), **fields)
 
     def _take_fits(self, fitted: Sequence[Tensors]) -> bool:
-        """Return whether what expert workers have fitted, by layer as in `HeldExperts`, is to be published.
+        """Return whether fits of expert workers, by layer as in `HeldExperts`, are to be published.
 
         It is if something of it is new, and nothing is missing, as it is before a composer has got its experts.
         """
@@ -323,7 +323,7 @@ class SurrogateTraffic:
 
     def _go_on(self, background: Executor, work: _Work) -> None:
         if self._failed:
-            return  # the compute thread gives up what is here as soon as it hears why
+            return  # the compute thread drops the state as soon as it takes the error
         try:
             found = work()
             if found == "again":
@@ -334,9 +334,9 @@ class SurrogateTraffic:
             self._failed = True
             self._leave(error)
 
-    def _hear(self, change: Callable[[], None]) -> None:
+    def _apply(self, change: Callable[[], None]) -> None:
         change()
-        self._heard += 1
+        self._generation += 1
 
     def _install(self, message: mm.SurrogatesReady, data: Packed) -> Ready:
         newer = self._held.arrived(message, data)
@@ -347,7 +347,7 @@ class SurrogateTraffic:
             if refreshes is None:
                 yield "again"
             else:
-                yield Refreshed(refreshes, progress, self._held.bank, self._heard)
+                yield Refreshed(refreshes, progress, self._held.bank, self._generation)
 
 
 def _same(data: memoryview) -> memoryview:

@@ -86,7 +86,7 @@ class MixtureController(RunController[MixtureDesk]):
 
     def _waits(self) -> Iterator[Wait]:
         for one in self.composing.values():
-            # When all steps are taken, what is left is to view, save and evaluate.
+            # When all steps are taken, composers still view, save and evaluate.
             steps_are_due = not (self._all_steps_are_taken or self.rounds.evaluates(one.session))
             # A connection on which no byte moves ends by itself.
             if steps_are_due and one.awaits <= 0 and self.policy.plan.pace.detects_stuck_composers:
@@ -143,7 +143,7 @@ class MixtureController(RunController[MixtureDesk]):
         self.patience.arrived(session, message, now)
 
     def _greeted(self, worker: WorkerSession, now: float) -> None:
-        self.syncing.tell(Returning(worker.worker), now)
+        self.syncing.handle(Returning(worker.worker), now)
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
         match message := event.message:
@@ -191,7 +191,7 @@ class MixtureController(RunController[MixtureDesk]):
         what = f"the experts of shard {work.owner} layer {work.layer} after step {work.step + 1}"
         if event.failed and (why := self.policy.plan.pace.end_without_work(what)):
             self._end("peer", why)
-        if self.offload.over(event):
+        if self.offload.end_work(event):
             self._send_experts(work.owner, work.layer)
 
     def _judged(self, event: ExpertsJudged, now: float) -> None:
@@ -245,7 +245,7 @@ class MixtureController(RunController[MixtureDesk]):
                 self._kept(composing, message, event.payload)
 
     def _ask_again(self, composing: Composing, message: FromComposer) -> None:
-        """A payload is unusable: say what makes its composer send another one, where it would not by itself."""
+        """Answer an unusable payload so that its composer sends another one, where it would not by itself."""
         session = composing.session
         match message:
             case mm.PublishFragment() if (Tier(message.tier), message.fragment) in self.state.fragments:
@@ -274,7 +274,7 @@ class MixtureController(RunController[MixtureDesk]):
         if message.step < self.state.shards[message.shard].step:
             self.syncing.refuse("regression", f"shard {message.shard} went back to step {message.step}")
             return
-        composing.step = max(message.step, composing.step)  # steps are told ahead of states
+        composing.step = max(message.step, composing.step)  # reports of steps come ahead of states
         self.desk.append(
             ShardKept(
                 shard=message.shard,
@@ -291,34 +291,34 @@ class MixtureController(RunController[MixtureDesk]):
         plan = self.policy.plan
         last = wanted.first + wanted.count
         if not (0 <= wanted.first < last <= plan.most_steps and wanted.count <= plan.steps_ahead):
-            self.syncing.refuse("unusable", f"shard {wanted.shard} wants tokens of steps {wanted.first} to {last}")
+            self.syncing.refuse("unusable", f"shard {wanted.shard} requests tokens of steps {wanted.first} to {last}")
             return
         slices = tuple(plan.tokens_of(wanted.shard, step) for step in range(wanted.first, last))
         message = mm.TokensReady(shard=wanted.shard, first=wanted.first, count=wanted.count)
         self.desk.send(session, message, SliceTokens(slices))
 
-    # --- who comes and goes ------------------------------------------------------------------------------------------
+    # --- workers that come and go ------------------------------------------------------------------------------------
 
     def _lost(self, worker: WorkerSession, reason: str, now: float) -> None:
         self.offload.lost(worker.session)
         self._standby = [session for session in self._standby if session != worker.session]
         self.rounds.lost(worker.session)
         composed = self.composing.pop(worker.session, None) is not None
-        self.syncing.tell(Lost(worker.worker), now)
+        self.syncing.handle(Lost(worker.worker), now)
         if composed and (why := self.policy.plan.pace.end_without_composer(worker.worker, reason)):
             self._end("peer", why)
 
-    # --- what follows -----------------------------------------------------------------------------------------
+    # --- after each event -------------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:
-        self.syncing.tell(e.Tick(), now)
+        self.syncing.handle(e.Tick(), now)
         self._staff(now)
         self.rounds.finish(now)
         self.rounds.hand_out(self._standby)
         standby = [self.desk.workers[session] for session in self._standby]
         self.offload.hand_out([worker for worker in standby if worker.may(EXPERT)])
         unanswered = self.offload.unanswered() | self.rounds.unanswered() | self._unsent_states()
-        self.patience.look(unanswered, self.desk.workers, now, self.desk.under_way.count)
+        self.patience.observe(unanswered, self.desk.workers, now, self.desk.under_way.count)
         if now >= self._collect_at:
             self._collect_at = now + COLLECT_EVERY_S
             keep = self.state.needed() | self.rounds.payloads() | self.desk.payloads_under_way()
@@ -344,7 +344,7 @@ class MixtureController(RunController[MixtureDesk]):
                 self._standby.remove(session)
                 claim = self.syncing.claims.get(worker.worker)
                 joined = Joined(worker.worker, None if claim is None else claim[0])
-                self.syncing.tell(joined, now)
+                self.syncing.handle(joined, now)
             elif self.syncing.claims.pop(worker.worker, None) is not None:
                 self.desk.send(session, mm.StandBy(reason="its shard belongs to another composer by now"))
 
@@ -358,7 +358,7 @@ class MixtureController(RunController[MixtureDesk]):
             idle = f"; {', '.join(others)} may not or cannot compose" if others else ""
             whom = self.membership.whom_we_wait_for()
             if not by_shard and not others and not any(self.syncing.steps()):
-                return whom  # the start: that nobody composes yet is no news
+                return whom  # at the start no shard has a composer yet
             return f"no composer for shard {', '.join(map(str, missing))}: {whom}{idle}"
         unsaved = [n for n, shard in enumerate(self.state.shards) if shard.progress < self.policy.plan.steps]
         if unsaved and self._all_steps_are_taken:
@@ -382,7 +382,7 @@ class MixtureController(RunController[MixtureDesk]):
         return "too few usable workers are left for the composers" if hopeless else ""
 
     def _too_few(self) -> bool:
-        """Whether workers that are banned or cannot compose leave a shard that nobody will ever compose."""
+        """Whether banned and incapable workers leave too few for the shards."""
         names = {s.worker for s in self.desk.supervisors.values() if s.restart_expected}
         names |= {w.worker for w in self.desk.workers.values()}
         others = {w.worker for w in self.desk.workers.values() if not w.may(COMPOSER)}
@@ -396,10 +396,10 @@ class MixtureController(RunController[MixtureDesk]):
 
 
 def impossible_steps(message: m.Message, plan: MixturePlan) -> str:
-    """Return what a composer's message says of steps that cannot be, or ""."""
+    """Return which steps of a composer's message are impossible, or ""."""
     progress = getattr(message, "progress", 0)
     if not 0 <= progress <= plan.steps:
-        return f"it says that {progress} of the run's {plan.steps} steps are done"
+        return f"it reports {progress} of the run's {plan.steps} steps"
     if isinstance(message, mm.StepTaken | mm.SaveShard) and not 0 <= message.step <= plan.most_steps:
-        return f"it says that it has taken {message.step} of {plan.most_steps} steps"
+        return f"it reports {message.step} of at most {plan.most_steps} steps"
     return ""

@@ -12,14 +12,14 @@ from planetary.moe.controller.mixture_records import MixtureState
 from planetary.moe.protocol import mixture_messages as mm
 
 Subject = tuple[str, int | str, int]
-"""What successive messages to a composer are about, each of which makes the one before it old."""
+"""The subject of successive messages to a composer, each of which supersedes the one before."""
 
 Make = Callable[[], tuple[m.Message, e.Payload]]
 """Makes the message about a subject when it is sent."""
 
 
 def subject_of(message: m.Message) -> Subject | None:
-    """Return what a message is about, if a later one makes it old."""
+    """Return the subject of a message, if a later one supersedes it."""
     match message:
         case mm.FragmentMerged():
             return "fragment", message.tier, message.fragment
@@ -49,12 +49,12 @@ class MixtureDesk(Desk[MixturePolicy, MixtureState]):
     def __init__(self, policy: MixturePolicy, state: MixtureState) -> None:
         """`state` is changed only through `append`."""
         super().__init__(policy, state)
-        self._newest: dict[tuple[int, Subject], Make | None] = {}  # in flight; what to send after them
+        self._newest: dict[tuple[int, Subject], Make | None] = {}  # in flight; the message to send after them
 
     def send_newest(self, session: int, subject: Subject, make: Make) -> None:
-        """Send what there is of a subject: at once or, while an earlier state of it has not left, when that has.
+        """Send the state of a subject: at once or, while an earlier state of it has not left, when that has.
 
-        So a connection that is slower than what happens gets the newest each time, and no queue of what is superseded.
+        So a slow connection gets the newest state each time, and no queue of superseded ones.
         """
         if (session, subject) in self._newest:
             self._newest[session, subject] = make
@@ -63,7 +63,7 @@ class MixtureDesk(Desk[MixturePolicy, MixtureState]):
             self.send(session, *make())
 
     def payload_sent(self, session: int, message: m.Message) -> bool:
-        """See `Desk.payload_sent`; what superseded the payload meanwhile is sent now."""
+        """See `Desk.payload_sent`; then send the state that superseded the payload meanwhile."""
         in_turn = super().payload_sent(session, message)
         subject = subject_of(message)
         make = self._newest.pop((session, subject), None) if subject is not None else None

@@ -1,4 +1,4 @@
-"""What the mixture's controller is told and asks for, beside what the fabric's machines know."""
+"""Events and instructions of the mixture's controller, beside those of the fabric's machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class MixturePolicy(FabricPolicy, frozen=True, kw_only=True):
     secret: str  # decides which work is checked; no worker knows it
     first_task: int  # number of the first expert work; no other life of the gateway has one of those that follow
     checkpoint_every: int
-    lease_s: float  # how long an expert worker may take before somebody else gets its work
+    lease_s: float  # how long an expert worker may take before another one gets its work
     last_model_tries: int = 5  # how often the last round's model is put together, one grace time apart, when it fails
     stuck_after_s: float  # a composer that takes no step for this long is restarted, if steps are usually shorter
 
@@ -113,7 +113,7 @@ class MakeFragment(Instruction, frozen=True):
 
 
 class FragmentMade(Event, frozen=True):
-    """A merge is in the payload store; `failed` says why it is not."""
+    """A merge is in the payload store; `failed`: why it is not."""
 
     tier: Tier
     fragment: int
@@ -137,7 +137,7 @@ class AssembleModel(Instruction, frozen=True):
 
 
 class ModelAssembled(Event, frozen=True):
-    """The model of a round is in the payload store; `failed` says why it is not."""
+    """The model of a round is in the payload store; `failed`: why it is not."""
 
     round: int
     payload: str = ""
@@ -158,18 +158,18 @@ class LeaseExpertWork(Instruction, frozen=True):
 
     session: int
     worker: str
-    busy: frozenset[tuple[int, int]]  # shards and layers that somebody improves
+    busy: frozenset[tuple[int, int]]  # shards and layers whose experts are being improved
 
 
 class WorkLeased(Event, frozen=True):
-    """What was found for a worker; None: nothing is there to do."""
+    """The queue's answer to `LeaseExpertWork`; None: no work is usable."""
 
     session: int
     lease: Lease | None
 
 
 class WorkOver(Event, frozen=True):
-    """Work that nobody improves experts with any more: it was done before, or is too old.
+    """Work that is over: it was done before, or is too old.
 
     `failed`: nor ever did, as often as it was tried.
     """
@@ -179,7 +179,7 @@ class WorkOver(Event, frozen=True):
 
 
 class EndWork(Instruction, frozen=True):
-    """A lease is over: with a result, or ("") given up, after which somebody else may try if `again`."""
+    """A lease is over: with a result, or ("") given up, after which another worker may try if `again`."""
 
     lease: Lease
     result: str
@@ -187,7 +187,7 @@ class EndWork(Instruction, frozen=True):
 
 
 class WorkOf(Payload, frozen=True):
-    """What an expert worker needs for a lease: the experts in this payload, and the work's sketches."""
+    """An expert worker's input for a lease: the experts in this payload, and the work's sketches."""
 
     lease: Lease
     experts: str
@@ -212,18 +212,18 @@ class JudgeExperts(Instruction, frozen=True):
 
 
 class ExpertsJudged(Event, frozen=True):
-    """What counts of a result is in the payload store; `failed` says why none of it can be judged."""
+    """A result was judged, its accepted part is in the payload store; `failed`: why it cannot be judged."""
 
     task: int
     payload: str = ""  # of the experts; those before where nothing counts
     accepted: int = 0  # experts
     refused: dict[str, int] = msgspec.field(default_factory=dict)  # experts, by reason
     failed: str = ""
-    change: str = ""  # payload of what has changed, as it travels to composers; "": they get the weights
-    doubts: tuple[tuple[str, str], ...] = ()  # what audits and comparisons found: reason and sentence
+    change: str = ""  # payload of the changes, as they travel to composers; "": they get the weights
+    doubts: tuple[tuple[str, str], ...] = ()  # of audits and comparisons: reason and sentence
 
 
 class CollectPayloads(Instruction, frozen=True):
-    """Remove what is old and not among these names."""
+    """Remove old payloads that are not among these names."""
 
     keep: frozenset[str]

@@ -1,4 +1,4 @@
-"""The syncer's journal: what a mixture adds to the fabric's records, and the state that they fold to."""
+"""The syncer's journal: records of a mixture beside the fabric's, and the state that they fold to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FragmentStart(msgspec.Struct, frozen=True):
 
 
 class MixtureStarted(Record, frozen=True, kw_only=True, tag="mixture_started"):
-    """What everybody starts from, as names in the payload store, and who owns what for as long as the run lasts."""
+    """The start of all participants, as names in the payload store, and the run's ownership map."""
 
     owners: tuple[tuple[int, ...], ...]  # which composer owns which expert, [layers][experts]
     shards: tuple[str, ...]  # each shard's state
@@ -84,7 +84,7 @@ class SurrogatesRefreshed(Record, frozen=True, kw_only=True, tag="surrogates_ref
     progress: float = 0.0  # of the run, at the fit; journals of before have none
     error: float | None
     payload: str
-    change: str = ""  # payload of what it changed of those in the payload `base`; "": they came whole
+    change: str = ""  # payload of their changes to those in the payload `base`; "": they came whole
     base: str = ""
 
 
@@ -102,11 +102,11 @@ class ExpertsAdvanced(Record, frozen=True, kw_only=True, tag="experts_updated"):
     accepted: int  # experts
     refused: dict[str, int]  # experts, by reason
     payload: str
-    change: str = ""  # payload of what it changed of the version before, where updates are lossy
+    change: str = ""  # payload of the changes to the version before, where updates are lossy
 
 
 class SyncNote(Record, frozen=True, kw_only=True, tag="sync_note"):
-    """Something that did not count, or that changed hands; `what` is a word, `why` a sentence."""
+    """A refusal, or a change of hands; `what` is a word, `why` a sentence."""
 
     what: str
     why: str
@@ -126,12 +126,12 @@ MixtureRecord = (
 
 
 class Shard(msgspec.Struct):
-    """What is known of a shard.
+    """A shard's state, as the journal has it.
 
     Attributes:
         step, progress: of its saved state.
         surrogate_step, surrogate_progress: steps of its composer, and of the run, when its surrogates were fitted.
-        surrogate_change: payload of what its surrogates changed of those in `surrogate_base`; "": they came whole.
+        surrogate_change: payload of their changes to those in `surrogate_base`; "": they came whole.
         speaker: shard whose composer publishes this one's surrogates.
         round_step: how many steps its composer had taken at the end of the last finished round.
         marks: its first state at or after the end of rounds that are not finished yet.
@@ -249,7 +249,7 @@ class MixtureState(RunFold, kw_only=True):
             case ShardKept():
                 shard = self.shards[record.shard]
                 shard.payload, shard.step, shard.progress = record.payload, record.step, record.progress
-                # A composer that was cut off at the end of a round is saved later: what it has then stands for that.
+                # A composer that was cut off at the end of a round is saved later: that state stands for the round.
                 for round_ in range(self.round + 1, record.progress // self.steps_per_round + 1):
                     shard.marks.setdefault(round_, record)
             case FragmentAdvanced():
@@ -277,7 +277,7 @@ class MixtureState(RunFold, kw_only=True):
 
 
 def mixture_news(record: Record) -> str:
-    """Say a record of this file in a sentence, or "" when nobody is waiting to hear it."""
+    """Return a sentence about a record of this file for the log, or ""."""
     match record:
         case ShardGranted() if record.step:  # at the start all shards are given out
             return f"{record.worker} is the composer of shard {record.shard} from step {record.step} on: {record.why}"

@@ -1,4 +1,4 @@
-"""The controller's part about rounds: when one is finished, what is reported of it, and how its model is evaluated."""
+"""The controller's part about rounds: when one is finished, its report, and the evaluation of its model."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Composing(InFlight):
     progress_at: float
     loss: float | None = None
     step_s: float = 0.0
-    surrogate_age: float | None = None  # None: it has not said, or has none
+    surrogate_age: float | None = None  # None: not reported, or no surrogates
     surrogates: dict[int, str] = msgspec.field(
         default_factory=dict
     )  # by shard: the payload that was sent last on this connection
 
 
 class Evaluating(msgspec.Struct):
-    """A round's model that is being evaluated; `session` 0: nobody has it yet."""
+    """A round's model that is being evaluated; `session` 0: no worker has it yet."""
 
     round: int
     payload: str
@@ -69,7 +69,7 @@ class MixtureRounds:
         """
         self._desk, self._composing = desk, composing
         self._late = list(late)
-        self.refused: dict[str, int] = {}  # what did not count, since the last round
+        self.refused: dict[str, int] = {}  # refusals by reason, since the last round
         self.updates: dict[str, int] = {}  # of experts, since the last round
         self.refused_sketches: dict[str, int] = {}  # since the last round
         self.merges: dict[Tier, list[float]] = {}  # seconds that merges took, since the last round
@@ -91,20 +91,20 @@ class MixtureRounds:
         return self._assembling is not None or bool(self._evaluating)
 
     def payloads(self) -> set[str]:
-        """Names of what is or will be put together and evaluated, however long others take."""
+        """Names of payloads that are or will be put together and evaluated, however long others take."""
         views = {one.payload for of_round in self._views.values() for one in of_round.values()}
         return {one.payload for one in self._evaluating.values()} | views | self._parts
 
     def began(self, now: float) -> None:
-        """A composer begins."""
+        """Note the time at which the first composer begins."""
         self._began = now if self._began is None else self._began
 
     def sketched(self, shard: int, nbytes: int) -> None:
-        """A composer has sent a sketch."""
+        """Count the bytes of a composer's sketch."""
         self._sketch_bytes[shard] += nbytes
 
     def viewed(self, message: mm.ViewModel, payload: str) -> None:
-        """A composer has said how it sees the model."""
+        """Take a composer's view of the model."""
         round_ = message.progress // self._desk.policy.plan.steps_per_round
         if round_ > self._desk.state.round:
             seen = Viewed(message.mixed_loss, message.surrogate_loss, payload)
@@ -116,13 +116,13 @@ class MixtureRounds:
         return state.round >= last or last in state.shards[shard].marks
 
     def lost(self, session: int) -> None:
-        """A worker is gone; what it evaluates is given to somebody else."""
+        """Free the evaluations of a worker that is gone."""
         for one in self._evaluating.values():
             if one.session == session:
                 one.session = 0
 
     def report_all(self) -> None:
-        """Report what is finished and not evaluated yet: the run ends."""
+        """Report the finished rounds that are not evaluated yet: the run ends."""
         for round_ in sorted(self._unreported):
             self._report(round_)
 
@@ -131,7 +131,7 @@ class MixtureRounds:
         return any(one.session == session for one in self._evaluating.values())
 
     def finish(self, now: float) -> None:
-        """Finish what can be finished."""
+        """Finish the rounds whose states are all there."""
         state, policy = self._desk.state, self._desk.policy
         while self._late:
             metrics = self._late.pop(0)
@@ -139,7 +139,7 @@ class MixtureRounds:
             if metrics.round < policy.rounds or metrics.round in state.evals:
                 self._report(metrics.round)
                 continue
-            # What the last round's model is made of is still there: nobody has taken a step since.
+            # The last round's states are the newest ones: no step was taken since.
             payloads = tuple(shard.payload for shard in state.shards)
             self._assemble(AssembleModel(metrics.round, payloads, checkpoint=True))
         if self.assemble_at is not None and now >= self.assemble_at and self._assembling is not None:
@@ -173,8 +173,8 @@ class MixtureRounds:
             self._desk.append(finished)
             if policy.eval_due(number) or policy.checkpoint_due(number):
                 payloads = tuple(mark.payload for mark in kept)
-                said = tuple(one.payload for one in views.values()) if len(views) == len(kept) else ()
-                self._assemble(AssembleModel(number, payloads, policy.checkpoint_due(number), views=said))
+                seen = tuple(one.payload for one in views.values()) if len(views) == len(kept) else ()
+                self._assemble(AssembleModel(number, payloads, policy.checkpoint_due(number), views=seen))
             else:
                 self._report(number)
 
@@ -186,7 +186,7 @@ class MixtureRounds:
         self._desk.out.append(self._assembling)
 
     def _last_loss(self) -> float:
-        """What stands for a round whose states were all saved by composers that took no step in it."""
+        """Return the loss of a round whose states were all saved by composers that took no step in it."""
         unknown = math.log(self._desk.policy.plan.model.vocab_size)
         return self._desk.state.train_losses.get(self._desk.state.round, unknown)
 
@@ -250,7 +250,7 @@ class MixtureRounds:
     def assembled(self, event: ModelAssembled, now: float) -> str:
         """A model was put together, or was not; return why the run cannot end well, or "".
 
-        The last one is what the run was for, so it is tried several times; the next one does as well as any other.
+        The last one is the run's result, so it is tried several times; any other has a successor.
         """
         policy = self._desk.policy
         if event.failed and event.round == policy.rounds:
@@ -278,12 +278,12 @@ class MixtureRounds:
         return ""
 
     def hand_out(self, standby: Sequence[int]) -> None:
-        """Give models that nobody evaluates to a worker each; `standby`: sessions that compose nothing."""
+        """Give each model without an evaluator to a worker; `standby`: sessions without a shard."""
         busy = {one.session for one in self._evaluating.values()}
         for one in self._evaluating.values():
             if one.session:
                 continue
-            # Whoever composes nothing first; then whoever has taken fewest steps: the others do more of them meanwhile.
+            # Workers without a shard first; then composers with the fewest steps: the others take more meanwhile.
             idle = [session for session in standby if session not in busy]
             composing = sorted(self._composing.values(), key=lambda c: (c.step, c.shard))
             free = [*idle, *(c.session for c in composing if c.session not in busy)]
@@ -295,7 +295,7 @@ class MixtureRounds:
             self._desk.send(free[0], message, StoredPayload(one.payload))
 
     def unanswered(self) -> set[Task]:
-        """Return the evaluations that somebody makes."""
+        """Return the evaluations under way."""
         return {(one.session, "evaluation", one.round) for one in self._evaluating.values() if one.session}
 
     def evaluated(self, worker: WorkerSession, result: m.EvalResult) -> None:

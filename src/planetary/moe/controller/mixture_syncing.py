@@ -51,23 +51,23 @@ class Syncing:
             [(shard.owner, shard.epoch, shard.speaker) for shard in desk.state.shards],
             now,
         )
-        self.claims: dict[str, tuple[int, int, int]] = {}  # worker -> shard, epoch and step it says it has
+        self.claims: dict[str, tuple[int, int, int]] = {}  # by worker: shard, epoch and step that it claims to have
         self._publisher: dict[tuple[Tier, int], dict[str, int]] = {}
         self._first_at: dict[tuple[Tier, int], float] = {}  # of merges under way: when the first publication arrived
 
-    def tell(self, event: Event, now: float) -> None:
-        """Tell the machine something, and do what it says."""
+    def handle(self, event: Event, now: float) -> None:
+        """Hand the machine an event, and carry out its instructions."""
         self.carry_out(self.machine.handle(event, now), now)
 
     def published(self, worker: str, message: mm.PublishFragment, payload: str, now: float) -> None:
         """A composer has published a fragment."""
         key = (Tier(message.tier), message.fragment)
         self._publisher.setdefault(key, {})[worker] = message.shard
-        self.tell(Publication(worker, *key, message.base, payload, message.tokens, message.steps), now)
+        self.handle(Publication(worker, *key, message.base, payload, message.tokens, message.steps), now)
 
-    def carry_out(self, said: Sequence[Instruction], now: float) -> None:
-        """Do what the syncer's machine says."""
-        for one in said:
+    def carry_out(self, instructions: Sequence[Instruction], now: float) -> None:
+        """Carry out instructions of the syncer's machine."""
+        for one in instructions:
             match one:
                 case GrantOwnership():
                     self._grant(one, now)
@@ -92,7 +92,7 @@ class Syncing:
             return
         shard = self.desk.state.shards[grant.shard]
         claim = self.claims.pop(grant.composer, None)
-        # Nobody else had it since: what the process has is newer than what was kept.
+        # No other composer had it since: the process has a newer state than the store.
         keeps = claim is not None and claim[:2] == (grant.shard, grant.epoch - 1) and claim[2] >= shard.step
         step = claim[2] if keeps and claim is not None else shard.step
         self.composing[session] = Composing(session, grant.composer, grant.shard, grant.epoch, step, step, now)
@@ -135,7 +135,7 @@ class Syncing:
         self.stepped(self.composing[session], now)
 
     def payload_sent(self, session: int, now: float) -> None:
-        """A payload that is sent in turn has left: what a composer begins with takes long on a slow line."""
+        """A payload that is sent in turn has left: a composer's first ones take long on a slow line."""
         one = self.composing.get(session)
         if one is not None:
             one.sent(now)
@@ -145,7 +145,7 @@ class Syncing:
         interval: it began with the newest merge of its experts.
         """
         if self.machine.behind(one.shard) and one.step >= one.granted + self.desk.policy.plan.training.cadence.refresh:
-            self.tell(CaughtUp(one.shard), now)
+            self.handle(CaughtUp(one.shard), now)
 
     def steps(self) -> tuple[int, ...]:
         """Return how many steps every shard has taken: those of a live composer, else those of its saved state."""
@@ -156,12 +156,12 @@ class Syncing:
         """Return the shards whose surrogates the composer of a shard publishes."""
         return tuple(n for n, shard in enumerate(self.desk.state.shards) if shard.speaker == number)
 
-    def _speak(self, said: Speak) -> None:
-        before = self.desk.state.shards[said.shard].speaker
-        self.desk.append(SpeakerChanged(shard=said.shard, by=said.by, why=said.why))
+    def _speak(self, speak: Speak) -> None:
+        before = self.desk.state.shards[speak.shard].speaker
+        self.desk.append(SpeakerChanged(shard=speak.shard, by=speak.by, why=speak.why))
         for one in self.composing.values():
-            if one.shard in {before, said.by}:
-                one.surrogates.pop(said.shard, None)  # as it does when it hears this
+            if one.shard in {before, speak.by}:
+                one.surrogates.pop(speak.shard, None)  # as it does at this message
                 self.desk.send(one.session, mm.AssignSpeaker(shards=self.spoken_for(one.shard)))
 
     def refreshed(self, message: mm.PublishSurrogates, payload: str) -> None:
@@ -171,7 +171,7 @@ class Syncing:
             why = f"the composer of shard {message.shard} speaks for shard {message.of}, for which {held.speaker} does"
             self.refuse("fenced", why)
             return
-        if message.step <= held.surrogate_step:  # of a composer that went back: what is here is newer
+        if message.step <= held.surrogate_step:  # of a composer that went back: those here are newer
             why = f"surrogates of shard {message.of} went back to step {message.step}"
             self.refuse("regression", why, told=False)
             return
@@ -193,7 +193,7 @@ class Syncing:
                 self.send_surrogates(other, message.of)
 
     def unusable_surrogates(self, one: Composing) -> None:
-        """What a composer has changed of its surrogates cannot be used: being told anew, it sends them whole."""
+        """Have a composer send its surrogates whole: a change of them was unusable."""
         self.desk.send(one.session, mm.AssignSpeaker(shards=self.spoken_for(one.shard)))
 
     def send_fragment(self, session: int, tier: Tier, fragment: int) -> None:
@@ -213,7 +213,7 @@ class Syncing:
         self.desk.send_newest(session, ("fragment", tier.value, fragment), newest)
 
     def send_surrogates(self, one: Composing, number: int) -> None:
-        """Send a composer the newest surrogates of a shard: what has changed, if it was sent what that changes."""
+        """Send a composer the newest surrogates of a shard: their change, if it has those before."""
 
         def newest() -> tuple[m.Message, StoredPayload]:
             shard = self.desk.state.shards[number]
@@ -260,14 +260,14 @@ class Syncing:
                     steps=event.steps,
                 )
             )
-        self.tell(Merged(*key, event.version, event.failed), now)
+        self.handle(Merged(*key, event.version, event.failed), now)
         if event.failed:  # the version that they have already: they may publish again
             for one in self.composing.values():
                 if self.desk.policy.plan.takes_part(one.shard, key):
                     self.send_fragment(one.session, *key)
 
     def refuse(self, what: str, why: str, *, told: bool = True) -> None:
-        """Count what does not count; `told`: also in the journal."""
+        """Count a refusal; `told`: also in the journal."""
         self.rounds.refused[what] = self.rounds.refused.get(what, 0) + 1
         if told:
             self.desk.append(SyncNote(what=what, why=why))

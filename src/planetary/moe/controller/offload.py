@@ -1,11 +1,11 @@
-"""The controller's part about expert workers: which sketches become work, who does it, and what its results change.
+"""The controller's part about expert workers: which sketches become work, who does it, and how results are used.
 
-Whoever composes nothing works on experts. The experts' weights and moments live in the payload store, in one stream of
+Workers without a shard improve experts. The experts' weights and moments live in the payload store, in one stream of
 versions per shard and layer; a composer uses the newest that it has, and never waits for the next. An update of which
 nothing counts makes no version; its composer is answered all the same.
 
-A sketch says with which version of its composer's experts it was made, and work carries that on. What lags behind by
-more than the window is refused when it is offered, when it is leased, and when its result is judged.
+A sketch names the version of its composer's experts that it was made with, and so does its work. One that lags behind
+by more than the window is refused when it is offered, when it is leased, and when its result is judged.
 
 Some work is checked: audited where it is judged, or made by two workers, who must agree. Where there is no second one,
 the first one's result is judged alone.
@@ -85,7 +85,7 @@ class JudgedWork(msgspec.Struct, frozen=True):
 class WaitingSketches:
     """Sketches that have no answer yet: the gateway's side of `moe.composer.composer_machine.SketchWindow`.
 
-    The gateway hears of a composer's steps ahead of all payloads, and so reports when sketches are too old.
+    Reports of a composer's steps come ahead of all payloads; so the gateway reports when sketches are too old.
 
     Args:
         left: shard, layer and step of sketches that wait since an earlier life.
@@ -107,9 +107,9 @@ class WaitingSketches:
         self._waiting.setdefault((shard, layer), set()).add(step)
 
     def forget(self, shard: int, step: int, begun: Collection[tuple[int, int, int]]) -> list[int]:
-        """A shard's composer has taken `step` steps: forget what is too old; return the layers where something was.
+        """Drop a shard's sketches that are too old after `step` steps; return the layers that had some.
 
-        `begun`: shard, layer and step of what somebody is at.
+        `begun`: shard, layer and step of work under way.
         """
         found = []
         for (owner, layer), waiting in self._waiting.items():
@@ -120,11 +120,11 @@ class WaitingSketches:
         return found
 
     def is_waiting(self, shard: int, layer: int, step: int) -> bool:
-        """Whether somebody is to improve experts with a sketch."""
+        """Whether a sketch waits to become, or is, work."""
         return step in self._waiting.get((shard, layer), ())
 
-    def over(self, shard: int, layer: int, step: int) -> bool:
-        """Nobody improves experts with a sketch any more; return whether it has waited until now."""
+    def end(self, shard: int, layer: int, step: int) -> bool:
+        """End a sketch's wait; return whether it has waited until now."""
         waiting = self._waiting.get((shard, layer), set())
         found = step in waiting
         waiting.discard(step)
@@ -134,8 +134,8 @@ class WaitingSketches:
         """A connection has ended."""
         self._arrived = {key: step for key, step in self._arrived.items() if key[0] != session}
 
-    def said(self, session: int, shard: int, layer: int) -> tuple[int, tuple[int, ...]]:
-        """Return what to say on a connection: see `SketchWindow.told`. A step of -1: none has come."""
+    def report(self, session: int, shard: int, layer: int) -> tuple[int, tuple[int, ...]]:
+        """Return the report for a connection: see `SketchWindow.take_report`. A step of -1: none has come."""
         return self._arrived.get((session, shard, layer), -1), tuple(sorted(self._waiting.get((shard, layer), ())))
 
 
@@ -156,13 +156,13 @@ class Offload:
         refused_sketches: dict[str, int],
         waiting: Sequence[ExpertWork],
     ) -> None:
-        """Nobody works yet; the queue may hold work of an earlier life.
+        """Start without work under way; the queue may hold work of an earlier life.
 
         Args:
             desk: of the mixture.
-            updates: counts experts, by what became of their updates.
+            updates: counts of experts, by the fate of their updates.
             refused_sketches: counts sketches that were not used, by reason.
-            waiting: what is in the queue to be done.
+            waiting: work in the queue.
         """
         self._desk = desk
         self._updates = updates
@@ -181,7 +181,7 @@ class Offload:
         self._waiting = WaitingSketches((work.owner, work.layer, work.step) for work in waiting)
 
     def unusable(self, session: int, message: mm.OfferSketches) -> None:
-        """What a composer has sent is no sketch; it is answered all the same."""
+        """Answer a composer whose sketch is unusable."""
         if (message.shard, message.layer) in self._desk.state.experts:
             self._waiting.arrived(session, message.shard, message.layer, message.step)
             self.send_experts(session, message.shard, message.layer)
@@ -190,7 +190,7 @@ class Offload:
         """A composer has made a sketch; return False where it came too late to be used."""
         plan = self._desk.policy.plan
         if (message.shard, message.layer) not in self._desk.state.experts:
-            return True  # nobody asked for it
+            return True  # this mixture has no expert workers
         self._waiting.arrived(session, message.shard, message.layer, message.step)
         late = self._late(message.shard, message.layer, message.version)
         if late:
@@ -207,7 +207,7 @@ class Offload:
         return True
 
     def stepped(self, session: int, shard: int, step: int) -> None:
-        """A composer has taken steps: it hears which of its sketches are too old by now."""
+        """Report to a composer that has taken steps which of its sketches are too old by now."""
         if not self._desk.policy.plan.pace.sketches_expire:
             return
         begun = {(one.lease.work.owner, one.lease.work.layer, one.lease.work.step) for one in self._begun()}
@@ -232,7 +232,7 @@ class Offload:
                 self._asked.add(worker.session)
                 self._changed_since_asked = False
                 self._desk.out.append(LeaseExpertWork(worker.session, worker.worker, self._busy()))
-                return  # one at a time, until the queue has answered: the next must know what this one is busy with
+                return  # one at a time, until the queue has answered: the next must know this one's shard and layer
 
     def leased(self, event: WorkLeased) -> tuple[int, int] | None:
         """The queue has answered; return the shard and layer whose sketch waited for too long to be used."""
@@ -253,19 +253,19 @@ class Offload:
         if late:
             self._desk.out.append(EndWork(lease, "", again=False))
             self._count(late, self._experts(*place))
-            self._waiting.over(*place, lease.work.step)
+            self._waiting.end(*place, lease.work.step)
             return place
         twice = self._drawn("redundant", lease.work, self._policy.redundant)
         held = self._desk.state.experts[place]
         self._give(Improving(0, lease, held.payload, held.version, twice, self._fit_due(lease.work)), worker)
         return None
 
-    def over(self, event: WorkOver) -> bool:
-        """Nobody does a piece of work any more; return whether its composer waits to hear of it."""
+    def end_work(self, event: WorkOver) -> bool:
+        """End a piece of work; return whether its composer waits for an answer."""
         work = event.work
         if event.failed:
             self._count("failed", self._experts(work.owner, work.layer))
-        return self._waiting.over(work.owner, work.layer, work.step)
+        return self._waiting.end(work.owner, work.layer, work.step)
 
     def improved(self, worker: WorkerSession, message: mm.ExpertsImproved, attachment: int) -> None:
         """A result has arrived."""
@@ -285,14 +285,14 @@ class Offload:
 
     def unanswered_sketches(self, shard: int, layer: int) -> tuple[int, ...]:
         """Return the steps of a composer's sketches of a layer that have come and have no answer yet."""
-        return self._waiting.said(0, shard, layer)[1]
+        return self._waiting.report(0, shard, layer)[1]
 
     def unanswered(self) -> set[Task]:
         """Return the work that expert workers have and whose result is not here."""
         return {(s, "work", one.task) for s, one in self.improving.items() if one.task not in self._judging}
 
     def judged(self, event: ExpertsJudged) -> JudgedWork | None:
-        """A result was judged: its shard's composer is to be told."""
+        """Record a judgement; its shard's composer is to be answered."""
         one = self._judging.pop(event.task, None)
         if one is None:
             return None
@@ -301,8 +301,8 @@ class Offload:
         work = one.lease.work
         held = self._desk.state.experts[work.owner, work.layer]
         self._desk.out.append(EndWork(one.lease, event.payload))
-        if event.payload:  # otherwise somebody may try again
-            self._waiting.over(work.owner, work.layer, work.step)
+        if event.payload:  # otherwise another worker may try again
+            self._waiting.end(work.owner, work.layer, work.step)
         if self._run_is_over:
             return JudgedWork(work.owner, work.layer, one.by[0])
         doubts = dict(event.doubts)
@@ -345,13 +345,13 @@ class Offload:
             self._may_have_work = self._changed_since_asked = True
 
     def send_experts(self, session: int, shard: int, layer: int) -> None:
-        """Send a composer the newest experts of a layer, or what has changed since those that it has got here."""
+        """Send a composer the newest experts of a layer, or their changes to those that it got on this connection."""
 
         def newest() -> tuple[m.Message, e.Payload]:
             held = self._desk.state.experts[shard, layer]
             there = self._sent.get((session, shard, layer), -1)
             self._sent[session, shard, layer] = held.version
-            arrived, waiting = self._waiting.said(session, shard, layer)
+            arrived, waiting = self._waiting.report(session, shard, layer)
             message = mm.ExpertsUpdate(
                 shard=shard,
                 layer=layer,

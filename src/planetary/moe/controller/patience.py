@@ -9,7 +9,7 @@ from planetary.fabric.controller.stalls import Wait
 from planetary.fabric.protocol.sessions import InFlight
 
 Task = tuple[int, Literal["work", "evaluation", "state"], int]
-"""Session, what it is, and its number: of the work, of the round, or of the shard whose last state is due."""
+"""Session, kind, and number: of the work, of the round, or of the shard whose last state is due."""
 
 _LACKS = {
     "work": "had no answer to its work",
@@ -23,19 +23,21 @@ minimum."""
 
 
 class Patience:
-    """Times are monotonic seconds. What is on its way is waited for: a line may be slow.
+    """Deadlines of tasks. Times are monotonic seconds. Payloads in flight extend a deadline: a line may be slow.
 
     A worker does one thing after the other, so an answer to one task is a sign of life for all that it has.
     """
 
     def __init__(self, least_s: float) -> None:
-        """`least_s`: what everybody is granted."""
+        """`least_s`: the least time that every task has."""
         self._least_s = least_s
         self._waited: dict[Task, InFlight] = {}
         self._longest: dict[str, float] = {}
         self._arriving: dict[int, set[int]] = {}  # by session: ids of messages
 
-    def look(self, tasks: Collection[Task], live: Collection[int], now: float, under_way: Callable[[int], int]) -> None:
+    def observe(
+        self, tasks: Collection[Task], live: Collection[int], now: float, under_way: Callable[[int], int]
+    ) -> None:
         """Take the tasks that are given and not answered. `live`: sessions; `under_way`: payloads for a session."""
         for task in [task for task in self._waited if task not in tasks]:
             took = now - self._waited.pop(task).complete_at
@@ -54,7 +56,7 @@ class Patience:
                 one.sent(now)
 
     def arrives(self, session: int, message: int) -> None:
-        """A message with a payload has begun to arrive: it is a result, or what a result waits behind."""
+        """A message with a payload has begun to arrive: a result, or a message ahead of one."""
         self._arriving.setdefault(session, set()).add(message)
 
     def arrived(self, session: int, message: int, now: float) -> None:

@@ -1,12 +1,12 @@
 """The syncer as a pure machine (PARALLAX, 4.4, 4.9, 14.4): who owns which shard, and when a fragment is merged.
 
-Composers never wait for it. Each publishes a fragment when its cadence says so and pulls the merged version at a
+Composers never wait for it. Each publishes a fragment when its cadence has it due and pulls the merged version at a
 boundary of its own. A fragment is merged when every connected composer has published it, or when a quorum has and the
 grace time since the first publication is over. A publication counts only if it was trained from the version that is
-current: what comes later is refused, and its composer goes on from the newer version.
+current: a later one is refused, and its composer goes on from the newer version.
 
 A shard has one owner at a time, and every grant of it a higher epoch, so two processes that believe they own it cannot
-both be right: what is signed with the older epoch does not count.
+both be right: messages under the older epoch are stale.
 
 With several owners of every expert, a shard's experts are also held by the owners of the shards after it. They are a
 fragment that these alone publish. A shard's surrogates come from the first of them that lives: its speaker.
@@ -106,7 +106,7 @@ class Publication(Event, frozen=True):
 
 
 class Merged(Event, frozen=True):
-    """A merge that was asked for is in the payload store; `failed` says why it is not."""
+    """A merge that was asked for is in the payload store; `failed`: why it is not."""
 
     tier: Tier
     fragment: int
@@ -156,7 +156,7 @@ class Merge(Instruction, frozen=True):
 
 
 class Announce(Instruction, frozen=True):
-    """Tell a composer that a version can be pulled."""
+    """Announce a version to a composer, which can be pulled."""
 
     composer: str
     tier: Tier
@@ -201,7 +201,7 @@ def merge_decision(
         grace_s: the grace time.
     """
     if not published:
-        return MergeDecision(False, "nobody has published")
+        return MergeDecision(False, "no composer has published")
     missing = sorted(set(connected) - set(published))
     if not missing and len(published) >= quorum:
         return MergeDecision(True, f"all {len(published)} composers have published")
@@ -213,7 +213,7 @@ def merge_decision(
 
 
 class FragmentPhase(StrEnum):
-    """What happens to a fragment."""
+    """A fragment's states."""
 
     COLLECTING = "collecting"  # publications
     MERGING = "merging"
@@ -248,7 +248,7 @@ OWNERSHIP: Table = {
 
 
 class _FragmentProgress:
-    """What is known of one fragment.
+    """Progress of one fragment.
 
     Attributes:
         phase: see `FRAGMENT`.
@@ -272,7 +272,7 @@ class _FragmentProgress:
 
 
 class _Shard:
-    """What is known of one shard.
+    """Ownership of one shard.
 
     Attributes:
         state: see `OWNERSHIP`.
@@ -302,7 +302,7 @@ class SyncerMachine:
     """
 
     def __init__(self, policy: SyncPolicy) -> None:
-        """With no versions yet and nobody connected."""
+        """Start without versions and connections."""
         self.policy = policy
         self._connected: dict[str, None] = {}  # in the order of joining
         self._shards = [_Shard(number) for number in range(policy.shards)]
@@ -320,7 +320,7 @@ class SyncerMachine:
                 shard.advance("restored")
                 shard.owner, shard.kept_until = owner, now + self.policy.return_s
 
-    # --- what can be asked ----------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------
 
     def owners(self) -> list[str | None]:
         """Return each shard's owner; a lost one until its grace time is over."""
@@ -398,36 +398,36 @@ class SyncerMachine:
     def _joined(self, event: Joined, now: float) -> list[Instruction]:
         name = event.composer
         self._connected[name] = None
-        said: list[Instruction] = [
+        found: list[Instruction] = [
             Announce(name, tier, i, f.version)
             for (tier, i), f in self._fragments.items()
-            if f.version and tier is not Tier.EXPERTS  # whoever is granted a shard gets its experts with it
+            if f.version and tier is not Tier.EXPERTS  # a grant of a shard brings its experts
         ]
         if event.claims is not None and 0 <= event.claims < len(self._shards):
             owner = self._shards[event.claims].owner
             if owner not in {None, name}:
-                said.append(
+                found.append(
                     Note("claim_refused", f"{name} claims shard {event.claims}, which belongs to {owner}: two claims")
                 )
         for number, shard in enumerate(self._shards):
             if shard.owner == name:
-                # Its process may be another one than before: the epoch fences off what the old one still sends.
-                said.append(self._grant(number, name, "it comes back"))
-        said += self._give_out_shards(now, first=event.claims)
+                # Its process may be another one than before: the epoch fences off messages of the old one.
+                found.append(self._grant(number, name, "it comes back"))
+        found += self._give_out_shards(now, first=event.claims)
         if not self._owned(name):
-            said.append(Standby(name, "every shard has an owner"))
-        return [*said, *self._speak()]
+            found.append(Standby(name, "every shard has an owner"))
+        return [*found, *self._speak()]
 
     def _lost(self, event: Lost, now: float) -> list[Instruction]:
         self._connected.pop(event.composer, None)
-        said: list[Instruction] = []
+        found: list[Instruction] = []
         for number in self._owned(event.composer):
             if self._shards[number].state is Ownership.KEPT:
                 continue
             self._shards[number].advance("owner lost")
             self._shards[number].kept_until = now + self.policy.grace_s
-            said.append(Note("owner_lost", f"shard {number} is kept {self.policy.grace_s:g} s for {event.composer}"))
-        return [*said, *self._merge_what_is_ready(now)]  # it is waited for no longer
+            found.append(Note("owner_lost", f"shard {number} is kept {self.policy.grace_s:g} s for {event.composer}"))
+        return [*found, *self._merge_what_is_ready(now)]  # it is waited for no longer
 
     def _publication(self, event: Publication, now: float) -> list[Instruction]:
         fragment = self._fragments.get((event.tier, event.fragment))
@@ -465,7 +465,7 @@ class SyncerMachine:
     # --- decisions ------------------------------------------------------------------------------------------
 
     def _merge_what_is_ready(self, now: float) -> list[Instruction]:
-        said: list[Instruction] = []
+        found: list[Instruction] = []
         for (tier, number), fragment in self._fragments.items():
             if fragment.merging:
                 continue
@@ -478,28 +478,28 @@ class SyncerMachine:
             if decision.merge:
                 fragment.advance("enough published")
                 ordered = tuple(fragment.published[name] for name in sorted(fragment.published))
-                said.append(Merge(tier, number, fragment.version + 1, ordered, fragment.first_at, decision.why))
-        return said
+                found.append(Merge(tier, number, fragment.version + 1, ordered, fragment.first_at, decision.why))
+        return found
 
     def _give_out_shards(self, now: float, first: int | None = None) -> list[Instruction]:
-        said: list[Instruction] = []
+        found: list[Instruction] = []
         numbers = sorted(range(len(self._shards)), key=lambda n: (n != first, n))
         for number in numbers:
             shard = self._shards[number]
             if shard.kept_until is not None and now >= shard.kept_until:
-                said.append(Note("shard_free", f"{shard.owner} did not come back for shard {number}"))
+                found.append(Note("shard_free", f"{shard.owner} did not come back for shard {number}"))
                 shard.advance("grace over")
                 shard.owner, shard.kept_until = None, None
             if shard.owner is not None:
                 continue
-            # Whoever owns least, then who joined first. A shard that never had an owner waits for a composer without
-            # one: at the start the first to join must not take everything.
+            # The composer with the fewest shards, of equals the first to join. A shard that never had an owner waits
+            # for a composer without one: at the start the first to join must not take everything.
             most = self.policy.max_shards if shard.epoch else 1
             free = [name for name in self._connected if len(self._owned(name)) < most]
             if free:
                 heir = min(free, key=lambda name: len(self._owned(name)))
-                said.append(self._grant(number, heir, "it has no owner"))
-        return said
+                found.append(self._grant(number, heir, "it has no owner"))
+        return found
 
     def _grant(self, number: int, name: str, why: str) -> GrantOwnership:
         shard = self._shards[number]
@@ -520,7 +520,7 @@ class SyncerMachine:
         """Return shards that need another speaker, and who it is: the first owner of their experts that is there.
 
         A speaker that was lost, or has not come yet, remains one for as long as its shard is kept for it. An owner that
-        comes back does not take over before it has caught up: until then it has older things to say than are known.
+        comes back does not take over before it has caught up: until then its surrogates are older than the known ones.
         """
         found: list[tuple[int, int]] = []
         count, replicas = self.policy.shards, self.policy.replicas
@@ -535,13 +535,13 @@ class SyncerMachine:
         return found
 
     def _speak(self) -> list[Instruction]:
-        said: list[Instruction] = []
+        found: list[Instruction] = []
         for number, by in self._due_speakers():
             before, self._shards[number].speaker = self._shards[number].speaker, by
             first = holders(number, self.policy.shards, self.policy.replicas)
-            why = "it comes before" if first.index(by) < first.index(before) else "nobody composes"
-            said.append(Speak(number, by, f"{why} shard {before}"))
-        return said
+            why = "it comes before" if first.index(by) < first.index(before) else "no worker composes"
+            found.append(Speak(number, by, f"{why} shard {before}"))
+        return found
 
     def _owned(self, name: str) -> list[int]:
         return [number for number, shard in enumerate(self._shards) if shard.owner == name]

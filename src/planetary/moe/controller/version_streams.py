@@ -1,6 +1,6 @@
-"""Each expert's versions as a run's journal tells them, and the proof that there is one stream of them. Pure.
+"""Each expert's versions, from a run's journal, and the proof that there is one stream of them. Pure.
 
-An expert belongs to one shard. Under direct ownership its versions are the shard's saved states, each said under the
+An expert belongs to one shard. Under direct ownership its versions are the shard's saved states, each under the
 shard's epoch; under offload they are the judged updates of its layer; with several owners they are the merges of their
 copies. Surrogates have the step that they were fitted after as their version, and come from the shard's speaker.
 """
@@ -59,7 +59,7 @@ def expert_streams(
 
 
 class _Streams:
-    """What is known after some records."""
+    """The versions after some records."""
 
     def __init__(self, owners: Sequence[Sequence[int]], replicas: int) -> None:
         self._composers, self._replicas = 1 + max(max(row) for row in owners), replicas
@@ -112,9 +112,9 @@ class _Streams:
                 version, steps = self._merged.get(record.fragment, (0, 0))
                 _follows(record.version == version + 1, f"its copies' merge was at version {version}", record)
                 self._merged[record.fragment] = record.version, steps + record.steps
-                said = [self._owner.get(shard, (0, "")) for shard in record.shards]
-                by = "+".join(worker for _, worker in said)
-                self._extend(record.fragment, self._layers, steps + record.steps, by, said[0][0])
+                grants = [self._owner.get(shard, (0, "")) for shard in record.shards]
+                by = "+".join(worker for _, worker in grants)
+                self._extend(record.fragment, self._layers, steps + record.steps, by, grants[0][0])
             case ExpertsAdvanced():
                 if not self._offloads:  # saved states of composers were copies of these
                     self._offloads = True
@@ -131,7 +131,7 @@ class _Streams:
                 pass
 
     def _under_its_epoch(self, shard: int, epoch: int, record: object) -> str:
-        """Return who composes a shard under the epoch that a record was said under."""
+        """Return the composer of a shard under a record's epoch."""
         now, worker = self._owner.get(shard, (0, ""))
         _follows(epoch == now, f"shard {shard} was {worker}'s under epoch {now}", record)
         return worker

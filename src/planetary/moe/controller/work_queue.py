@@ -3,7 +3,7 @@
 Work is about the experts of one layer: which sketches, in which version. It names payloads by digest; the bytes lie in
 the payload store. A composer offers work and never waits. A worker leases it, and a lease that runs out gives the work
 to another worker. One SQLite file holds everything, so the syncer that embeds it goes on after a crash where it was.
-The queue has no clock: every call says what time it is.
+The queue has no clock: every call passes the time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from planetary.core.errors import ResourceError, UserError
 
 _FORMAT = 3
-"""Raised whenever the table changes. Work in an older one is dropped: what it is about is too old to be known."""
+"""Raised whenever the table changes. Work in an older one is dropped: its experts have moved on."""
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS work ("
@@ -55,7 +55,7 @@ class ExpertWork(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """What makes two offers the same work."""
+        """The identity of work: offers with equal keys are the same work."""
         return f"{self.step}/{self.owner}/{self.layer}"
 
 
@@ -124,9 +124,9 @@ class WorkQueue:
         self._db.close()
 
     def offer(self, work: Iterable[ExpertWork]) -> int:
-        """Add work and return how much of it is new: what was offered before, done or not, is left as it is.
+        """Add work and return how much of it is new: work that was offered before, done or not, is left as it is.
 
-        But work that nobody has and nobody has done gives way to an offer with newer experts: its composer has taken
+        But work that is neither leased nor done gives way to an offer with newer experts: its composer has taken
         that step again.
         """
         rows = [(w.key, w.layer, w.owner, w.step, " ".join(w.payloads), w.progress, w.version) for w in work]
@@ -148,7 +148,7 @@ class WorkQueue:
     ) -> list[Lease]:
         """Return up to `limit` pieces of work for `worker`: the oldest that is ready or whose lease ran out.
 
-        `busy`: owners and layers whose experts somebody improves already; two updates of the same version would not
+        `busy`: owners and layers whose experts are being improved already; two updates of the same version would not
         both count.
         """
         leases = []
@@ -170,8 +170,8 @@ class WorkQueue:
     def finish(self, lease: Lease, result: str) -> bool:
         """Record the digest of a lease's result; return whether it counts.
 
-        It does if nobody else has leased the work since, even if the lease has run out: the result is there. Finishing
-        twice with the same result counts twice and changes nothing.
+        It does unless another worker has leased the work since, even if the lease has run out: the result is there.
+        Ending twice with the same result counts twice and changes nothing.
         """
         with self._writing("finish work"):
             found = self._db.execute(
@@ -187,7 +187,7 @@ class WorkQueue:
     def give_up(self, lease: Lease, *, again: bool = True) -> bool:
         """Return work that a worker cannot do; another may try, until its attempts are used up.
 
-        `again` False: nobody is to try, for what it is about is over; its owner knows that (see `failed`).
+        `again` False: no other worker tries, as its subject is over; its owner knows that (see `failed`).
         """
         with self._writing("give work up"):
             done = self._db.execute(
@@ -198,7 +198,7 @@ class WorkQueue:
         return done.rowcount == 1
 
     def failed(self) -> list[ExpertWork]:
-        """Return work that nobody will try any more, each once: its owners wait for an answer."""
+        """Return work that has no attempt left, each once: its owners wait for an answer."""
         with self._writing("look for failed work"):
             rows = self._db.execute(f"SELECT {_WORK} FROM work WHERE state = 'failed' AND NOT told").fetchall()
             if rows:
@@ -221,7 +221,7 @@ class WorkQueue:
         return [(_work(row), result) for result, *row in rows]
 
     def add(self, work: ExpertWork, *, keep: int) -> list[ExpertWork]:
-        """Offer work and remove what is old beside it; return what is over with that though its owners wait for it.
+        """Offer work and remove work that is old beside it; return the removed work that its owners wait for.
 
         `keep`: Steps, of the run and of its owner, that older work may lie back; old output gradients mislead (12.10).
         """
@@ -229,8 +229,9 @@ class WorkQueue:
         return over + self.forget(work, keep)
 
     def forget(self, work: ExpertWork, keep: int) -> list[ExpertWork]:
-        """Remove work that nobody has and that is `keep` steps older than `work` or more by its owner's count, where
-        that and the layer are the same, or more than that by the run's; return what was neither done nor had failed.
+        """Remove work that is not leased and is `keep` steps older than `work` or more by its owner's count, where
+        owner and layer are the same, or more than that by the run's; return the removed work that was neither done nor
+        failed.
         """
         old = "state != 'leased' AND (progress < ? OR (owner = ? AND layer = ? AND step <= ?))"
         bounds = (work.progress - keep, work.owner, work.layer, work.step - keep)
@@ -240,7 +241,7 @@ class WorkQueue:
         return [_work(row) for row in rows]
 
     def begin(self) -> list[ExpertWork]:
-        """Take all leases back, for nobody takes results of an earlier life; return the work that waits."""
+        """Take all leases back, as results of an earlier life are lost; return the work that waits."""
         with self._writing("begin"):
             self._db.execute(
                 "UPDATE work SET state = 'ready', holder = '', attempts = attempts - 1 WHERE state = 'leased'"

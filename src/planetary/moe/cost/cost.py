@@ -1,7 +1,7 @@
-"""What a mixture costs in floating-point operations, bytes of memory and bytes of traffic (PARALLAX, 5 and 13).
+"""The costs of a mixture in floating-point operations, bytes of memory and bytes of traffic (PARALLAX, 5 and 13).
 
 All functions are pure; bytes are bytes (GB in the report are 10⁹), a multiply-add is two operations. Where the
-report's formula leaves something out, a second function beside it counts that too and says so.
+report's formula leaves something out, a second function beside it counts that too, and its docstring names it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HALF = 2  # bytes of a bf16 number
 
 
 class MoeShape(msgspec.Struct, frozen=True):
-    """What the cost model needs to know of a model.
+    """A model's sizes, as the cost model takes them.
 
     Attributes:
         layers: that have experts.
@@ -90,7 +90,7 @@ def surrogate_forward_flops(shape: MoeShape) -> int:
 
 
 def surrogate_share(shape: MoeShape) -> float:
-    """What a composer spends on a surrogate over an expert's training: r/(3h) for relu² experts (section 5).
+    """Return a composer's operations on a surrogate over those of training its expert: r/(3h) for relu² (section 5).
 
     Without the detach the gradient passes through to its input, which costs another forward pass: 2r/(3h).
     """
@@ -121,7 +121,7 @@ def rho_offload_with_input_gradient(shape: MoeShape, composers: int) -> float:
 
 
 def dense_bank(shape: MoeShape, composers: float) -> float:
-    """What a surrogate bank without dispatch adds to any of these ratios: all N surrogates for every token.
+    """Return the addition of a surrogate bank without dispatch to any of these ratios: all N surrogates per token.
 
     The report counts the k that are chosen. Two plain matrix products over all N cost N/k as much, and often run
     faster than k gathered ones: r/(3h) becomes N r/(3 k h).
@@ -179,7 +179,7 @@ def dense_state_bytes(shape: MoeShape) -> float:
 
 
 def all_to_all_bytes(shape: MoeShape, composers: int, batch: int, length: int) -> float:
-    """What ordinary expert parallelism moves per step, synchronously: 2 L B S k (1 − 1/C) d_e in bf16 (5.1)."""
+    """Return the synchronous bytes of ordinary expert parallelism per step: 2 L B S k (1 − 1/C) d_e in bf16 (5.1)."""
     chosen = shape.layers * batch * length * shape.active
     return 2 * chosen * (1 - 1 / composers) * shape.latent * HALF
 
@@ -211,7 +211,7 @@ def worker_state_bytes(shape: MoeShape) -> int:
 
 
 def worker_traffic_bytes(shape: MoeShape) -> float:
-    """What every expert's update moves once, to expert workers and back: weights and AdamW's two moments in float32.
+    """Return the bytes of every expert's update, there and back: weights and AdamW's two moments in float32.
 
     A lossy `update_form` makes a third of the way back smaller: moments travel exactly.
     """
@@ -219,7 +219,7 @@ def worker_traffic_bytes(shape: MoeShape) -> float:
 
 
 def updated_weights_bytes(shape: MoeShape) -> float:
-    """What composers then get: weights in float32, or ternary ones in two bits and a scale a matrix."""
+    """Return the bytes that composers then get: float32 weights, or ternary ones in two bits and a scale a matrix."""
     params = all_expert_params(shape)
     matrices = params / (shape.latent * shape.hidden)
     return params / 4 + 4 * matrices if shape.ternary else 4 * params
@@ -234,8 +234,8 @@ def sketch_bytes(shape: MoeShape, tokens: int, *, precision: Precision = "4bit")
         precision: of the expert inputs and output gradients.
 
     Returns:
-        bytes of the rows' numbers alone; and with what `sketch.py` stores beside them: expert ids and gates, which are
-        float16 beside four-bit rows, and each of these rows' scale.
+        bytes of the rows' numbers alone; and with the arrays that `sketch.py` stores beside them: expert ids and gates,
+        which are float16 beside four-bit rows, and each of these rows' scale.
     """
     rows = shape.layers * tokens
     packed = block_width(shape.latent)[0] // 2

@@ -28,7 +28,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 
 class Workload(NamedTuple):
-    """What costs depend on beside the shape.
+    """The parameters of costs beside the shape.
 
     Attributes:
         batch: sequences per step of all composers together.
@@ -112,7 +112,7 @@ def _reductions(shape: MoeShape, work: Workload, row: _Row) -> list[Row]:
 
 
 def _arithmetic(shape: MoeShape, work: Workload, row: _Row) -> list[Row]:
-    """Operations of training: of a token, of a whole step in one place, and of what one composer does in a step."""
+    """Operations of training: of a token, of a whole step in one place, and of one composer's step."""
     tokens = work.batch * work.length
 
     def direct(composers: int) -> float:
@@ -153,7 +153,7 @@ def _memory(shape: MoeShape, work: Workload, row: _Row) -> list[Row]:
 
 
 def _traffic(shape: MoeShape, work: Workload, row: _Row) -> list[Row]:
-    """What is removed, and what comes in its place."""
+    """The traffic that is removed, and the traffic in its place."""
     cadence, tokens = work.cadence, work.batch * work.length
     rows = [
         row(
@@ -303,7 +303,7 @@ def named_shape(name: str, *, rank: int) -> tuple[MoeShape, LatentMoeConfig]:
 
 
 def configured(config: Config) -> tuple[MoeShape, LatentMoeConfig, Workload]:
-    """Return the shape of a configuration's model, the model's sizes, and what a step of its run costs.
+    """Return the shape of a configuration's model, the model's sizes, and the workload of its run.
 
     Raises:
         UserError: it is no mixture.

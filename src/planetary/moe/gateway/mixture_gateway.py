@@ -135,7 +135,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         """
         super().__init__(config, options, security, system=system)
         self._prepare_mixture, self._compile_program, self._open_queue = prepare, compile_for, open_queue
-        # What is superseded may still wait to be sent; a connection that is so slow is dropped and made again.
+        # A superseded payload may still wait to be sent; a connection that is so slow is dropped and made again.
         lifetime = max(60.0, 30 * config.fabric.latency_budget_s)
         self._payloads = PayloadStore(
             config.moe.store or options.folder / PAYLOADS,
@@ -185,7 +185,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         """The run as it is now. Called on the event loop."""
         return mixture_status(self)
 
-    # --- what workers send ------------------------------------------------------------------------------------
+    # --- messages of workers ----------------------------------------------------------------------------------
 
     def _limits(self) -> Limits:
         assert self.prepared is not None
@@ -215,7 +215,7 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         self._shell.post(e.Received(session, message, defect, attachment, payload, size))
 
     def _keep(self, message: m.Message, data: Packed) -> tuple[str, str]:
-        """Check a message's payload and put it into the store; return its name, or what is wrong with it."""
+        """Check a message's payload and put it into the store; return its name, or its defect."""
         assert self._checks is not None
         return self._checks.keep(self._payloads, message, data)
 
@@ -352,13 +352,13 @@ class MixtureGateway(Gateway[PreparedMixture, MixtureStart, MixtureController]):
         assert self.prepared is not None
         try:
             judged = await asyncio.to_thread(judge_experts, self._payloads, instruction, results, self.prepared.plan)
-        except Exception as error:  # whatever a worker has sent: nobody else gets the work before it is judged
+        except Exception as error:  # a worker's bytes: no other worker gets the work before it is judged
             log.exception("the result of task %d cannot be judged", instruction.task)
             judged = ExpertsJudged(instruction.task, failed=f"{type(error).__name__}: {error}")
         self._shell.post(judged)
 
     def _bytes_of(self, round_: int) -> tuple[int, int, int]:
-        # Messages belong to no round here: what travelled since the line before.
+        # Messages belong to no round here: count the bytes since the line before.
         before, self._counted = self._counted, (self.traffic.up, self.traffic.down)
         return self.traffic.up - before[0], self.traffic.down - before[1], 0
 

@@ -72,7 +72,7 @@ log = logging.getLogger(__name__)
 
 
 class ProgramRecord(PreparedRecord, frozen=True):
-    """What a mixture's program was made from, and what was made.
+    """The sources of a mixture's program, and its functions.
 
     Attributes:
         digest: of the portable module of all functions.
@@ -90,14 +90,14 @@ class ProgramRecord(PreparedRecord, frozen=True):
 
 @dataclass(frozen=True)
 class PreparedMixture:
-    """What a mixture's run is made of.
+    """The parts of a mixture's run.
 
     Attributes:
         config: the run's configuration, fitted to the data.
         data: the prepared token files.
-        plan: what every participant is told.
+        plan: of all participants.
         program: all their functions in StableHLO.
-        record: what the program was made from; the store has it.
+        record: of the program's sources; the store has it.
         given: reads the ordinary model's parameters to start from; None: they are drawn from the seed.
     """
 
@@ -142,7 +142,7 @@ class PreparedMixture:
 def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) -> MixturePlan:
     """Return the plan that a configuration makes.
 
-    `owners`: those that the run began with; None: what the configuration says.
+    `owners`: those that the run began with; None: those of the configuration.
 
     Raises:
         UserError: its parts do not fit together.
@@ -160,7 +160,7 @@ def plan_of(config: Config, data: PreparedData, owners: OwnerMap | None = None) 
 
 
 def owners_of(config: Config, model: LatentMoeConfig, order: SliceOrder) -> OwnerMap:
-    """Return which composer owns which expert, as `moe.methods.ownership` says."""
+    """Return which composer owns which expert; see `moe.methods.ownership`."""
     composers = config.moe.composers
     match config.moe.ownership:
         case "round-robin":
@@ -199,7 +199,7 @@ def prepare_mixture(
     owners: OwnerMap | None = None,
     own: ProgramRecord | None = None,
 ) -> PreparedMixture:
-    """Prepare data and program; `stage` is told what is being done. `owners`: as in `plan_of`.
+    """Prepare data and program; `stage` is called with each stage in words. `owners`: as in `plan_of`.
 
     A program that was made before from the same plan, files and packages is read back. `own`: the record of the run
     that goes on, which counts whatever became of these.
@@ -226,7 +226,7 @@ def prepare_mixture(
 
 
 def _program_parts(plan: MixturePlan) -> str:
-    """Return what of a plan decides its program, as JSON: no length of a run, no rate, and not who owns what."""
+    """Return the part of a plan that decides its program, as JSON: no length of a run, no rate, no ownership."""
     schedules = {"dense_schedule": None, "expert_schedule": None}
     parts = {
         "mixture": msgspec.to_builtins(plan.model),
@@ -275,10 +275,10 @@ def model_values(config: Config) -> Tensors:
 
 
 def store_start(prepared: PreparedMixture, store: PayloadStore) -> MixtureStarted:
-    """Put what everybody starts from into the payload store.
+    """Put the start of all participants into the payload store.
 
     Raises:
-        UserError: a shard's state is larger than what travels.
+        UserError: a shard's state is larger than a payload may be.
         ResourceError: the store fails.
     """
     state, plan = prepared.initial(), prepared.plan
@@ -334,7 +334,7 @@ STUCK_AFTER_S = 120.0
 
 @dataclass
 class MixtureStart:
-    """What the gateway goes on from."""
+    """The state that the gateway goes on from."""
 
     policy: MixturePolicy
     state: MixtureState
@@ -344,7 +344,7 @@ class MixtureStart:
 
 
 def owners_of_run(folder: Path) -> OwnerMap | None:
-    """Return who owns what in a run that has begun, as its journal says; None: it has not."""
+    """Return the ownership map of a run that has begun, from its journal; None: it has not."""
     records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
     return next((record.owners for record in records if isinstance(record, MixtureStarted)), None)
 
@@ -412,7 +412,7 @@ def _check_same(earlier: list[MixtureRecord], policy: MixturePolicy, prepared: P
     if started.config_hash != policy.config_hash:
         raise TrustError(
             f"the run in {folder} was started with another configuration ({started.config_hash[:12]}) than this one "
-            f"({policy.config_hash[:12]}): only the number of rounds and what does not change the mathematics may "
+            f"({policy.config_hash[:12]}): only the number of rounds and keys that do not change the mathematics may "
             "differ in a resumed run"
         )
     prepared.plan.pace.check_resumable()

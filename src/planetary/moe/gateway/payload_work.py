@@ -45,7 +45,7 @@ from planetary.moe.training.routing import RoutingAgreement, routing_agreement
 
 
 def make_fragment(store: PayloadStore, wanted: MakeFragment, plan: MixturePlan) -> FragmentMade:
-    """Merge publications into a fragment's next version. What fails is said in the answer."""
+    """Merge publications into a fragment's next version; a failure is in the answer."""
     rule = rule_of(wanted.tier, plan.training.merge)
     shards = tuple(sorted(one.shard for one in wanted.published))
     made = FragmentMade(wanted.tier, wanted.fragment, wanted.version, shards, why=wanted.why)
@@ -71,7 +71,7 @@ def make_fragment(store: PayloadStore, wanted: MakeFragment, plan: MixturePlan) 
 
 
 def routing_of(store: PayloadStore, views: tuple[str, ...], plan: MixturePlan) -> RoutingAgreement | None:
-    """Return how far composers agree about routing, or None where not all of them have said it.
+    """Return how far composers agree about routing, or None where some have sent no view.
 
     Raises:
         PlanetaryError: a payload is missing, damaged or of another model.
@@ -82,7 +82,7 @@ def routing_of(store: PayloadStore, views: tuple[str, ...], plan: MixturePlan) -
 
 
 def expert_work(store: PayloadStore, wanted: WorkOf) -> memoryview:
-    """Return what an expert worker needs for a lease. Raises `PlanetaryError` where a part of it is gone."""
+    """Return an expert worker's input for a lease. Raises `PlanetaryError` where a part of it is gone."""
     return work_bytes(store.get(wanted.experts), [store.get(name) for name in wanted.lease.work.payloads])
 
 
@@ -94,7 +94,7 @@ def expert_weights(store: PayloadStore, experts: str, plan: MixturePlan) -> memo
 def judge_experts(
     store: PayloadStore, wanted: JudgeExperts, results: Sequence[Packed], plan: MixturePlan
 ) -> ExpertsJudged:
-    """Put what counts of an expert worker's result into the store. What fails is said in the answer.
+    """Put the accepted part of an expert worker's result into the store; a failure is in the answer.
 
     `results`: the result, and where two workers had the work, the second one's.
     """
@@ -134,10 +134,10 @@ def judge_experts(
     except PlanetaryError as error:
         return ExpertsJudged(wanted.task, failed=str(error))
     refused = Counter(str(v.refusal) for v in verdicts if not v.accepted)
-    broken = {Refusal.NOT_FINITE, Refusal.MOMENTS, Refusal.RESIDUAL}  # no honest worker's: the journal says what it was
-    said = tuple((str(v.refusal), v.why) for v in verdicts if v in doubts.values() or v.refusal in broken)
+    broken = {Refusal.NOT_FINITE, Refusal.MOMENTS, Refusal.RESIDUAL}  # no honest worker's: they are in the journal
+    reported = tuple((str(v.refusal), v.why) for v in verdicts if v in doubts.values() or v.refusal in broken)
     accepted = sum(v.accepted for v in verdicts)
-    return ExpertsJudged(wanted.task, payload, accepted, dict(refused), change=change, doubts=said)
+    return ExpertsJudged(wanted.task, payload, accepted, dict(refused), change=change, doubts=reported)
 
 
 def _slots(wanted: JudgeExperts, plan: MixturePlan) -> np.ndarray:
@@ -177,11 +177,11 @@ def _audited(
 def _judged_fit(
     store: PayloadStore, wanted: JudgeExperts, before: HeldExperts, improved: Improved, plan: MixturePlan
 ) -> tuple[Improved, dict[int, Verdict]]:
-    """Return the experts with surrogates that are as good as is said of them, and by slot which are not."""
+    """Return the experts with their surrogates and recomputed errors, and by slot the poor ones."""
     slots, new = _slots(wanted, plan), dict(improved.surrogates)
     doubts = unusable_surrogates(new, layer=wanted.layer, slots=slots)
     if not all(store.has(name) for name in wanted.used):
-        # Sketches live for a while only: what cannot be looked at is not used.
+        # Sketches live for a while only: a fit that cannot be checked is not used.
         return msgspec.structs.replace(improved, surrogates=dict(before.surrogates)), doubts
     rows = sketched_rows([decode(sketch_from(store.get(name))) for name in wanted.used], plan.model)
     count = plan.training.fit.rows
@@ -212,7 +212,7 @@ KINDS: Mapping[type[m.Message], str] = {
     mm.OfferSketches: "sketch",
     mm.ViewModel: "view",
 }
-"""What the payload of a message is, in the store's words."""
+"""The kind of a message's payload in the store."""
 
 
 class PayloadChecks:
@@ -232,9 +232,9 @@ class PayloadChecks:
         self._fragments = plan.fragments(dense, experts)
 
     def keep(self, store: PayloadStore, message: m.Message, data: Packed) -> tuple[str, str]:
-        """Check a message's payload and put it into the store; return its name, or what is wrong with it.
+        """Check a message's payload and put it into the store; return its name, or its defect.
 
-        Where it is a change of surrogates, it and what it makes are put there, and the name is that of the latter.
+        A change of surrogates is put there with the surrogates that it makes, and the name is that of these.
         """
         change, whole = getattr(message, "change", ""), data
         try:
@@ -249,11 +249,11 @@ class PayloadChecks:
                 found.append((store.put("refresh", data), change))
         except PlanetaryError as error:
             return "", str(error)
-        damaged = [f"its payload is damaged: expected {said[:24]}…, found {n[:24]}…" for n, said in found if n != said]
+        damaged = [f"its payload is damaged: expected {sent[:24]}…, found {n[:24]}…" for n, sent in found if n != sent]
         return name, "".join(damaged[:1])
 
     def defect(self, message: m.Message, data: Packed) -> str:
-        """Return what is wrong with a message's payload, or ""."""
+        """Return the defect of a message's payload, or ""."""
         try:
             match message:
                 case mm.PublishFragment():
@@ -317,7 +317,7 @@ class PayloadChecks:
         return self._dense[name] if name in self._dense else self._experts[name.split(".")[-2]][1:]
 
     def _sketch(self, sketch: Sketch) -> str:
-        """What expert workers would fail on."""
+        """Return the defect of a sketch on which expert workers would fail, or ""."""
         model, tokens = self._plan.model, len(sketch.ids)
         rows, chosen = (tokens, model.n_latent), (tokens, model.n_active)
         found = (sketch.inputs.shape, sketch.output_gradients.shape, sketch.ids.shape, sketch.gates.shape)

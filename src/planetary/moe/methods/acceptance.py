@@ -15,7 +15,7 @@ from planetary.moe.methods.moments import MomentRule
 
 
 class Refusal(StrEnum):
-    """Why an update does not count; what the counters are called."""
+    """Why an update does not count; the names of the counters."""
 
     NONE = "accepted"
     WRONG_OWNER = "owner"
@@ -81,9 +81,9 @@ class ExpertState(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What a worker proposes: deltas to add to weights, the moments after it, and its proxy before and after.
+    """A worker's proposal: deltas to add to weights, the moments after it, and its proxy before and after.
 
-    `residuals`: what a lossy form has dropped of the deltas, by weight.
+    `residuals`: dropped from the deltas by a lossy form, by weight.
     """
 
     layer: int
@@ -98,7 +98,7 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What was decided and why, in words for the journal."""
+    """The decision and its reason, in words for the journal."""
 
     refusal: Refusal
     why: str
@@ -111,14 +111,14 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def lag_refusal(version: int, base_version: int, window: int) -> Refusal:
-    """Return why what was made with version `base_version` of experts is of no use at `version`, or `NONE`."""
+    """Return why work made with version `base_version` of experts is of no use at `version`, or `NONE`."""
     if base_version > version:
         return Refusal.FUTURE
     return Refusal.STALE if version - base_version > window else Refusal.NONE
 
 
 def judge(state: ExpertState, update: Update, policy: Policy, rule: MomentRule) -> Verdict:
-    """Return whether an update counts; `rule`: of its moments. What follows: `audit.accept_slots`."""
+    """Return whether an update counts; `rule`: of its moments. Used by `audit.accept_slots`."""
     where = f"layer {state.layer} expert {state.expert}"
     if (update.layer, update.expert, update.owner) != (state.layer, state.expert, state.owner):
         return Verdict(

@@ -1,4 +1,4 @@
-"""How the syncer merges what composers publish (PARALLAX, 4.4).
+"""How the syncer merges composers' publications (PARALLAX, 4.4).
 
 The pseudo-gradients Δ_m = θ_prev − θ_m, with weights w_m = tokens · tokens / steps, are merged by radial-directional
 averaging (`diloco.radial`); embeddings, whose rows only some composers touched, by their weighted mean.
@@ -72,7 +72,7 @@ def merge(
     momentum, gets its own parameters back bit for bit.
 
     Args:
-        previous: what the composers started from, float32 by name.
+        previous: the composers' start, float32 by name.
         velocity: of the last outer step, float32 by name; not read without momentum.
         published: at least one, each with all of these names.
         rule: default `MergeRule()`.
@@ -109,7 +109,7 @@ def merge(
 
 
 def mean_gradients(gradients: Sequence[Mapping[str, np.ndarray]], tokens: Sequence[int]) -> dict[str, np.ndarray]:
-    """Return the token-weighted mean of the composers' gradients by name, float32: what H = 1 averages."""
+    """Return the token-weighted mean of the composers' gradients by name, float32: the average of H = 1."""
     if not gradients:
         raise LocalProtocolError("the mean of no gradients does not exist")
     weights = [float(count) for count in tokens]

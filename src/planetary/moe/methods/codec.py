@@ -1,6 +1,6 @@
 """Rows of numbers in four bits: a scale per row, a signed Hadamard rotation, a 16-level Gaussian grid.
 
-The report names a 4-bit "HQ4" compression of sketches (4.10) and does not define it. This one follows what it cites:
+The report names a 4-bit "HQ4" compression of sketches (4.10) and does not define it. This one follows its citations:
 a rotation by a Hadamard matrix with random signs makes the numbers of a row nearly Gaussian whatever they were
 (Ashkboos et al. 2024, arXiv:2404.00456), so one grid, the least-squares one for a Gaussian (Max 1960, table I), fits
 every row. The expected squared error is 1.2 % of a row's energy.

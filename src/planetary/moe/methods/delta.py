@@ -1,6 +1,6 @@
 """How an update travels: exact, bf16, four bits, its largest elements, or a low rank; the loss is fed back.
 
-What a lossy form drops is kept by the sender and added to its next update, so nothing is lost for good (PARALLAX,
+The sender keeps the residual of a lossy form and adds it to its next update, so nothing is lost for good (PARALLAX,
 13.6). Every function returns the message and the new residual; the receiver decodes the message alone.
 """
 
@@ -33,7 +33,7 @@ class Delta(msgspec.Struct, frozen=True):
 def compress(
     update: np.ndarray, residual: np.ndarray | None, form: Form, *, keep: float = 0.1
 ) -> tuple[Delta, np.ndarray]:
-    """Return `update + residual` in a form, and what it drops (float32, the next call's residual).
+    """Return `update + residual` in a form, and the rest (float32, the next call's residual).
 
     Args:
         update: float32, any shape; rows are along the last dimension.
@@ -64,7 +64,7 @@ def compress(
 
 
 def most_dropped(form: Form, keep: float, size: int) -> float:
-    """Return how long what a form drops of `size` numbers is at most, relative to what it sends.
+    """Return the largest norm of a form's residual over `size` numbers, relative to the sent ones'.
 
     Four bits drop about a tenth; the bound leaves room for rows that are nothing like a Gaussian.
     """
@@ -106,7 +106,7 @@ def expand(delta: Delta) -> np.ndarray:
 
 
 def low_rank(update: np.ndarray, residual: np.ndarray | None, rank: int) -> tuple[Delta, np.ndarray]:
-    """Return the best rank-`rank` approximation of a matrix `update + residual` [m, n], and what it drops.
+    """Return the best rank-`rank` approximation of a matrix `update + residual` [m, n], and the rest.
 
     The message is the whole matrix (exact, nothing dropped) where the two factors would be no smaller: the report's
     2q(d_e + r) scalars per surrogate (4.2) exceed 2 d_e r once q ≥ d_e r / (d_e + r).

@@ -1,7 +1,7 @@
 """Whether the participants of a mixture wait for each other, as one object: every decision that depends on it.
 
-`moe.pace` names the object; `MixturePlan.pace` is it. "free": nobody waits, merges and surrogates are used when they
-are there. "lockstep": everybody waits for everybody, which equals a training in one process bit for bit.
+`moe.pace` names the object; `MixturePlan.pace` is it. "free": no participant waits, merges and surrogates are used when
+they are there. "lockstep": all wait for all, which equals a training in one process bit for bit.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pace(Protocol):
         ...
 
     def blocked_by(self, missing: Iterable[str]) -> str:
-        """Return the first of what is missing if a composer waits for it, else ""."""
+        """Return the first missing item if a composer waits for it, else ""."""
         ...
 
     def skips_upload(self, in_flight: int) -> bool:
@@ -82,7 +82,9 @@ class Pace(Protocol):
         ...
 
     def exchange(self, adopt: Callable[[], list[T]], publish: Callable[[], list[T]]) -> list[T]:
-        """Return what a boundary does about fragments, in order: adopt merges that have arrived, publish those due."""
+        """Return a boundary's instructions about fragments, in order: adopt merges that have arrived, publish those
+        due.
+        """
         ...
 
     def fits_after_merges(self, replicas: int) -> bool:
@@ -106,7 +108,7 @@ class Pace(Protocol):
     # --- failures ---------------------------------------------------------------------------------------------
 
     def end_without_work(self, what: str) -> str:
-        """Return why a run ends whose expert workers failed at `what` in every attempt; "": it goes on."""
+        """Return why a run ends whose expert workers failed at some work in every attempt; "": it goes on."""
         ...
 
     def end_without_composer(self, worker: str, reason: str) -> str:
@@ -115,7 +117,7 @@ class Pace(Protocol):
 
 
 class Free(msgspec.Struct, frozen=True, tag="free"):
-    """Nobody waits."""
+    """No participant waits."""
 
     unused_keys: ClassVar[tuple[str, ...]] = ()
     works_in_background: ClassVar[bool] = True
@@ -155,7 +157,7 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
         return has_room
 
     def exchange(self, adopt: Callable[[], list[T]], publish: Callable[[], list[T]]) -> list[T]:
-        """See `Pace`; what has arrived is part of what is published."""
+        """See `Pace`; merges that have arrived are part of the publications."""
         return [*adopt(), *publish()]
 
     def fits_after_merges(self, replicas: int) -> bool:
@@ -184,7 +186,7 @@ class Free(msgspec.Struct, frozen=True, tag="free"):
 
 
 class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
-    """Everybody waits for everybody."""
+    """All participants wait for all."""
 
     unused_keys: ClassVar[tuple[str, ...]] = ("quorum", "window")
     works_in_background: ClassVar[bool] = False
@@ -234,7 +236,7 @@ class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
         return True
 
     def exchange(self, adopt: Callable[[], list[T]], publish: Callable[[], list[T]]) -> list[T]:
-        """See `Pace`; merges are of what every composer published at this step."""
+        """See `Pace`; merges are of every composer's publication at this step."""
         return [*publish(), *adopt()]
 
     def fits_after_merges(self, replicas: int) -> bool:
@@ -242,7 +244,7 @@ class Lockstep(msgspec.Struct, frozen=True, tag="lockstep"):
         return replicas > 1
 
     def holds_back(self, fitted: int, done: int) -> bool:
-        """See `Pace`; what is fitted after a step is for the next one."""
+        """See `Pace`; a fit after a step is for the next one."""
         return fitted > done
 
     def pool(self, composers: int, refresh: int) -> SketchPool:

@@ -1,8 +1,8 @@
-"""What the state of an expert's optimizer, and what lossy updates have dropped, can be: pure, with the reason in words.
+"""Possible states of an expert's optimizer and residuals of lossy updates: pure, with the reason in words.
 
-Both travel with an expert from one worker to the next, and nobody computes them again. What is wrong in them outlives
+Both travel with an expert from one worker to the next, and are not computed again. What is wrong in them outlives
 the update that it came with: a mean square far too large or too small makes the next honest steps so short or so long
-that none of them counts, and what does not count changes nothing. So what cannot come from gradients is refused.
+that none of them counts, and a refused update changes nothing. So a state that cannot come from gradients is refused.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from planetary.core.configuration.step_options import StepOptions
 from planetary.core.tensors import Tensors
 from planetary.moe.methods.delta import Form, most_dropped
 
-COUNT = ".count"  # what the name of an optimizer's count of steps ends with
+COUNT = ".count"  # suffix of the name of an optimizer's count of steps
 _MEAN, _SQUARE = "adam.mean.", "adam.square."
 _SQUARES = ("adam.square.", "adafactor.")
 _AVERAGE = "average."  # of the weights themselves
 
 MOST_NATS = 1e4
-"""What a gradient may be worth: its length times that of the weights, in nats. A change of the weights by a thousandth
+"""The largest gradient: its length times that of the weights, in nats. A change of the weights by a thousandth
 would change the mean loss by ten nats then; a model that knows nothing has the logarithm of its vocabulary, about 12.
 Experts of the tests' small model are below 3."""
 
@@ -35,7 +35,7 @@ _UNDERFLOW = 1e-15  # a mean whose squares are too small for float32; steps are 
 
 
 def wrong_count(before: Tensors, after: Tensors, steps: int) -> str:
-    """Return what is wrong with what experts of a layer have in common, or "": their counts go on by `steps`."""
+    """Return the defect of the state that experts of a layer share, or "": their counts go on by `steps`."""
     for name, value in before.items():
         expected = value + steps if name.endswith(COUNT) else value
         if value.ndim == 0 and after[name] != expected:
@@ -44,7 +44,7 @@ def wrong_count(before: Tensors, after: Tensors, steps: int) -> str:
 
 
 class MomentRule(msgspec.Struct, frozen=True):
-    """What the state of one expert can be, of an optimizer with these options."""
+    """The possible states of one expert, of an optimizer with these options."""
 
     options: StepOptions = StepOptions()
 
@@ -94,7 +94,7 @@ class MomentRule(msgspec.Struct, frozen=True):
             terms = (1 - ratio**count) / (1 - ratio)
         elif ratio == 1:
             terms = float(count)
-        else:  # what is long ago counts for more and more in the mean, and nothing can be said
+        else:  # old gradients count for more and more in the mean: no bound holds
             return math.inf
         return (1 - beta1) * math.sqrt(terms / (1 - beta2))
 
@@ -104,8 +104,8 @@ def too_much_left(before: Tensors, after: Tensors, left: Tensors, form: Form, ke
 
     Args:
         before: weights, by name, [slots, ...].
-        after: what was sent makes of them.
-        left: what was dropped. Not finite, it is left to `acceptance.judge`.
+        after: with the sent update.
+        left: the residual. One that is not finite is left to `acceptance.judge`.
         form: of the update.
         keep: part of the elements that "topk" sends.
     """
@@ -115,7 +115,7 @@ def too_much_left(before: Tensors, after: Tensors, left: Tensors, form: Form, ke
         dropped, sent = (np.nan_to_num(_norm_of_each(x), posinf=0.0) for x in (value, after[name] - before[name]))
         if form == "topk":  # the largest of all slots together: one of them may send nothing
             dropped, sent = (np.full_like(x, np.linalg.norm(x)) for x in (dropped, sent))
-        # What is far smaller than the weights is rounded away where it is added to them.
+        # A number far below the weights is rounded away where it is added to them.
         for slot in np.flatnonzero(dropped > most * sent + 1e-6 * _norm_of_each(before[name])):
             why = f"its residual of {name} is {dropped[slot]:.3g}, the update {sent[slot]:.3g}"
             found.setdefault(int(slot), why)

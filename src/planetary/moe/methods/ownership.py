@@ -1,4 +1,4 @@
-"""Who owns which routed expert (PARALLAX, section 4.1), and how a compiled step is told.
+"""Who owns which routed expert (PARALLAX, section 4.1), and ownership as an argument of a compiled step.
 
 An ownership map is an i32 array `owners` [layers, experts] whose elements are composers. C need not divide the number
 of experts: shards then differ by one expert, and the smaller ones have an empty slot. The compiled step never sees
@@ -60,7 +60,7 @@ def load_aware(loads: np.ndarray, composers: int) -> np.ndarray:
         carried, count = np.zeros(composers), np.zeros(composers, np.int64)
         left = experts
         for expert in np.argsort(-loads[layer], kind="stable"):
-            # Nobody may end without an expert while another has two: the last ones go to those who have fewest.
+            # No composer may end without an expert while another has two: the last ones go to those who have fewest.
             empty = int((count == 0).sum())
             free = count == 0 if left <= empty else count < room
             choice = int(np.argmin(np.where(free, carried, np.inf)))

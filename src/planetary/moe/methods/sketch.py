@@ -1,4 +1,4 @@
-"""Activation sketches (PARALLAX, 4.10): what a layer's experts saw in one step, per token and not per expert.
+"""Activation sketches (PARALLAX, 4.10): the input of a layer's experts in one step, per token and not per expert.
 
 One row serves all k experts of a token: the input u, the gradient g_y of the layer's output before the expert's gate,
 the chosen experts and their gates. An expert's own output gradient is G_e = g_e · g_y, which the worker forms. The
@@ -20,7 +20,7 @@ Precision = SketchPrecision
 
 
 class Sketch(msgspec.Struct, frozen=True):
-    """What one layer's experts saw on one composer in one step, as float32.
+    """The input of one layer's experts on one composer in one step, and their output gradients, as float32.
 
     Attributes:
         layer, step, composer: where and when.

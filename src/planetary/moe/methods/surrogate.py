@@ -56,7 +56,7 @@ class Fitted(msgspec.Struct, frozen=True):
 
 
 class SurrogateMessage(msgspec.Struct, frozen=True):
-    """What an owner publishes about one expert. A receiver keeps the newest version only."""
+    """An owner's publication about one expert. A receiver keeps the newest version only."""
 
     layer: int
     expert: int
@@ -68,7 +68,7 @@ class SurrogateMessage(msgspec.Struct, frozen=True):
 
 
 def are_copies(rank: int, config: LatentMoeConfig) -> bool:
-    """Whether surrogates of this rank are exact copies, which nobody needs to fit."""
+    """Whether surrogates of this rank are exact copies, which need no fit."""
     return rank >= config.n_hidden and config.activation == "relu2"
 
 

@@ -56,7 +56,7 @@ def fragments_by_bytes(specs: Sequence[TensorSpec], count: int) -> tuple[tuple[s
 class Cadence(msgspec.Struct, frozen=True):
     """After how many steps each tier synchronises: H_R ≤ H_L ≤ H_B; and how often surrogates are refreshed.
 
-    The defaults are the report's recipe where it says (router every step, surrogates every 5) and this project's
+    The defaults are the report's recipe where it has one (router every step, surrogates every 5) and this project's
     choice where it does not (the backbone's 8).
 
     Attributes:
@@ -66,7 +66,7 @@ class Cadence(msgspec.Struct, frozen=True):
         refresh: steps between two refreshes of the surrogates.
         backbone_fragments: parts of the backbone that synchronise apart from each other.
         warm_start: steps at the beginning, a multiple of H_B, in which everything synchronises and is refreshed after
-            every step: weights move fastest then, and what composers disagree about never heals entirely.
+            every step: weights move fastest then, and disagreement of composers never heals entirely.
     """
 
     router: int = 1

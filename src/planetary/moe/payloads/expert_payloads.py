@@ -1,4 +1,4 @@
-"""What travels of experts under offload, as bytes and back: work and its result, and what composers get of it.
+"""Payloads of experts under offload, as bytes and back: work, its result, and the experts that composers get.
 
 Expert workers get weights, moments and residuals. Composers get the weights that experts compute with, ternary ones in
 two bits, or what has changed of them in the form that the run's updates have. Moments and residuals always travel
@@ -62,7 +62,7 @@ def weights_from(data: Packed) -> tuple[Tensors, Tensors]:
 
 
 def work_bytes(experts: Packed, sketches: Sequence[Packed]) -> memoryview:
-    """Return what an expert worker needs for one piece of work: the experts, and sketches in the composers' order."""
+    """Return an expert worker's input for one piece of work: the experts, and sketches in the composers' order."""
     arrays = {"experts": np.frombuffer(experts, np.uint8)}
     arrays |= {f"sketch/{i}": np.frombuffer(sketch, np.uint8) for i, sketch in enumerate(sketches)}
     return pack_arrays("work", len(sketches), arrays)
@@ -76,11 +76,11 @@ def work_from(data: Packed) -> tuple[HeldExperts, list[EncodedSketch]]:
         sketches = [sketch_from(arrays[f"sketch/{i}"].data) for i in range(count)]
         return experts_from(arrays["experts"].data), sketches
     except (msgspec.DecodeError, KeyError) as error:
-        raise RemoteProtocolError(f"a payload that says it holds work lacks a part of it: {error}") from None
+        raise RemoteProtocolError(f"a payload of kind work lacks a part: {error}") from None
 
 
 def improved_bytes(improved: Improved) -> memoryview:
-    """Return the result of a piece of work: weights where they are exact, else what has changed of them."""
+    """Return the result of a piece of work: weights where they are exact, else their changes."""
     fields, arrays = _delta_parts(improved.deltas)
     arrays |= _named(
         weights={} if improved.deltas else improved.weights,
@@ -106,7 +106,7 @@ def improved_from(data: Packed, before: HeldExperts) -> Improved:
 
 
 def change_bytes(deltas: Mapping[str, Delta], accepted: np.ndarray, surrogates: Tensors) -> memoryview:
-    """Return what has changed of experts, bool [slots] saying of which, as a payload of kind `change`.
+    """Return the changes of experts, of those in bool [slots], as a payload of kind `change`.
 
     `surrogates`: where new ones were fitted, all of them.
     """
@@ -130,7 +130,7 @@ def changed_from(data: Packed, before: Tensors) -> tuple[Tensors, Tensors]:
 
 def added(weights: Tensors, deltas: Mapping[str, Delta]) -> dict[str, np.ndarray]:
     """Return weights with their deltas: the same bits wherever it is done. Raises `ProtocolError`."""
-    for name, delta in deltas.items():  # before anything is made of a shape, which may say anything
+    for name, delta in deltas.items():  # before an array is made of a shape, which may be anything
         if name not in weights or delta.shape != weights[name].shape:
             raise RemoteProtocolError(f"an update of experts has other tensors than they: {name} {list(delta.shape)}")
     return {name: weights[name] + expand(delta) for name, delta in deltas.items()}

@@ -1,6 +1,6 @@
-"""What composers, syncer and expert workers leave for each other in the payload store, as bytes and back.
+"""Payloads that composers, syncer and expert workers exchange through the store, as bytes and back.
 
-A reader gets the same bits that a writer had. What the bytes claim is checked where it is used: a sketch's digest by
+A reader gets the same bits that a writer had. Claims in the bytes are checked where they are used: a sketch's digest by
 `sketch.decode`, a surrogate's checksum by `surrogate.newer_surrogate`, a payload's own digest by the store.
 """
 
@@ -78,4 +78,4 @@ def payload_fields(raw: msgspec.Raw, kind: type[Fields], what: str) -> Fields:
     try:
         return msgspec.json.decode(raw, type=kind)
     except msgspec.DecodeError as error:
-        raise RemoteProtocolError(f"a payload that says it holds {what} has other fields: {error}") from None
+        raise RemoteProtocolError(f"a payload of {what} has other fields: {error}") from None

@@ -1,4 +1,4 @@
-"""What a composer's shard was saved as, put together from the payload store: its state, and under offload its experts.
+"""A composer's shard as it was saved, put together from the payload store: its state, and under offload its experts.
 
 Under offload the experts are not in the state: expert workers improve them, and the newest version of every shard's and
 layer's is a payload of its own.

@@ -22,7 +22,7 @@ Key = tuple[Tier, int]
 
 
 class HeldFragment(msgspec.Struct):
-    """What a composer knows of one fragment.
+    """A composer's part in one fragment.
 
     Attributes:
         base: the version that its parameters are trained from.

@@ -1,6 +1,6 @@
-"""A shard's surrogates as payloads, whole or as what has changed since others, and back.
+"""A shard's surrogates as payloads, whole or as changes of others, and back.
 
-Both forms say of every expert its layer, owner, version and the checksum of the whole surrogate: who puts a change and
+Both forms have of every expert its layer, owner, version and the checksum of the whole surrogate: who puts a change and
 what it changes together has the owner's bits or an error.
 """
 
@@ -65,7 +65,9 @@ def surrogates_from(data: Packed) -> list[SurrogateMessage]:
 
 
 def change_bytes(messages: Sequence[SurrogateMessage], fits: Sequence[LayerFit]) -> memoryview:
-    """Return what `fits` change of the surrogates before, as a payload of kind `refresh`; `messages`: the result."""
+    """Return the changes that `fits` make to the surrogates before, as a payload of kind `refresh`; `messages`: the
+    result.
+    """
     changes = [pair for fit in fits for pair in fit.changes]
     arrays = {
         f"{i}.{name}.{number}": part

@@ -1,4 +1,4 @@
-"""What is wrong with a mixture's configuration, or looks as if it were not meant, before anything is made for a run."""
+"""Defects of a mixture's configuration, and warnings about choices that are perhaps not meant, before a run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from planetary.moe.plan.mixture_plan import OF_EXPERT_WORKERS, model_of, trainin
 
 
 def check_mixture(config: Config) -> list[str]:
-    """Return sentences about what is allowed and perhaps not meant.
+    """Return warnings about choices that are allowed and perhaps not meant.
 
     Raises:
-        UserError: the configuration makes no mixture; the keys that say so are named.
+        UserError: the configuration makes no mixture; the keys at fault are named.
     """
     model = model_of(config)
     training_of(config, model, step_options(config), schedule_of(config, config.total_inner_steps))
@@ -42,5 +42,5 @@ def keys_without_effect(moe: MoeConfig, model: LatentMoeConfig) -> list[str]:
     for made, choice, keys in choices:
         unused = [f"moe.{key}" for key in keys if getattr(moe, key) != getattr(default, key)]
         if made and unused:
-            found.append(f"{choice} leaves without effect what is set of {', '.join(unused)}")
+            found.append(f"{choice} leaves these keys without effect: {', '.join(unused)}")
     return found

@@ -1,4 +1,4 @@
-"""What every participant of a mixture is told: model, training, who owns what, and where its tokens are."""
+"""The plan of a mixture, which all participants get: model, training, ownership, and the place of its tokens."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class MixturePlan(msgspec.Struct, frozen=True):
         return self.steps * self.training.composers
 
     def views_due(self, round_: int) -> bool:
-        """Whether composers say at the end of a round how they see the model, with surrogates in it."""
+        """Whether composers report at the end of a round how they see the model, with surrogates in it."""
         if not (self.held_out and self.view_every and self.has_surrogates):
             return False
         return round_ * self.steps_per_round >= self.steps or self.evaluates_at(round_)
@@ -240,8 +240,8 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
         )
     if moe.fitted_by == "expert-workers" and are_copies(moe.rank, model):
         raise UserError(
-            f"moe.rank = {moe.rank} makes surrogates copies of experts of width {model.n_hidden}, which nobody fits: "
-            'set moe.fitted_by = "composers", or moe.rank lower'
+            f"moe.rank = {moe.rank} makes surrogates copies of experts of width {model.n_hidden}, which are not "
+            'fitted: set moe.fitted_by = "composers", or moe.rank lower'
         )
     if config.outer != OuterConfig():
         raise UserError("[outer] is about runs in rounds; a mixture's outer step has moe.outer_rate and outer_momentum")
@@ -270,7 +270,7 @@ def training_of(config: Config, model: LatentMoeConfig, options: StepOptions, sc
 
 
 def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
-    """Return what is allowed and perhaps not meant."""
+    """Return warnings about choices that are allowed and perhaps not meant."""
     moe, found = config.moe, []
     if model.n_expert > moe.composers and model.n_expert % moe.composers:
         few = model.n_expert // moe.composers
@@ -280,9 +280,8 @@ def warnings_of(config: Config, model: LatentMoeConfig) -> list[str]:
         )
     if moe.rank >= model.n_hidden:
         found.append(
-            f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as what "
-            "they stand for"
-            + ("" if model.capacity else ", and computed for every token without model.options.capacity")
+            f"moe.rank = {moe.rank} is not below the experts' width {model.n_hidden}: surrogates are as large as the "
+            "experts" + ("" if model.capacity else ", and computed for every token without model.options.capacity")
         )
     if moe.ownership == "load-aware" and not config.model.weights:
         found.append(

@@ -124,7 +124,7 @@ def composer_program(config: LatentMoeConfig, shape: ComposerShape, options: Ste
             synchronise at different times and a common norm would let one composer's backbone scale its router's step.
             With `micro_batches` the batch is taken in as many parts: loss and gradients are means over them, and a
             balance loss and a capacity are those of a part. `precision` is that of the factors in contractions of
-            `gradients` and `evaluate`, `remat` says what `gradients` recomputes.
+            `gradients` and `evaluate`, `remat` decides the operations that `gradients` recomputes.
 
     Raises:
         CompileError, UnsupportedOpError: the model cannot be differentiated.
@@ -347,7 +347,7 @@ class _Builder:
         with ir.new_context():
             module = load_for_differentiation(self._text)
             normalise.picks_to_selects(module)
-            if self._lookups:  # of the embedding; with capacity slots gathers are what is wanted
+            if self._lookups:  # of the embedding; with capacity slots gathers are intended
                 normalise.lookups_to_matmuls(module)
             main = ir.main_function(module)
             for name, spec in self._functions.items():

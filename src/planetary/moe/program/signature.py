@@ -12,7 +12,7 @@ from planetary.runtime.program_runner import Program, signature
 
 
 class ComposerShape(msgspec.Struct, frozen=True):
-    """What a composer's program is built for, beside the model.
+    """The shape of a composer's program, beside the model.
 
     Attributes:
         slots: places for owned experts per layer.
@@ -52,7 +52,7 @@ def parameter_specs(program: Program) -> tuple[TensorSpec, ...]:
 
 
 def state_specs(program: Program) -> tuple[TensorSpec, ...]:
-    """Return the optimizer state of a program: what `update` takes between the parameters and the learning rate."""
+    """Return the optimizer state of a program: arguments of `update` between the parameters and the learning rate."""
     spec = signature(program, "update")
     names = [s.name for s in spec.arguments]
     count = sum(name.startswith("gradient.") for name in names)

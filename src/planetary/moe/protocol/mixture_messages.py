@@ -1,9 +1,9 @@
-"""Messages of a mixture that is trained over composers: what composers and expert workers say, and what they are told.
+"""Messages of a mixture that is trained over composers, between composers, expert workers and the gateway.
 
-A `payload` is what the message is about: it comes along as one tensor of bytes, "payload", and is named by its kind and
-sha256. A shard is the experts that one composer owns; every grant of it has a higher `epoch`, and what is said under an
-older one does not count. `step` counts the steps that a shard has taken, `progress` those of the run: the mean over all
-shards, as far as is known where it is said. The schedule of the learning rate goes by the latter.
+A `payload` comes with its message as one tensor of bytes, "payload", and is named by its kind and
+sha256. A shard is the experts that one composer owns; every grant of it has a higher `epoch`, and messages under an
+older one are stale. `step` counts the steps that a shard has taken, `progress` those of the run: the mean over all
+shards, as far as the sender knows. The schedule of the learning rate goes by the latter.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ TierName = Literal["router", "latent", "backbone", "experts"]
 
 
 class MixtureJob(RoleJob, frozen=True, kw_only=True):
-    """What the worker is to run: its `plan` is a `planetary.moe.plan.mixture_plan.MixturePlan`, in JSON."""
+    """The worker's job: its `plan` is a `planetary.moe.plan.mixture_plan.MixturePlan`, in JSON."""
 
     functions: dict[str, FunctionSpec]  # of the artifact's module
 
 
 class MixtureReady(RoleMessage, frozen=True, kw_only=True):
-    """The worker loaded the artifact. It says which shard it has the state of, if any."""
+    """The worker loaded the artifact. `shard`: whose state it has, if any."""
 
     artifact: str
     device: str = ""  # as its driver names it
-    verified: str = ""  # what the comparison with the job's reference found on it, in words
+    verified: str = ""  # result of the comparison with the job's reference, in words
     roles: tuple[str, ...] = ()  # that its operator allows and its device can have; empty: all
     shard: int = -1
     epoch: int = 0
@@ -56,7 +56,7 @@ class AssignSpeaker(RoleMessage, frozen=True, kw_only=True):
 
 
 class StandBy(RoleMessage, frozen=True, kw_only=True):
-    """The worker owns nothing; what it may have owned belongs to somebody else."""
+    """The worker owns no shard; one that it had belongs to another composer."""
 
     reason: str
 
@@ -75,7 +75,7 @@ class PublishFragment(RoleMessage, frozen=True, kw_only=True):
 
 
 class FragmentMerged(RoleMessage, frozen=True, kw_only=True):
-    """A version of a fragment, merged from what the composers of `shards` published."""
+    """A version of a fragment, merged from the publications of the composers of `shards`."""
 
     tier: TierName
     fragment: int
@@ -96,12 +96,12 @@ class PublishSurrogates(RoleMessage, frozen=True, kw_only=True):
     progress: float  # at the fit; where expert workers fit, before the steps whose sketches they used, mean over layers
     error: float | None  # mean relative error on the calibration rows; None for exact copies
     payload: str  # the surrogates whole
-    change: str = ""  # what comes along in place of them: what has changed since those in the payload `base`
+    change: str = ""  # payload that comes along in place of them: their changes to those in the payload `base`
     base: str = ""
 
 
 class SurrogatesReady(RoleMessage, frozen=True, kw_only=True):
-    """A shard's surrogates, fitted by somebody else."""
+    """A shard's surrogates, fitted by another composer."""
 
     shard: int
     step: int
@@ -112,7 +112,7 @@ class SurrogatesReady(RoleMessage, frozen=True, kw_only=True):
 
 
 class SaveShard(RoleMessage, frozen=True, kw_only=True):
-    """A shard's whole state after `step` steps: what its next owner goes on from.
+    """A shard's whole state after `step` steps, from which its next owner goes on.
 
     Nothing that others wait for stands behind it.
     """
@@ -182,7 +182,7 @@ class TokensReady(RoleMessage, frozen=True, kw_only=True):
     count: int
 
     def sending_order(self) -> Order:
-        """Send held-out tokens in turn: they have to be there before what they evaluate."""
+        """Send held-out tokens in turn: they have to be there before the first evaluation."""
         return Order.BESIDE if self.shard >= 0 else Order.IN_TURN
 
 
@@ -195,7 +195,7 @@ class EvaluateMixture(RoleMessage, frozen=True, kw_only=True):
 
 
 class OfferSketches(RoleMessage, frozen=True, kw_only=True):
-    """What one layer's experts saw on a composer in one step, for expert workers."""
+    """The input of one layer's experts on a composer in one step, for expert workers."""
 
     shard: int
     epoch: int
@@ -230,7 +230,7 @@ class ExpertsImproved(RoleMessage, frozen=True, kw_only=True):
 class ExpertsUpdate(RoleMessage, frozen=True, kw_only=True):
     """A shard's experts of one layer: the newest version, also where an update was refused and it is the old one.
 
-    Their weights come along, or what has changed since version `base`, and the surrogates that expert workers fitted;
+    Their weights come along, or their changes to version `base`, and the surrogates that expert workers fitted;
     nothing where `base` is that version itself.
     """
 
@@ -240,7 +240,7 @@ class ExpertsUpdate(RoleMessage, frozen=True, kw_only=True):
     base: int = -1  # -1: the weights whole
     step: int  # index of the step whose sketches were last used; -1: none yet
     arrived: int  # index of the step whose sketch of that layer came last on this connection; -1: none yet
-    waiting: tuple[int, ...]  # steps of the shard's sketches of that layer that are not answered, whoever made them
+    waiting: tuple[int, ...]  # steps of the shard's sketches of that layer that have no answer, of all its owners
     payload: str
 
 
@@ -266,4 +266,4 @@ MIXTURES = FABRIC.extended(
     ViewModel,
     RequestTokens,
 )
-"""What is said in a run of a mixture, and all that a worker has to read to take part in any kind of run."""
+"""Messages of a mixture's run, with all that a worker has to read to take part in any kind of run."""

@@ -1,4 +1,4 @@
-"""What the files of an exported mixture are called, for whoever names them without loading a model."""
+"""Names of the files of an exported mixture, for users that load no model."""
 
 from __future__ import annotations
 

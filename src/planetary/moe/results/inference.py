@@ -210,7 +210,7 @@ class RunEvaluation(msgspec.Struct, frozen=True):
     round: that ends with them; 0: none does.
     tokens: batches, sequences of a batch and tokens of a sequence that the losses are of.
     losses: of the newest saved state.
-    reported: what the run itself said after that round, as far as it is about the same tokens.
+    reported: the run's own losses after that round, of the same tokens.
     """
 
     run: str
@@ -242,8 +242,8 @@ def evaluate_run(folder: Path, cache: Path) -> RunEvaluation:
     """
     if not is_run(folder):
         raise UserError(
-            f"cannot evaluate the saved training {folder}: it does not say which tokens it was not trained on. Whoever "
-            "saved it has measured it: bench/parallax.py prints held_out, composer_view and surrogates_only"
+            f"cannot evaluate the saved training {folder}: it names no held-out tokens. The program "
+            "that saved it has measured it: bench/parallax.py prints held_out, composer_view and surrogates_only"
         )
     if not (folder / CONFIG).is_file():
         raise UserError(f"{folder} is not a run folder: expected {CONFIG} in it, as `planetary train` writes it")
@@ -276,18 +276,18 @@ def _reported(folder: Path, round_: int, *, last: bool) -> Reported:
 
 
 def losses_table(found: RunEvaluation) -> list[str]:
-    """Return the lines that tell it."""
+    """Return an evaluation as lines of a table."""
     losses, reported = found.losses, found.reported
     rows = [("experts", "loss", "in the run", "surrogates alone", "in the run")]
     rows.append(("real", _number(losses.real), _number(reported.real), "", ""))
     if losses.surrogates is not None:
         rows.append(("surrogates", _number(losses.surrogates), "", "", ""))
     composers = range(len(losses.mixed))  # none without surrogates
-    said = reported.mixed or [None for _ in composers], reported.alone or [None for _ in composers]
+    known = reported.mixed or [None for _ in composers], reported.alone or [None for _ in composers]
     for number in composers:
-        values = losses.mixed[number], said[0][number], losses.alone[number], said[1][number]
-        mixed, said_mixed, alone, said_alone = (_number(value) for value in values)
-        rows.append((f"composer:{number}", mixed, said_mixed, alone, said_alone))
+        values = losses.mixed[number], known[0][number], losses.alone[number], known[1][number]
+        mixed, known_mixed, alone, known_alone = (_number(value) for value in values)
+        rows.append((f"composer:{number}", mixed, known_mixed, alone, known_alone))
     first, *others = (max(len(cell) for cell in column) for column in zip(*rows, strict=True))
     table = [
         row[0].ljust(first) + "".join(f"  {cell:>{w}}" for cell, w in zip(row[1:], others, strict=True)) for row in rows

@@ -1,5 +1,5 @@
 """The ordinary model of a trained mixture as files: weights in safetensors and a configuration that uses them; and its
-surrogates. Ternary experts are written as what training goes on from, or packed: two bits a weight.
+surrogates. Ternary experts are written as the masters of the training, or packed: two bits a weight.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WRITING = ".writing-"
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What was written.
+    """A written export.
 
     Attributes:
         parameters: of the real model.
@@ -58,7 +58,7 @@ def export_merged(saved: SavedTraining, folder: Path, *, data: DataConfig, packe
         folder: made when missing.
         data: that the configuration names.
         packed: write the ternary weights that experts compute with, in two bits each, in place of what they are
-            trained as. The configuration then says that the model need not make them ternary.
+            trained as. The configuration then leaves `ternary` off.
 
     Raises:
         UserError: experts are to be packed that are not ternary.
@@ -131,7 +131,7 @@ def _write(files: DurableFiles, path: Path, tensors: Tensors) -> str:
 
 def merged_config(config: LatentMoeConfig, batch_size: int, name: str, data: DataConfig) -> Config:
     """Return a configuration of ordinary training that starts from the weights beside it."""
-    elsewhere = {"batch_size", "sequence_length", "seed"}  # sections of their own say these
+    elsewhere = {"batch_size", "sequence_length", "seed"}  # have sections of their own
     options = {key: value for key, value in msgspec.to_builtins(config).items() if key not in elsewhere}
     base = Config()
     return msgspec.structs.replace(

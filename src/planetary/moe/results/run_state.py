@@ -19,7 +19,7 @@ from planetary.moe.payloads.surrogate_payloads import empty_bank, install, surro
 from planetary.moe.training.participant_states import SyncerState, TrainingState
 from planetary.moe.training.saved_training import REST, SavedTraining, read_training
 
-PATIENCE_S = 5.0  # somebody waits for the answer
+PATIENCE_S = 5.0  # a user waits for the answer
 
 _NO_TOKENS = SliceOrder(TokenFile(url="", dtype="ui8", count=1, digest=""), 1, 1, 0)
 
@@ -42,7 +42,7 @@ def read_mixture(folder: Path) -> SavedTraining:
 
 
 def read_run(folder: Path, config: Config) -> SavedTraining:
-    """Return what a run's composers have saved last: after a finished run what they ended with, else of the last
+    """Return the states that a run's composers have saved last: of a finished run their ends, else those of the last
     refresh, which composers reach at different times. `state.steps` are those of the run.
 
     Args:
@@ -66,8 +66,8 @@ def read_run(folder: Path, config: Config) -> SavedTraining:
                 bank = install(bank, surrogates_from(store.get(shard.surrogates)), plan)
         except PlanetaryError as error:
             raise type(error)(
-                f"cannot read what composer {number} of the run in {folder} has saved: {error}. The run's checkpoints, "
-                "if it has any, are whole models with real experts"
+                f"cannot read the saved state of composer {number} of the run in {folder}: {error}. The run's "
+                "checkpoints, if it has any, are whole models with real experts"
             ) from error
         composers.append(state)
         steps.append(shard.progress)
@@ -79,5 +79,5 @@ def _journal_of(folder: Path, config: Config) -> MixtureState:
     records = read_json_lines(folder / EVENTS, MixtureRecord) if (folder / EVENTS).exists() else ()
     state = replay(records, MixtureState(steps_per_round=config.train.inner_steps), folder / EVENTS)
     if not state.shards:
-        raise UserError(f"the run in {folder} has not begun: expected {EVENTS} to say what its composers start from")
+        raise UserError(f"the run in {folder} has not begun: expected {EVENTS} with the start of its composers")
     return state

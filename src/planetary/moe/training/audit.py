@@ -2,10 +2,11 @@
 its outlook), which recompute its gain on the sketches that it had and its effect on one that it had not, and compare it
 with the result of a second worker.
 
-What each can find, measured on a small run: a gain that is computed again differs from an honest claim by less than
+Their power, measured on a small run: a gain that is computed again differs from an honest claim by less than
 10⁻⁴ of it, so that a false one is found at once, and with it an update in a wrong direction. A sketch of other tokens
-says little about one update: honest ones change the experts' outputs at a cosine of -0.03 ± 0.1 to those tokens' output
-gradients late in training, where their opposite has 0.03 ± 0.1. So only what is far from both is refused. Two workers'
+is weak evidence on one update: honest ones change the experts' outputs at a cosine of -0.03 ± 0.1 to those tokens'
+    output
+gradients late in training, where their opposite has 0.03 ± 0.1. So only a cosine far from both is refused. Two workers'
 results differ where a worker errs in the weights that it returns, whatever it claims.
 """
 
@@ -33,26 +34,26 @@ SAME_CLAIM = 0.01
 """How far a claimed gain may be from the one that is computed again, relative to it."""
 
 MOST_HARM = 0.3
-"""Cosine between what an update changes and other tokens' output gradients; of 474 honest updates one had more."""
+"""Cosine between an update's effect and other tokens' output gradients; of 474 honest updates one had more."""
 
 FEW_ROWS = 32
-"""Tokens of an expert below which that cosine says nothing."""
+"""Tokens of an expert below which that cosine is noise."""
 
 SAME_RESULT = 0.05
 """How far two workers' deltas may be apart, relative to the first: processors round differently."""
 
 
 SAME_ERROR = 1.02
-"""What a surrogate's squared error may be of that of the one before, both on the new weights: a ridge is added."""
+"""Largest squared error of a surrogate over that of the one before, both on the new weights: a ridge is added."""
 
 
 class Effect(msgspec.Struct, frozen=True):
-    """What new weights of experts change on a sketch, float64 [slots].
+    """The effect of new weights of experts on a sketch, float64 [slots].
 
     Attributes:
         change: of the Taylor proxy Σ ⟨g_e g_y, E(u)⟩ (13.5); below 0: the loss falls.
         cosine: that over Σ ‖g_e g_y‖ ‖ΔE(u)‖; 0 where nothing changes.
-        size: Σ |⟨g_e g_y, E(u)⟩| before: what rounding errors are relative to.
+        size: Σ |⟨g_e g_y, E(u)⟩| before: the scale of rounding errors.
         rows: tokens of the expert.
     """
 
@@ -63,7 +64,7 @@ class Effect(msgspec.Struct, frozen=True):
 
 
 def effect(before: Tensors, after: Tensors, sketch: Sketch, slots: np.ndarray, config: LatentMoeConfig) -> Effect:
-    """Return what `after` changes of `before`, both [slots, ...] by name, for experts i32 [slots] of one layer."""
+    """Return the effect of `after` in place of `before`, both [slots, ...] by name; `slots` i32: one layer's."""
     old, new = computed_weights(before, config), computed_weights(after, config)
     gates = dense_gates(sketch, config.n_expert)
     found = np.zeros((4, len(slots)))
@@ -94,12 +95,12 @@ def audit(
     config: LatentMoeConfig,
     trust: float = 0.0,
 ) -> dict[int, Verdict]:
-    """Return by slot what is wrong with an update; slots that are as they should be are not in it.
+    """Return by slot the defect of an update; slots without one are not in it.
 
     Args:
         before: experts' weights, [slots, ...] by name.
-        improved: what came back. Not finite, it is left to `acceptance.judge`; a lossy form says nothing about its own
-            gain, which is claimed for the update before it was made smaller.
+        improved: the result. One that is not finite is left to `acceptance.judge`; in a lossy form its
+            gain is not checked, as it is claimed for the update before it was made smaller.
         used: the sketches that the worker had.
         other: one that it had not.
         layer: for words.
@@ -127,7 +128,7 @@ def audit(
         for slot, expert in owned:
             if there.rows[slot] >= FEW_ROWS and there.cosine[slot] > MOST_HARM:
                 why = (
-                    f"layer {layer} expert {expert}: on other tokens it goes against what they need, at a cosine of "
+                    f"layer {layer} expert {expert}: on other tokens it raises the loss, at a cosine of "
                     f"{there.cosine[slot]:.2f} (at most {MOST_HARM})"
                 )
                 found.setdefault(slot, Verdict(Refusal.HARMFUL, why))
@@ -235,12 +236,12 @@ def accept_slots(
 
     Args:
         before: the experts.
-        improved: what came back, with arrays of the same names, shapes and types.
+        improved: the result, with arrays of the same names, shapes and types.
         training: how they are trained, and which updates count.
         layer, owner: whose they are.
         slots: which expert is in each slot.
         versions: of these experts, and of those that the sketches were made with; equal in lock step.
-        doubts: by slot, what was found wrong beside what is looked at here.
+        doubts: by slot, defects that other checks found.
     """
     policy = training.acceptance or Policy()
     rule = MomentRule(training.experts)
@@ -249,7 +250,7 @@ def accept_slots(
     old_weights = before.weights
     weights = {name: value.copy() for name, value in improved.weights.items()}
     moments = {name: value.copy() for name, value in improved.moments.items()}
-    # What is not finite travels exactly in a lossy run, too: then what was dropped earlier still waits.
+    # A result that is not finite travels exactly in a lossy run, too: then the earlier residuals still wait.
     residuals = {name: value.copy() for name, value in (improved.residuals or before.residuals).items()}
     surrogates = {name: value.copy() for name, value in (improved.surrogates or before.surrogates).items()}
     verdicts = []
@@ -297,7 +298,7 @@ def accept_slots(
 def _layer_doubts(
     before: HeldExperts, improved: Improved, training: MoeTraining, layer: int, slots: np.ndarray
 ) -> dict[int, Verdict]:
-    """What is wrong with what experts have in common, or can be seen of all of them only."""
+    """Return by slot the defects of the shared state, and those that show over all experts only."""
     owned = {slot: int(expert) for slot, expert in enumerate(slots) if expert != ownership.EMPTY}
     wrong = wrong_count(before.moments, improved.moments, training.inner_steps)
     if wrong:

@@ -42,7 +42,7 @@ class LayerFit(msgspec.Struct, frozen=True):
         b: float32 [E, R, L].
         errors: relative error on the calibration rows, [E]; empty for exact copies.
         nbytes: of the numbers that travel to the other composers, one message for all of them.
-        changes: what an expert's A and B travel as, where that is smaller: low-rank changes of those before.
+        changes: in place of an expert's A and B, where they are smaller: low-rank changes of those before.
     """
 
     layer: int
@@ -63,7 +63,7 @@ class ComposerSteps:
         batch: sequences of one composer's step.
         composer: the composer's program.
         expert: the expert worker's program, whose optimizer direct ownership uses too.
-        masters: whether states hold what experts are trained as; False: the weights that they compute with, as a
+        masters: whether states hold the experts' masters; False: the weights that they compute with, as a
             composer gets them whose experts are improved elsewhere. They differ where these are ternary.
     """
 
@@ -85,18 +85,18 @@ class ComposerSteps:
     def gradients(
         self, composer: ComposerState, surrogates: Surrogates | None, tokens: np.ndarray, targets: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return loss, gradients and what the experts saw, for this composer's sequences i32 [batch, T]."""
+        """Return loss, gradients and the experts' inputs, for this composer's sequences i32 [batch, T]."""
         batch = {"tokens": tokens, "targets": targets}
         return self.composer("gradients", {**self.arguments(composer, surrogates), **batch})
 
     def arguments(self, composer: ComposerState, surrogates: Surrogates | None) -> dict[str, np.ndarray]:
-        """Return what the composer's program takes besides tokens and targets."""
+        """Return the arguments of the composer's program besides tokens and targets."""
         held = owned_by(composer.slots, self.config)
         if surrogates is not None:
             for layer, (a, b) in enumerate(zip(surrogates.a, surrogates.b, strict=True)):
                 held[in_layer(layer, "surrogates", "a")] = a
                 held[in_layer(layer, "surrogates", "b")] = b
-        # A program that trains experts makes of their masters itself what they compute with.
+        # A program that trains experts makes the computed weights of their masters itself.
         in_step = self.training.expert_optimizer.in_step
         experts = composer.experts if in_step else [self._computed(layer) for layer in composer.experts]
         return {**composer.dense, **named_experts(experts), **held}
@@ -158,7 +158,7 @@ class ComposerSteps:
     def improved(
         self, before: HeldExperts, sketches: Sequence[EncodedSketch], *, step: int, slots: np.ndarray, fits: bool
     ) -> Improved:
-        """Return what an expert worker makes of one layer's experts i32 [slots] at a step of the run.
+        """Return an expert worker's update of one layer's experts i32 [slots] at a step of the run.
 
         `fits`: also their surrogates.
 
@@ -234,7 +234,7 @@ class ComposerSteps:
         return LayerFit(layer, ids, a, b, fitted.error, size, tuple(zip(sent_a, sent_b, strict=True)))
 
     def published(self, number: int, tensors: Tensors, steps: int) -> PublishedParameters:
-        """Return what a composer publishes of a fragment, `steps` steps after its last merge."""
+        """Return a composer's publication of a fragment, `steps` steps after its last merge."""
         tokens = steps * self.batch * self.config.sequence_length
         return PublishedParameters(number, tensors, tokens, steps)
 
@@ -321,7 +321,7 @@ def mean_loss(run: Runner, tensors: Tensors, batches: Sequence[tuple[np.ndarray,
 
 
 def whole_arguments(dense: Tensors, layers: Sequence[Tensors], config: LatentMoeConfig) -> dict[str, np.ndarray]:
-    """Return what the program of the ordinary model takes besides tokens and targets."""
+    """Return the arguments of the ordinary model's program besides tokens and targets."""
     every = np.tile(np.arange(config.n_expert, dtype=np.int32), (config.n_layer, 1))
     return {**dense, **named_experts(layers), **owned_by(every, config)}
 
@@ -332,7 +332,7 @@ class ResidentComposer:
     Its transitions are those of `ComposerSteps`. Used by one thread at a time.
 
     Everything that a step takes besides its batch is sent when it has changed on the host, and read when the host asks
-    for it. Experts are taken as they are: what is trained, or under offload what they compute with.
+    for it. Experts are taken as they are: the masters, or under offload the computed weights.
 
     Args:
         steps: the same transitions from host to host.
@@ -344,7 +344,7 @@ class ResidentComposer:
         self._steps, self._held = steps, ResidentTensors(run)
         gradients = signature(run.program, "composer_gradients")
         self._found = [s.name for s in gradients.results]
-        self._rest = state  # without what is on the device
+        self._rest = state  # without the tensors on the device
         self._names: tuple[dict[str, str], ...] = ()
         self._layers: list[tuple[dict[str, str], dict[str, str]]] = []
         self._slots: np.ndarray | None = None
@@ -430,12 +430,12 @@ class ResidentComposer:
         self._rest = replace(self._rest, residuals=tuple({} for _ in self._layers))
 
     def seen(self, layers: Iterable[int], parts: Iterable[str] = ("u", "g_y", "gates")) -> dict[str, np.ndarray]:
-        """Return what layers' experts saw at the last `gradients`, by full name."""
+        """Return the inputs of layers' experts at the last `gradients`, by full name."""
         parts = tuple(parts)
         return self._held.get(in_layer(layer, "seen", part) for layer in layers for part in parts)
 
     def end_step(self) -> None:
-        """Remember the rows that surrogates are fitted on, and free what the step has left."""
+        """Remember the rows that surrogates are fitted on, and free the tensors of the step."""
         if self._steps.remembers:
             rows = self.seen(range(len(self._layers)), ("u", "gates"))
             self._rest = self._steps.remember(self._rest, rows)

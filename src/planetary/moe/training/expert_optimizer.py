@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 COMPOSER, EXPERT = "composer", "expert"
-"""What an operator calls the roles in a mixture. Either evaluates the assembled model."""
+"""Operators' names for the roles in a mixture. Either evaluates the assembled model."""
 
 
 class ExpertOptimizer(Protocol):
@@ -23,7 +23,7 @@ class ExpertOptimizer(Protocol):
         in_step: whether a composer's own step updates its experts; it then computes with the optimizer's masters.
         functions: functions of the program's part about experts that participants run.
         largest_state: the largest payload of a composer's state, in words.
-        roles: what workers may be, and of which parts of the program each runs functions.
+        roles: of workers, and the parts of the program of which each runs functions.
     """
 
     in_step: ClassVar[bool]
@@ -36,7 +36,7 @@ class ExpertOptimizer(Protocol):
         ...
 
     def in_shard(self, experts: Mapping[str, V]) -> Mapping[str, V]:
-        """Return what of the experts, by name, is saved as part of a composer's state."""
+        """Return the part of the experts, by name, that is saved in a composer's state."""
         ...
 
 

@@ -26,7 +26,7 @@ class HeldExperts(msgspec.Struct, frozen=True):
     Attributes:
         weights: float32 [slots, ...] by name.
         moments: of their optimizer.
-        residuals: what lossy updates have dropped so far, by weight; empty without.
+        residuals: dropped by lossy updates so far, by weight; empty without.
         surrogates: "a" float32 [slots, d_e, r] and "b" [slots, r, d_e], their "error" float32 [slots], and the
             "progress" of the run when they were fitted, int64; empty where composers fit them.
     """
@@ -42,10 +42,10 @@ class Improved(msgspec.Struct, frozen=True):
 
     Attributes:
         weights, moments: as `HeldExperts`.
-        proxy_before, proxy_after: of each slot, 0 where nobody asked.
+        proxy_before, proxy_after: of each slot, 0 where they were not asked for.
         residuals: as `HeldExperts`.
-        deltas: what has changed of the weights as it travels, by name; empty where they travel exactly.
-        surrogates: of these weights, as `HeldExperts`; empty where nobody asked.
+        deltas: the weights' changes as they travel, by name; empty where the weights travel exactly.
+        surrogates: of these weights, as `HeldExperts`; empty where they were not asked for.
     """
 
     weights: dict[str, np.ndarray]
@@ -114,8 +114,8 @@ def optimizer_step(
 def returned(before: HeldExperts, improved: Improved, form: Form, keep: float) -> Improved:
     """Return the experts as their owner gets them, with the new residuals and the deltas that travel.
 
-    A delta is a message per weight tensor of the layer. "exact" is bit for bit what the worker has. So travels what is
-    not finite, which no other form can say and whoever judges it refuses.
+    A delta is a message per weight tensor of the layer. "exact" is bit for bit what the worker has. So travels a
+    result that is not finite, which no other form can represent, and which its judge refuses.
     """
     if form == "exact" or not all(np.isfinite(value).all() for value in improved.weights.values()):
         return improved
@@ -138,7 +138,7 @@ def refitted(
 ) -> Improved:
     """Return the experts with surrogates that were fitted to their new weights on the sketches' tokens (4.5, 4.8).
 
-    The start are the surrogates before. What is not finite keeps them: whoever judges it refuses it.
+    The start are the surrogates before. A result that is not finite keeps them, and is refused.
 
     Raises:
         TrustError: a sketch is damaged.

@@ -1,4 +1,4 @@
-"""What the participants of a training hold, as values: named float32 arrays and numbers, nothing else."""
+"""States of the participants of a training, as values: named float32 arrays and numbers, nothing else."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ComposerState(msgspec.Struct, frozen=True):
         dense: everything but the routed experts, by name.
         dense_moments: of its optimizer.
         experts: per layer, weights [slots, ...] by name; under offload a composer on the fabric has those that they
-            compute with, and the trainer what they are trained as.
+            compute with, and the trainer the masters.
         expert_moments: per layer; under offload they live with the experts in the payload store, and
             a composer on the fabric has none; the trainer carries them along here.
-        rows: per layer, what the owned experts saw lately.
-        residuals: per layer, what expert workers' lossy updates have dropped so far, by weight; empty without.
+        rows: per layer, recent inputs of the owned experts.
+        residuals: per layer, dropped by expert workers' lossy updates so far, by weight; empty without.
         fitted: per layer, the surrogates of its experts that expert workers fitted last, as in `HeldExperts`; empty
             where composers fit them.
     """
@@ -115,7 +115,7 @@ class TrainingState(msgspec.Struct, frozen=True):
 
 
 def computed_weights(weights: Mapping[str, np.ndarray], config: LatentMoeConfig) -> dict[str, np.ndarray]:
-    """Return the weights that experts compute with: ternary where the model says so."""
+    """Return the weights that experts compute with: ternary where the model is."""
     return {name: ternary(value) if config.ternary else value for name, value in weights.items()}
 
 
@@ -151,7 +151,7 @@ def assembled(
 def merged_model(state: TrainingState, config: LatentMoeConfig) -> dict[str, np.ndarray]:
     """Return the ordinary model with all real experts, named as `models.latent_moe.build` names its parameters.
 
-    Written with `artifacts.safetensors_file`, it is what `model.weights` of a configuration takes.
+    Written with `artifacts.safetensors_file`, `model.weights` of a configuration takes it.
     """
     dense, layers = assembled(state, config)
     experts = {in_layer(i, "experts", name): v for i, layer in enumerate(layers) for name, v in layer.items()}

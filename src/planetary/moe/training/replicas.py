@@ -1,4 +1,4 @@
-"""Experts with several owners: who holds what, who speaks for an expert, and how its copies become one again.
+"""Experts with several owners: their holders, an expert's speaker, and how its copies become one again.
 
 The report has one owner per expert (4.1). With R owners a shard is also held by the R − 1 composers after its first
 owner. Each trains its copy on its own tokens; whenever surrogates are refreshed the copies are merged as tiers are: a
@@ -118,7 +118,7 @@ def consolidate(
 
     Args:
         composers: all that take part.
-        start: what the last merge made, by the names of `fragments`; other names are kept.
+        start: of the last merge, by the names of `fragments`; other names are kept.
         rule: mean or radial-directional, per expert.
         fragments: of `expert_fragments`.
         replicas: R.

@@ -51,7 +51,7 @@ def routing_agreement(probabilities: Sequence[np.ndarray], active: int) -> Routi
 
 
 def all_layers(evaluated: Tensors, layers: int) -> np.ndarray:
-    """Return the probabilities of all layers, one below the other, of what a composer's `evaluate` returned."""
+    """Return the probabilities of all layers, one below the other, in the result of a composer's `evaluate`."""
     return np.concatenate([evaluated[in_layer(i, "router", "probabilities")] for i in range(layers)])
 
 

@@ -103,7 +103,7 @@ def write_training(folder: Path, saved: SavedTraining, files: DurableFiles = DIS
 
 
 def read_training(folder: Path) -> SavedTraining:
-    """Read what `write_training` wrote.
+    """Read the files of `write_training`.
 
     Raises:
         UserError: there is no saved training.
@@ -115,7 +115,7 @@ def read_training(folder: Path) -> SavedTraining:
     try:
         rest = (folder / REST).read_bytes()
         if hashlib.sha256(rest).hexdigest() != (folder / MARKER).read_text("ascii", "replace").strip():
-            raise TrustError(f"the saved training {folder} is damaged: {REST} has another sha256 than {MARKER} says")
+            raise TrustError(f"the saved training {folder} is damaged: {REST} has another sha256 than in {MARKER}")
         head = msgspec.json.decode(rest, type=_Rest)
         if head.format != FORMAT:
             raise TrustError(f"the saved training {folder} has format {head.format}, this version reads {FORMAT}")
@@ -123,7 +123,7 @@ def read_training(folder: Path) -> SavedTraining:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != head.sha256:
             raise TrustError(
-                f"the saved training {folder} is damaged: {ARRAYS} has sha256 {found[:12]}…, {REST} says "
+                f"the saved training {folder} is damaged: {ARRAYS} has sha256 {found[:12]}…, in {REST} it is "
                 f"{head.sha256[:12]}…"
             )
         arrays = read_safetensors(folder / ARRAYS)[1]

@@ -1,7 +1,7 @@
 """Composers, syncer, surrogate refresh and expert workers in lock step in one process, without a network.
 
 Every participant is a pure transition on values of `states.py`; this is the schedule in which each step waits for
-everything. It is what a networked run at the same schedule must equal, and what `bench/parallax.py` measures.
+everything. A networked run at the same schedule must equal it, and `bench/parallax.py` measures it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def composer_runner(
     config: LatentMoeConfig, shape: ComposerShape, options: StepOptions, optimise: bool = True
 ) -> XlaRunner:
-    """Return a composer's program ready to run; all trainings of one model in one process share what it compiles."""
+    """Return a composer's program ready to run; trainings of one model in one process share its functions."""
     return XlaRunner(composer_program(config, shape, options), optimise=optimise)
 
 
@@ -60,7 +60,7 @@ class IreeRunner(ProgramRunner):
     """Compiles a program with IREE for one target and runs it on that device of this machine.
 
     Args:
-        program: what to compile.
+        program: to compile.
         target: for an IREE backend.
         functions: those that will be called; default: all.
 
@@ -82,7 +82,7 @@ replace = msgspec.structs.replace
 
 
 class StepReport(msgspec.Struct, frozen=True):
-    """What one step of all composers reports.
+    """The report of one step of all composers.
 
     Attributes:
         cross_entropy: mean over the composers, before the update.
@@ -152,7 +152,7 @@ class MoeTrainer:
         return initial_training(self.config, self.training, self.owners, self.composer.program, self.expert.program)
 
     def step(self, state: TrainingState, tokens: np.ndarray, targets: np.ndarray) -> tuple[TrainingState, StepReport]:
-        """Return the state after one step of every composer, and what it reports.
+        """Return the state after one step of every composer, and its report.
 
         Args:
             state: left as it was.

@@ -54,7 +54,7 @@ class MoeTraining(MixtureOptions, frozen=True, kw_only=True):
         if self.delta_rank and self.refresh_form != "exact":
             raise UserError(
                 f'moe.delta_rank = {self.delta_rank} and moe.refresh_form = "{self.refresh_form}" are two ways to send '
-                'what surrogates have changed by: set moe.delta_rank = 0, or moe.refresh_form = "exact"'
+                'changes of surrogates: set moe.delta_rank = 0, or moe.refresh_form = "exact"'
             )
         if not 1 <= self.replicas <= self.composers:
             raise UserError(f"replicas must be between 1 and the {self.composers} composers, found {self.replicas}")

@@ -43,11 +43,11 @@ class MixtureTraining(Protocol):
 
     @property
     def cache(self) -> Path | None:
-        """Folder with the blobs of what was prepared; None: there are none."""
+        """Folder with the blobs of the preparation; None: there are none."""
         ...
 
     def artifact(self, store: BlobStore) -> str:
-        """Return the digest of what workers load; the store has it."""
+        """Return the digest of the workers' artifact; the store has it."""
         ...
 
     def open_program(self) -> Runner:
@@ -59,7 +59,7 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
     """A mixture; see `SimulatedCluster`.
 
     Attributes:
-        training: what is computed.
+        training: the numerics.
         gateway_type: class of its gateways.
         queue: of expert work, of the gateway that began last.
         most_kept: most results of expert workers that the gateway kept at once.

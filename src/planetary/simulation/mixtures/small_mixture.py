@@ -180,7 +180,7 @@ class SmallProgram(ProgramRunner):
                 gradient = given[result.name.removeprefix(GRADIENT)] - _goal(number)
                 square, count = square + float(np.square(gradient, dtype=np.float64).sum()), count + gradient.size
                 found[result.name] = gradient.astype(np.float32)
-        # What the optimizer counts; see `_update`.
+        # The optimizer's count; see `_update`.
         found[GRADIENT + "embedding.weight"][0, 0] = number
         found["loss"] = found["cross_entropy"] = np.float32(1 + square / count)
         for result in spec.results:

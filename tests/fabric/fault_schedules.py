@@ -186,8 +186,9 @@ def check_the_journal_replays(
     assert untimed(replay(journal, ControllerState())) == untimed(cluster.controller.state)
     assert cluster.gateway is not None
     assert isinstance(cluster.training, SmallTraining)
-    found = cluster.gateway.parameters.state.params
-    np.testing.assert_array_equal(found["w"], cluster.training.replay(journal, received)["w"])
+    found, again = cluster.gateway.parameters.state.params, cluster.training.replay(journal, received)
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, again[name])
 
 
 def check_peers_were_equal(journal: list[AnyRecord]) -> None:

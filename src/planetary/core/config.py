@@ -309,6 +309,8 @@ def config_hash(config: Config) -> str:
         kept["sync"] = {"topology": "ring", "precision": config.sync.precision}
     if config.sync.overlap != "none":
         kept.setdefault("sync", {})["overlap"] = config.sync.overlap
+    if config.sync.overlap == "streaming":
+        kept["sync"] |= {key: values["sync"][key] for key in ("fragments", "delay", "mixing")}
     if config.federation.sites:
         kept["federation"] = {"every_rounds": config.federation.every_rounds, "parts": config.federation.parts}
     for key in ("compression", "broadcast_compression"):

@@ -3,7 +3,8 @@
 A round of the star is H steps, then the update up and the next parameters down, one after the other. On a worker's link
 that is (up + down) / bandwidth + 2 round trips. The gateway's link carries that of all workers. A ring moves
 2 (M − 1) / M of the parameters each way over every worker's link, in 2 (M − 1) stages of a round trip each. With eager
-overlap only what takes longer than the H steps is waited for, in the star a round trip at least. Headers and TLS are
+overlap only what takes longer than the H steps is waited for, in the star a round trip at least. A round of a streaming
+preset moves one fragment, and waits for what takes longer than its delay. Headers and TLS are
 `OVERHEAD` of the bytes.
 """
 
@@ -32,6 +33,7 @@ GAPS: Mapping[str, tuple[str, str]] = {
     ),
     "rda": ("+0.56 % ± 1.3", "an open LoRA study of a 27B model, 43 outer steps"),
     "eager-diloco": ("that of diloco +0.7 %", "arXiv:2502.12996, 500M, M 2, H 30; one run"),
+    "streaming-diloco": ("that of diloco +0.0 %", "arXiv:2502.12996, 500M, M 2, H 30, delay 1; one run"),
     "diloco-int4": ("that of diloco +0.09 %", "arXiv:2604.21428, from summaries; no error bar"),
     "sparseloco": ("no worse than diloco", "arXiv:2508.15706; no error bar"),
     "muloco": ("-1.2 % (M 1) to +2.0 % (M 16) of AdamW in parallel, 150M", "arXiv:2505.23725, H 30, tuned"),
@@ -133,11 +135,14 @@ def predict(preset: Preset, cluster: Cluster, *, inner_steps: int = 0) -> Predic
         worker, gateway = 6 * 4 * params, 2 * 4 * params
     else:
         codecs = str(settings.get("sync.compression", "none")), str(settings.get("sync.broadcast_compression", "none"))
-        up, down = (payload_bytes(codec, params) * (1 + OVERHEAD) for codec in codecs)
+        moved = params / int(settings.get("sync.fragments", 1))
+        up, down = (payload_bytes(codec, moved) * (1 + OVERHEAD) for codec in codecs)
         slowest = max((up + down) / cluster.bandwidth, many * (up + down) / cluster.gateway_bandwidth)
         wait = slowest + 2 * cluster.rtt_s
         if settings["sync.overlap"] == "eager":  # all but the word that a lease is trained, and the next lease
             wait = max(cluster.rtt_s, wait - compute)
+        elif settings["sync.overlap"] == "streaming":
+            wait = max(cluster.rtt_s, wait - int(settings["sync.delay"]) * cluster.step_s)
         coded = codecs[0] != "none"
         worker = (2 + 3 * coded) * 4 * params
         gateway = (3 + 2 * coded + many) * 4 * params

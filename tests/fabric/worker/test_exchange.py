@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from planetary.core.errors import NumericsError, ProtocolError, RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
@@ -180,3 +181,62 @@ def test_an_eager_worker_forgets_what_the_newest_version_contains() -> None:
     later = trained(START, 3)
     taken(worker, m.Parameters(version=1), later)
     np.testing.assert_array_equal(worker.start((5,), 1)["w"], later["w"])
+
+
+PARTS = m.Fragmentation(count=2, delay=1, mixing=0.5)
+
+
+def test_a_fragment_for_another_version_is_refused() -> None:
+    """And one that is older than the worker's: versions only go forward, but for whole parameters."""
+    worker = exchange_of(SPECS, m.Compression(), fragments=PARTS)
+    worker.take(m.Parameters(version=2), START)
+    later = trained(START, 1)
+    with pytest.raises(RemoteProtocolError, match="came as a fragment for version 3, and this worker has version 2"):
+        worker.take(m.Parameters(version=4, since=3), {"b": later["b"]})
+    worker.take(m.Parameters(version=3, since=2), {"w": later["w"]})
+    with pytest.raises(RemoteProtocolError, match="for version 2, and this worker has version 3"):
+        worker.take(m.Parameters(version=3, since=2), {"w": later["w"]})
+    assert worker.start()["w"] is later["w"]
+    assert worker.start()["b"] is START["b"]
+
+
+def test_fragments_in_codecs_give_both_sides_the_same_bits() -> None:
+    codecs = m.Compression(up="int4", down="int8")
+    server = ParameterVersions(SPECS, initial_state(SPECS, START), 0, codecs, fragments=2)
+    worker = exchange_of(SPECS, codecs, fragments=PARTS)
+    worker.take(m.Parameters(version=0), server.of_version(0))
+    own = worker.start()
+    for round_ in range(1, 6):
+        ends = trained(dict(own), round_)
+        sent = worker.give(Trained(round_, round_, 1, own, ends))
+        assert sent.tensors[PAYLOAD].size < 4000  # one fragment of the two
+        defect, tensors = server.read(replace(result(round_, sent.digest), round=round_), sent.tensors)
+        assert not defect
+        server.take_outer_step(round_, [(round_, 1, server.attach(tensors))], 1.0, 0.0, Mean())
+        worker.take(
+            m.Parameters(version=round_, since=round_ - 1, digest=server.change_digest), server.change_of(round_)
+        )
+        shared, newcomer = worker.start(), exchange_of(SPECS, codecs, fragments=PARTS)
+        newcomer.take(m.Parameters(version=round_), server.of_version(round_))
+        assert {k: v.tobytes() for k, v in shared.items()} == {k: v.tobytes() for k, v in newcomer.start().items()}
+        own = worker.mix(ends, round_)
+        kept = "b" if round_ % 2 else "w"  # of the other fragment
+        assert own[kept].tobytes() == ends[kept].tobytes()
+
+
+def test_nan_in_the_feedback_of_a_fragment_is_named() -> None:
+    worker = exchange_of(SPECS, m.Compression(up="int4"), fragments=PARTS)
+    worker.take(m.Parameters(version=0), START)
+    worker.give(task(1, START, trained(START, 1)))
+    worker.residual = {"w": np.full((70, 90), np.nan, np.float32), "b": np.zeros(40, np.float32)}
+    with pytest.raises(NumericsError, match="error feedback of tensor 'w'"):
+        worker.give(task(1, START, trained(START, 1)))
+
+
+def test_a_chain_without_fragments_is_refused() -> None:
+    for worker in (exchange_of(SPECS, m.Compression()), CodedUpdates(SPECS, m.Compression(up="int4"))):
+        worker.take(m.Parameters(version=0), START)
+        with pytest.raises(RemoteProtocolError, match="goes on from task 4, and its run has no fragments"):
+            worker.start(after=4)
+        with pytest.raises(RemoteProtocolError, match="mixes in version 1, and its run has no fragments"):
+            worker.mix(START, 1)

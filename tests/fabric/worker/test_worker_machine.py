@@ -307,3 +307,49 @@ def test_a_contradiction_of_worker_and_role_is_found() -> None:
     role.phase = TaskPhase.IDLE
     with pytest.raises(LocalProtocolError, match="idle with task 7"):
         role.validate()
+
+
+def streaming_task(task: int, mixes: int) -> m.TrainTask:
+    return msgspec.structs.replace(train_task(task), version=0, after=task - 1, mixes=mixes)
+
+
+def test_a_task_pauses_for_the_version_that_it_mixes_in() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, m.Parameters(version=0)), 1.0)
+    task = streaming_task(7, mixes=1)
+    assert worker.handle(e.Received(1, task), 1.1) == [w.UseParameters(0, after=6), starts(task)]
+    assert worker.handle(w.TrainingPaused(7), 1.2) == []
+    assert worker.handle(e.Received(1, m.Parameters(version=1, since=0)), 1.3) == [w.MixIn(task)]
+    out = worker.handle(w.TrainingDone(7, 1, 4, 40, 1.5, 0.5, 2.0), 2.0)
+    assert [type(i) for i in out] == [e.Send]
+
+
+def test_a_version_that_comes_before_the_pause_waits_for_it() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, m.Parameters(version=0)), 1.0)
+    task = streaming_task(7, mixes=1)
+    worker.handle(e.Received(1, task), 1.1)
+    assert worker.handle(e.Received(1, m.Parameters(version=1, since=0)), 1.2) == []
+    assert worker.handle(w.TrainingPaused(7), 1.3) == [w.MixIn(task)]
+
+
+def test_a_paused_task_that_is_cancelled_ends() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, m.Parameters(version=0)), 1.0)
+    task = streaming_task(7, mixes=1)
+    worker.handle(e.Received(1, task), 1.1)
+    worker.handle(w.TrainingPaused(7), 1.2)
+    out = worker.handle(e.Received(1, m.CancelTask(task=7, reason="the run went back")), 1.3)
+    assert out == [w.StopTask(7), w.EndPaused(task)]
+    assert worker.handle(w.TaskStopped(7), 1.4) == []
+    again = train_task(8)
+    assert worker.handle(e.Received(1, again), 1.5) == [w.UseParameters(0), starts(again)]
+
+
+def test_a_paused_task_ends_with_its_connection() -> None:
+    worker = ready(machine())
+    worker.handle(e.Received(1, m.Parameters(version=0)), 1.0)
+    worker.handle(e.Received(1, streaming_task(7, mixes=1)), 1.1)
+    worker.handle(w.TrainingPaused(7), 1.2)
+    out = worker.handle(e.Closed(1, "gone"), 1.3)
+    assert [type(i) for i in out][:2] == [w.StopTask, w.EndPaused]

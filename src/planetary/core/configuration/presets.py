@@ -79,6 +79,22 @@ PRESETS: Mapping[str, Preset] = {
             },
         ),
         Preset(
+            "streaming-diloco",
+            "a third of the parameters is synchronised every 10 steps and mixed in one step later; 4 bits up",
+            "Douillard et al. 2025, arXiv:2501.18512 (fragments, delay, α 0.5, FP4 E3M0 up); 3 fragments of H 30 here",
+            {
+                **_STAR,
+                "sync.overlap": "streaming",
+                "sync.fragments": 3,
+                "sync.delay": 1,
+                "sync.mixing": 0.5,
+                "sync.compression": "fp4",
+                "sync.broadcast_compression": "none",
+                "train.inner_steps": 10,
+                **_outer(0.7, 0.9),
+            },
+        ),
+        Preset(
             "diloco-int4",
             "as diloco, with updates of 4 bits both ways and error feedback",
             "Douillard et al. 2025, arXiv:2501.18512, section 4.3 (4 bits up); down as well here",

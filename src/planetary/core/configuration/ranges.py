@@ -12,6 +12,8 @@ from planetary.core.errors import UserError
 
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
+MOST_FRAGMENTS = 256
+FragmentCount = Annotated[int, Meta(ge=1, le=MOST_FRAGMENTS)]
 Seed = Annotated[int, Meta(ge=0, lt=2**32)]
 ServedBatch = Annotated[int, Meta(ge=1, le=64)]
 Port = Annotated[int, Meta(ge=0, le=65535)]

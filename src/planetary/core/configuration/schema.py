@@ -15,6 +15,7 @@ from planetary.core.configuration.ranges import (
     Count,
     Decay,
     Fraction,
+    FragmentCount,
     Index,
     InnerOptimizer,
     NotNegative,
@@ -170,7 +171,7 @@ class FabricConfig(msgspec.Struct, frozen=True):
     compilers: Count = 1  # targets that the gateway compiles for at once
 
 
-OverlapName = Literal["none", "eager", "async"]
+OverlapName = Literal["none", "eager", "streaming", "async"]
 Codec = Literal["none", "float32", "bf16", "int8", "int4", "fp4", "sign", "sparse"]
 
 
@@ -180,10 +181,16 @@ class SyncConfig(msgspec.Struct, frozen=True):
     # "star": through the gateway; "ring": the workers reduce their deltas among themselves, and the gateway gets the
     # parameters for checkpoints only
     topology: Literal["star", "ring"] = "star"
-    # the next round is trained while one is reduced, in the star with `compression`. "eager" starts it from the newest
-    # parameters and the worker's own part of the round under way; "async" from those of one outer step before, for
-    # comparison
+    # the next round is trained while one is reduced. "eager" starts it from the newest parameters and the worker's own
+    # part of the round under way (in the star with `compression`); "streaming", in the star, goes on from where the
+    # worker is, and synchronises one of the `fragments` a round; "async" starts from parameters of one outer step
+    # before, for comparison
     overlap: OverlapName = "none"
+    # "streaming": parts of the parameters, balanced by bytes. A round of `train.inner_steps` ends with one of them, so
+    # that each is synchronised every fragments x inner_steps
+    fragments: FragmentCount = 1
+    delay: Index = 0  # "streaming": inner steps of the next round after which the merged fragment is taken
+    mixing: Decay = 0.0  # "streaming": part of a worker's own values that it keeps then
     # "star": codec of what workers send. "none": end parameters, exact; else their deltas: "float32", "bf16", "int8",
     # "int4", "fp4" (E3M0), "sign" (one bit, after a rotation), or "sparse" (SparseLoCo: the largest of each chunk in
     # two bits). What a codec drops is sent later

@@ -15,7 +15,7 @@ from msgspec import inspect
 
 from planetary.core.configuration.outer_rule import RULE_KEYS, chosen_rule
 from planetary.core.configuration.ranges import convert_value, describe, show_found
-from planetary.core.configuration.schema import ALIASES, Config, DataConfig
+from planetary.core.configuration.schema import ALIASES, Config, DataConfig, SyncConfig
 from planetary.core.configuration.sinks import WebhookSink
 from planetary.core.errors import UserError, did_you_mean
 
@@ -182,12 +182,13 @@ def _check_together(config: Config, origin: str) -> None:
             f"{config.fabric.quorum}: such a round could never be closed by its quorum"
         )
     codec, down = config.sync.compression, config.sync.broadcast_compression
-    if (overlap := config.sync.overlap) != "none" and config.sync.topology == "star" and codec == "none":
+    if (overlap := config.sync.overlap) in ("eager", "async") and config.sync.topology == "star" and codec == "none":
         raise UserError(
             f'{origin}: sync.overlap: expected "none" with sync.compression = "none", found "{overlap}": workers '
             "begin at different places then, and end parameters do not tell how far they moved; set sync.compression, "
             'for example to "float32"'
         )
+    _check_streaming(config, origin)
     if overlap != "none" and config.sync.topology == "ring" and config.sync.precision != "f32":
         raise UserError(
             f'{origin}: sync.overlap: expected "none" with sync.precision = "{config.sync.precision}", found '
@@ -248,13 +249,35 @@ def _check_together(config: Config, origin: str) -> None:
         )
 
 
+def _check_streaming(config: Config, origin: str) -> None:
+    sync, default = config.sync, SyncConfig()
+    if sync.overlap != "streaming":
+        for key in ("fragments", "delay", "mixing"):
+            if (found := getattr(sync, key)) != getattr(default, key):
+                raise UserError(
+                    f'{origin}: sync.{key}: expected {getattr(default, key)} with sync.overlap = "{sync.overlap}", '
+                    f'found {found}: only "streaming" synchronises fragments'
+                )
+        return
+    if sync.topology != "star":
+        raise UserError(
+            f'{origin}: sync.overlap: expected "none", "eager" or "async" with sync.topology = "{sync.topology}", '
+            'found "streaming": the workers of a ring have one outer state; set sync.topology = "star"'
+        )
+    if sync.delay > config.train.inner_steps:
+        raise UserError(
+            f"{origin}: sync.delay: expected at most train.inner_steps ({config.train.inner_steps}), found "
+            f"{sync.delay}: a fragment is taken before the next one is sent"
+        )
+
+
 def _with_outer_rule(config: Config, given: object) -> Config:
     """Return `config` with the outer step that suits its length, unless the given table `[outer]` fixes one."""
     summed_ends = config.sync.topology == "ring" and config.sync.precision != "f32"
     fixed = isinstance(given, Mapping) and bool(RULE_KEYS & given.keys())
     if fixed or summed_ends or config.sync.overlap == "async" or config.moe.composers:
         return config
-    replace, chosen = msgspec.structs.replace, chosen_rule(config.train.rounds)
+    replace, chosen = msgspec.structs.replace, chosen_rule(config.train.rounds // config.sync.fragments)
     if chosen and config.sync.overlap == "eager":  # a worker's own part of a mean is known, of a mean direction not
         chosen["merge"] = "mean"
     return replace(config, outer=replace(config.outer, **chosen))
@@ -306,6 +329,7 @@ def _check_federation(config: Config, origin: str) -> None:
             f"{federation.parts}"
         )
     for wrong, why in (
+        (config.sync.overlap != "none", 'sync.overlap = "none": a site hands over whole rounds'),
         (config.sync.topology != "star", 'sync.topology = "star": a ring has its parameters on its workers'),
         (config.checkpoint.every != 1, "checkpoint.every = 1: what is handed over has to outlive its gateway"),
         (config.data.max_epochs > 0, "data.max_epochs = 0: the hub's train.rounds end a federation"),

@@ -94,8 +94,7 @@ class Controller(RunController[RoundsDesk]):
         yield len(versions) <= MOST_EVALUATED, f"so many versions are evaluated at once: {versions}"
         for worker in workers:
             busy = worker.train is not None or worker.evaluate is not None
-            sends = bool(worker.arriving) or any(t.awaits for t in (worker.train, worker.evaluate) if t is not None)
-            waits = busy and not sends and self.training.wait(worker) is None
+            waits = busy and not self.training.leases.awaits(worker) and self.training.wait(worker) is None
             yield not waits, f"worker {worker.worker} has a task and no deadline"
 
     # --- events -----------------------------------------------------------------------------------------------

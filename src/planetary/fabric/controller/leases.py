@@ -97,10 +97,18 @@ class Leases:
                 version=version,
                 ahead=start.ahead,
                 ahead_tokens=start.ahead_tokens,
+                after=start.after,
+                mixes=start.mixes,
             )
         )
         worker.train = TrainInFlight(
-            task=task, round=opened.round, lease=lease, assigned_at=now, progress_at=now, version=version
+            task=task,
+            round=opened.round,
+            lease=lease,
+            assigned_at=now,
+            progress_at=now,
+            version=version,
+            mixes=start.mixes,
         )
         self._topology.send_parameters(worker, version)
         piece = desk.policy.locate(lease)
@@ -116,6 +124,8 @@ class Leases:
                 first_step=desk.first_step,
                 ahead=start.ahead,
                 ahead_tokens=start.ahead_tokens,
+                after=start.after,
+                mixes=start.mixes,
             ),
             TokensOf(False, piece.offset, piece.count) if desk.policy.gateway_delivers else None,
         )
@@ -153,7 +163,7 @@ class Leases:
             self._drop(event.attachment)  # cancelled, or answered before
             return None
         worker.train = None
-        defect = event.defect or self._defect_of(worker.worker, result)
+        defect = event.defect or self._defect_of(worker.worker, result, train)
         if defect:
             self._drop(event.attachment)
             self._desk.append(
@@ -179,7 +189,7 @@ class Leases:
         One with a defect is rejected when it is here completely.
         """
         train = worker.train
-        if train is None or train.task != result.task or self._defect_of(worker.worker, result):
+        if train is None or train.task != result.task or self._defect_of(worker.worker, result, train):
             return
         if self._topology.begins_to_arrive(worker, train.task):
             worker.train = None
@@ -294,11 +304,10 @@ class Leases:
     def wait(self, worker: WorkerSession) -> Wait | None:
         """Return until when a worker has to make progress with its tasks.
 
-        None while it has no task, and while what it needs, or anything that it sends, is on its way: a line may be
-        slow, and a result waits behind what was sent before it. A line on which no byte moves ends by itself.
+        None while it has no task, and while it `awaits` the gateway.
         """
         tasks = [task for task in (worker.train, worker.evaluate) if task is not None]
-        if not tasks or worker.arriving or any(task.awaits for task in tasks):
+        if not tasks or self.awaits(worker):
             return None
         times = [worker.arrived_at, *(task.complete_at for task in tasks)]
         times += [worker.train.progress_at] if worker.train else []
@@ -309,6 +318,20 @@ class Leases:
         else:
             most_s = max(policy.stall_floor_s, policy.stall_steps * expected / policy.inner_steps)
         return Wait(worker.session, max(times), max(times) + most_s, "made no progress on its task")
+
+    def awaits(self, worker: WorkerSession) -> bool:
+        """Whether a payload from or to a worker is in flight, or a version that its lease mixes in does not exist.
+
+        A line may be slow, and a result waits behind what was sent before it. A line on which no byte moves ends by
+        itself.
+        """
+        train, tasks = worker.train, (worker.train, worker.evaluate)
+        mixes = -1 if train is None else train.mixes
+        return (
+            bool(worker.arriving)
+            or any(task.awaits for task in tasks if task is not None)
+            or mixes > self._desk.state.version
+        )
 
     def waited_for(self) -> tuple[list[str], float]:
         """Return whom the open round waits for, at most half of those that it needs, and since when."""
@@ -371,7 +394,9 @@ class Leases:
         if attachment:
             self._desk.out.append(DropAttachment(attachment))
 
-    def _defect_of(self, worker: str, result: m.TrainResult) -> str:
+    def _defect_of(self, worker: str, result: m.TrainResult, train: TrainInFlight) -> str:
+        if result.round != train.round:
+            return f"it was trained for round {train.round}, and says that it is of round {result.round}"
         if defect := self._desk.policy.defect_of(worker, result):
             return defect
         if result.payload != self._topology.result:

@@ -15,10 +15,14 @@ class LeaseStart(msgspec.Struct, frozen=True):
     Attributes:
         ahead: the worker's own tasks of the round under reduction, whose part it begins with.
         ahead_tokens: behind all contributions to that round.
+        after: streaming: the worker's own task whose end parameters it goes on from; 0: from the newest version.
+        mixes: streaming: the version whose fragment is mixed in during the lease; -1: none.
     """
 
     ahead: tuple[int, ...] = ()
     ahead_tokens: int = 0
+    after: int = 0
+    mixes: int = -1
 
 
 class Overlap:
@@ -57,5 +61,22 @@ class Eager(Delayed):
         return LeaseStart(tuple(own), closing.tokens) if closing is not None and own else LeaseStart()
 
 
-OVERLAPS: Mapping[str, type[Overlap]] = {"none": Overlap, "async": Delayed, "eager": Eager}
+class Streaming(Delayed):
+    """A round goes on from where the worker's last one ended; the fragment under reduction is mixed in on the way.
+
+    arXiv:2501.18512, algorithm 2; see `diloco.fragments`. A worker that contributed nothing to the round under
+    reduction begins at the newest version, with the shared values of all fragments.
+    """
+
+    def start(self, closing: OpenRound | None, own: Sequence[int]) -> LeaseStart:
+        """See `Overlap`."""
+        return LeaseStart() if closing is None else LeaseStart(after=max(own, default=0), mixes=closing.round)
+
+
+OVERLAPS: Mapping[str, type[Overlap]] = {
+    "none": Overlap,
+    "async": Delayed,
+    "eager": Eager,
+    "streaming": Streaming,
+}
 """By the values of `sync.overlap`."""

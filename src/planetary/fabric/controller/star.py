@@ -35,7 +35,8 @@ class Star(Topology):
         """See `Topology`."""
         super().__init__(desk)
         self.result = "end_parameters" if desk.policy.compression.up == "none" else "delta"
-        self._change = (0, "")  # the newest version that the gateway has as a change, and its digest
+        self._change = (0, "")  # the newest version that the gateway has as a change, and the digest of its bytes
+        self._is_partial = False  # whether that version is a change of one fragment
         self._attachments: dict[int, int] = {}  # accepted task -> where its tensors are
         self._arriving: dict[int, int] = {}  # accepted task whose tensors are not here -> session that sends them
         self._unusable: dict[int, str] = {}  # accepted task whose tensors turned out to be of no use -> why
@@ -51,8 +52,8 @@ class Star(Topology):
         self._stepped = 0  # the newest whose outer step is taken
 
     def able_workers(self) -> list[WorkerSession]:
-        """See `Topology`."""
-        return self._desk.ready_workers()
+        """See `Topology`; none while a version is the newest that exists and not yet the run's: its round ends soon."""
+        return [] if self._stepped > self._desk.state.version else self._desk.ready_workers()
 
     def send_parameters(self, worker: WorkerSession, version: int) -> None:
         """See `Topology`."""
@@ -60,15 +61,21 @@ class Star(Topology):
             return
         newest, digest = self._change
         since, worker.version = worker.version, version
-        if digest and version == newest == since + 1:
+        if (digest or self._is_partial) and version == newest == since + 1:
             message = m.Parameters(version=version, since=since, digest=digest)
             self._desk.send(worker.session, message, ChangeOf(version))
         else:
             self._desk.send(worker.session, m.Parameters(version=version), ParametersOf(version))
+        if worker.train is not None and worker.train.mixes == version:
+            worker.train.awaits = self._desk.under_way.count(worker.session)
 
     def can_evaluate(self, worker: WorkerSession, version: int) -> bool:
-        """See `Topology`. A worker in the middle of a lease holds other parameters; it evaluates when it is done."""
-        return worker.train is None or worker.version == version
+        """See `Topology`. A worker in the middle of a lease holds other parameters; it evaluates when it is done.
+
+        A lease that mixes in a version which was not sent yet waits for it alone, so that nothing is put before it.
+        """
+        train = worker.train
+        return train is None or (worker.version == version and worker.version >= train.mixes)
 
     def accept(self, worker: WorkerSession, task: int, attachment: int) -> None:
         """See `Topology`."""
@@ -190,7 +197,8 @@ class Star(Topology):
         self._table = None
         claims = [Claim(c.task, c.worker, c.loss) for c in ended.contributions]
         state, policy = self._desk.state, self._desk.policy
-        judgement = policy.judge(claims, table, state.lengths, policy.rates_of(ended.round))
+        history = [state.lengths[number] for number in policy.rounds_like(ended.round, state.lengths)]
+        judgement = policy.judge(claims, table, history, policy.rates_of(ended.round))
         self._refused = judgement.refused
         self._told += [(c.worker, self._refused[c.task]) for c in ended.contributions if c.task in self._refused]
         rule = CAUTIOUS_RULE if is_cautious(ended.round, state.retreats) else policy.merge
@@ -205,7 +213,7 @@ class Star(Topology):
 
     def went_back(self, version: int) -> None:
         """See `Topology`; versions after this one will be others with the same numbers."""
-        self._stepped, self._change = version, (0, "")
+        self._stepped, self._change, self._is_partial = version, (0, ""), False
         self._collecting = self._measuring = self._stepping = 0
         for table in (self._arriving, self._unusable, self._trained_by, self._refused):
             table.clear()
@@ -223,7 +231,7 @@ class Star(Topology):
     def stepped(self, done: OuterStepDone) -> None:
         """See `Topology`."""
         self._stepped, self.delta_norm, self.autocorrelation = done.round, done.delta_norm, done.autocorrelation
-        self._change = (done.round, done.change)
+        self._change, self._is_partial = (done.round, done.change), done.is_partial
 
     def made(self, round_: int, needed: tuple[int, ...]) -> None:
         """See `Topology`."""

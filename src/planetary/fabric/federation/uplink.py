@@ -212,6 +212,10 @@ class SiteWork:
         self.report(w.StepDone(task.task, 0, None))
         self._post(s.HubAsks(task))
 
+    def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None:
+        """See `LeaseWork`; a hub has no fragments."""
+        self.report(w.TaskBroke(task.task, "internal", "a site mixes nothing in"))
+
     def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None:
         """See `LeaseWork`; a hub asks for no evaluation."""
         self.report(w.TaskBroke(task.task, "internal", "a site evaluates nothing for its hub"))

@@ -40,7 +40,9 @@ class RoundWork:
 
     def measure(self, instruction: e.MeasureContributions) -> e.Event:
         """Compare contributions with the start of the round."""
-        return e.ContributionsMeasured(instruction.round, self._parameters.measure(instruction.contributions))
+        return e.ContributionsMeasured(
+            instruction.round, self._parameters.measure(instruction.round, instruction.contributions)
+        )
 
     def take_outer_step(self, instruction: e.TakeOuterStep) -> e.Event:
         """Make the next version from contributions."""
@@ -57,8 +59,8 @@ class RoundWork:
             )
         except NumericsError as error:
             return e.OuterStepFailed(instruction.round, str(error))
-        change = self._parameters.change_digest
-        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, change)
+        change, partial = self._parameters.change_digest, self._parameters.is_partial
+        return e.OuterStepDone(instruction.round, step.delta_norm, step.autocorrelation, change, partial)
 
     def restore(self, instruction: e.RestoreParameters) -> e.Event:
         """Go back to an earlier version, on the disk as well."""

@@ -26,7 +26,7 @@ from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METR
 from planetary.fabric.gateway.run_step import write_record
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
-from planetary.fabric.protocol.messages import Compression
+from planetary.fabric.protocol.messages import Compression, Fragmentation
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, OuterConstants
 from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
 from planetary.fabric.protocol.run_fold import forgiven
@@ -85,7 +85,9 @@ def begin(
             params=prepared.step.spec.param_count,
         )
         specs = prepared.step.spec.params
-        parameters = ParameterVersions(specs, initial_state(specs, prepared.params), 0, policy.compression)
+        parameters = ParameterVersions(
+            specs, initial_state(specs, prepared.params), 0, policy.compression, fragments=policy.fragments.count
+        )
         policy = topology.extend(policy, parameters.state)
         return RoundsStart(policy, replay([started], ControllerState()), parameters, [started], [], [])
     if not earlier:
@@ -132,7 +134,9 @@ def _resume(
     write_record(folder, prepared.record, files)
     records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *pardons]
     shown = {} if checkpoint is None else checkpoint.shown
-    parameters = ParameterVersions(specs, outer, mark.round, policy.compression, shown)
+    parameters = ParameterVersions(
+        specs, outer, mark.round, policy.compression, shown, fragments=policy.fragments.count
+    )
     return RoundsStart(policy, state, parameters, records, metrics, untold)
 
 
@@ -227,6 +231,7 @@ def policy_of(config: Config, prepared: Prepared) -> ControllerPolicy:
         loss_rise=config.outer.loss_rise,
         compression=Compression(up=config.sync.compression, down=config.sync.broadcast_compression),
         overlap=config.sync.overlap,
+        fragments=Fragmentation(count=config.sync.fragments, delay=config.sync.delay, mixing=config.sync.mixing),
         checkpoint_every=config.checkpoint.every,
         heartbeat_s=timings.heartbeat_s,
         silent_after_s=timings.silent_after_s,

@@ -10,6 +10,7 @@ from planetary.core.errors import LocalProtocolError, ProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.contributions import Contribution, Weighting, check_contribution
 from planetary.diloco.deltas import Table, table_of
+from planetary.diloco.fragments import Fragments
 from planetary.diloco.merge import MergeRule
 from planetary.diloco.outer import OuterState, OuterStep, outer_step, published_params
 from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown
@@ -34,21 +35,27 @@ class ParameterVersions:
         version: int,
         compression: Compression = PLAIN,
         shown: Tensors | None = None,
+        *,
+        fragments: int = 1,
     ) -> None:
         """Start from `state`, the state after `version` outer steps.
 
-        `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same.
+        `shown`: the parameters as workers have them, as `Shown` keeps them; None, or empty: the same; `fragments`:
+        parts of the parameters that are synchronised in turn. Raises `UserError` where the model has fewer tensors.
         """
         self._specs = tuple(specs)
+        self._fragments = Fragments(specs, fragments)
         self.state = state
         self._version = version
-        self._up = None if compression.up == "none" else PayloadForm(compression.up, specs)
-        self._shown = None if compression.down == "none" else Shown(compression.down, specs, shown or state.params)
+        up, down, have = compression.up, compression.down, shown or state.params
+        parts = self._fragments.parts
+        self._up = None if up == "none" else [PayloadForm(up, part) for part in parts]
+        self._shown = None if down == "none" else [Shown(down, part, _of(part, have)) for part in parts]
         self.change_digest = ""
-        self._changes: dict[int, np.ndarray] = {}
+        self._changes: dict[int, Tensors] = {}
         self._published: dict[int, Mapping[str, np.ndarray]] = {version: self._newest()}
         self._contributions: dict[int, Tensors] = {}
-        self._delta: Tensors | None = None  # of the outer step before; None: it was not taken here
+        self._delta: dict[str, np.ndarray] = {}  # of the outer step before of each fragment that was stepped here
         self._attachments = 0
 
     def of_version(self, version: int) -> Mapping[str, np.ndarray]:
@@ -57,16 +64,21 @@ class ParameterVersions:
 
     def change_of(self, version: int) -> Tensors:
         """Return the change from the version before to `version`, as it travels."""
-        return {PAYLOAD: self._changes[version]}
+        return self._changes[version]
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the newest version is a change of one fragment."""
+        return self._fragments.count > 1
 
     @property
     def shown(self) -> Tensors:
         """The newest version as workers have it, where they get changes; else empty."""
-        return {} if self._shown is None else self._shown.params
+        return {} if self._shown is None else {k: v for part in self._shown for k, v in part.params.items()}
 
     def _newest(self) -> Mapping[str, np.ndarray]:
         """Return the newest version as workers get it whole: with changes as float32, to which they are added."""
-        return published_params(self._specs, self.state.params) if self._shown is None else self._shown.params
+        return published_params(self._specs, self.state.params) if self._shown is None else self.shown
 
     def keep(self, versions: Sequence[int]) -> None:
         """Forget all other versions."""
@@ -97,7 +109,7 @@ class ParameterVersions:
 
         Workers that were sent this version have to be sent it again.
         """
-        self.state, self._delta = OuterState(dict(params), self.state.velocity), None
+        self.state, self._delta = OuterState(dict(params), self.state.velocity), {}
         self._published = {**self._published, version: published_params(self._specs, params)}
 
     def outer_state(self, version: int) -> Tensors:
@@ -110,29 +122,31 @@ class ParameterVersions:
         """Return the fault in the tensors of a worker's message, or "", and the values that they stand for."""
         if isinstance(message, RingState):  # ring
             return check_state(self._specs, tensors, message.digest), tensors
+        round_ = message.round if isinstance(message, TrainResult) else 1
         if self._up is None:
-            return check_contribution(self._specs, tensors), tensors
+            return check_contribution(self._fragments.of_round(round_), tensors), tensors
         assert isinstance(message, TrainResult)
         if PAYLOAD not in tensors:
             return "it came without its delta", {}
         try:
-            return "", self._up.decode(tensors[PAYLOAD], message.digest)
+            form = self._up[self._fragments.number_of(round_)]
+            return "", form.decode(tensors[PAYLOAD], message.digest)
         except ProtocolError as error:
             return str(error), {}
 
     def _contribution(self, task: int, tokens: int, tensors: Tensors, steps: int = 1) -> Contribution:
         return Contribution(task, tokens, tensors, steps, "ends" if self._up is None else "deltas")
 
-    def measure(self, parts: Sequence[tuple[int, int]]) -> Table:
-        """Return the inner products of the deltas of contributions given as (task, attachment)."""
+    def measure(self, round_: int, parts: Sequence[tuple[int, int]]) -> Table:
+        """Return the inner products of the deltas of contributions to a round, given as (task, attachment)."""
         contributions = [self._contribution(task, 1, self._contributions[attachment]) for task, attachment in parts]
-        return table_of(self._specs, self.state.params, contributions)
+        return table_of(self._fragments.of_round(round_), self.state.params, contributions)
 
     def go_back(self, state: OuterState, version: int, shown: Tensors) -> None:
         """Hold the state after `version` outer steps again, and nothing of later ones; `shown` as of the start."""
-        self.state, self._version, self._delta = state, version, None
-        if self._shown is not None:
-            self._shown.params = dict(shown or state.params)
+        self.state, self._version, self._delta = state, version, {}
+        for part, specs in zip(self._shown or (), self._fragments.parts, strict=self._shown is not None):
+            part.params = _of(specs, shown or state.params)
         self._changes, self.change_digest = {}, ""
         self._published = {version: self._newest()}
 
@@ -155,18 +169,29 @@ class ParameterVersions:
             self._contribution(task, tokens, self._contributions.pop(attachment), steps)
             for task, tokens, attachment in parts
         ]
+        specs = self._fragments.of_round(round_)
         step = outer_step(
-            self._specs,
+            specs,
             self.state,
             contributions,
             learning_rate,
             momentum,
             rule=rule,
             weighting=weighting,
-            before=self._delta,
+            before=self._delta if specs[0].name in self._delta else None,
         )
-        self.state, self._delta = step.state, step.delta
+        self.state = OuterState(
+            {**self.state.params, **step.state.params}, {**self.state.velocity, **step.state.velocity}
+        )
+        self._delta = {**self._delta, **step.delta}
         if self._shown is not None:
-            self._changes[round_], self.change_digest = self._shown.advance(step.state.params)
+            payload, self.change_digest = self._shown[self._fragments.number_of(round_)].advance(step.state.params)
+            self._changes[round_] = {PAYLOAD: payload}
+        elif self.is_partial:
+            self._changes[round_] = published_params(specs, step.state.params)
         self._published = {**self._published, round_: self._newest()}
         return step
+
+
+def _of(specs: Sequence[TensorSpec], tensors: Tensors) -> dict[str, np.ndarray]:
+    return {spec.name: tensors[spec.name] for spec in specs}

@@ -84,7 +84,8 @@ class OuterStepDone(Event, frozen=True):
     round: int
     delta_norm: float  # Euclidean norm of the merged delta
     autocorrelation: float | None = None  # of the merged delta with that of the round before
-    change: str = ""  # digest of the change since the version before, as workers get it; "": they get whole parameters
+    change: str = ""  # digest of the bytes of the change since the version before; "": workers get tensors
+    is_partial: bool = False  # whether these are the tensors of one fragment, or a change of them
 
 
 class OuterStepFailed(Event, frozen=True):

@@ -30,6 +30,7 @@ __all__ = [
     "EvalResult",
     "EvalTask",
     "FetchBlob",
+    "Fragmentation",
     "Goodbye",
     "Heartbeat",
     "Hello",
@@ -152,6 +153,20 @@ class Compression(msgspec.Struct, frozen=True, kw_only=True):
         return {self.up, self.down} - {"none"}
 
 
+class Fragmentation(msgspec.Struct, frozen=True, kw_only=True):
+    """How the parameters are synchronised in parts; see `diloco.fragments`.
+
+    Attributes:
+        count: P, fragments; 1: a round synchronises all parameters.
+        delay: τ, inner steps of the next lease after which a worker takes the merged fragment.
+        mixing: α, what it keeps of its own values then.
+    """
+
+    count: int = 1
+    delay: int = 0
+    mixing: float = 0.0
+
+
 class WorkerJob(Message, frozen=True, kw_only=True):
     """Base of the message that gives a worker its role: sent once after `Welcome`. Every kind of run has its own."""
 
@@ -178,6 +193,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     ring: RingJob | None = None  # None: results go to the gateway
     compression: Compression = Compression()
     eager_rate: float = 0.0  # star: how far a worker's own delta moves the start of its next lease; 0: not at all
+    fragments: Fragmentation | None = None  # streaming; None: every lease begins at the newest version
 
     @property
     def loads(self) -> tuple[str, ...]:
@@ -219,13 +235,14 @@ class Parameters(Message, frozen=True, kw_only=True):
     """Global parameters of one version, as one tensor per parameter. Later tasks refer to them by version.
 
     With a codec for the broadcast, whole parameters are float32, and `digest` names a change since `since` that
-    comes as one tensor of bytes, "payload".
+    comes as one tensor of bytes, "payload". With fragments and without such a codec a change comes as the tensors of
+    its fragment.
     """
 
     version: int
     counted: int = 0  # from a hub: the site's tokens, since its run began, that are in this version
     since: int = -1  # the version that the change is to be added to; -1: these are whole parameters
-    digest: str = ""  # of the change's bytes
+    digest: str = ""  # of the change's bytes; "": these are tensors
 
 
 class RingState(Message, frozen=True, kw_only=True):
@@ -291,6 +308,8 @@ class TrainTask(Message, frozen=True, kw_only=True):
     first_step: int  # inner step index of the first step, for the schedule
     ahead: tuple[int, ...] = ()  # eager: tasks of the round that is reduced, whose part the worker begins with
     ahead_tokens: int = 0  # behind all contributions to that round
+    after: int = 0  # streaming: own task whose end parameters the worker goes on from; 0: from the version
+    mixes: int = -1  # streaming: the version whose fragment is mixed in after `Fragmentation.delay` steps; -1: none
 
 
 class EvalTask(Message, frozen=True, kw_only=True):

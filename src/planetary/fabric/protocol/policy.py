@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -15,7 +15,15 @@ from planetary.data.run_length import RunLength
 from planetary.diloco.judgement import Judge, judge
 from planetary.diloco.ring import eager_rate
 from planetary.diloco.rounds import RoundPolicy
-from planetary.fabric.protocol.messages import Compression, Hello, Refused, RingJob, TrainingJob, TrainResult
+from planetary.fabric.protocol.messages import (
+    Compression,
+    Fragmentation,
+    Hello,
+    Refused,
+    RingJob,
+    TrainingJob,
+    TrainResult,
+)
 from planetary.runtime.backends import is_pjrt
 from planetary.wire.message import Message
 
@@ -127,6 +135,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     ring: RingPolicy | None = None  # None: the star, through the gateway
     compression: Compression = Compression()  # of the star
     overlap: OverlapName = "none"  # what is trained while a round is reduced
+    fragments: Fragmentation = Fragmentation()
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any
 
@@ -170,6 +179,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             ring=None if self.ring is None else self.ring.job,
             compression=self.compression,
             eager_rate=eager_rate(self.outer.learning_rate, self.outer.momentum) if self.overlap == "eager" else 0.0,
+            fragments=self.fragments if self.overlap == "streaming" else None,
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:
@@ -177,9 +187,17 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
         return digest in (artifact, reference, self.buffers) and bool(digest)
 
     def rates_of(self, round_: int) -> float:
-        """Return the sum of the learning rates of a round's inner steps: the length of a delta grows with it."""
-        first = (round_ - 1) * self.inner_steps
-        return sum(self.schedule.rate(step) for step in range(first, first + self.inner_steps))
+        """Return the sum of the learning rates of the inner steps behind a round's deltas: the scale of their length.
+
+        A fragment was synchronised last as many rounds ago as there are fragments.
+        """
+        first = max(0, round_ - self.fragments.count) * self.inner_steps
+        return sum(self.schedule.rate(step) for step in range(first, round_ * self.inner_steps))
+
+    def rounds_like(self, round_: int, rounds: Iterable[int]) -> list[int]:
+        """Return those of `rounds` that came before one and ended with the same fragment, ascending."""
+        count = self.fragments.count
+        return sorted(number for number in rounds if number < round_ and (round_ - number) % count == 0)
 
 
 def _older(worker: str, gateway: str) -> str:

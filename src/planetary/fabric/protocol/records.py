@@ -158,6 +158,8 @@ class LeaseAssigned(Record, frozen=True, kw_only=True, tag="lease_assigned"):
     version: int = -1  # -1: the journal of an older planetary does not say; it is that of the round then
     ahead: tuple[int, ...] = ()  # eager: own tasks of the round that is reduced, whose part it begins with
     ahead_tokens: int = 0  # behind all contributions to that round
+    after: int = 0  # streaming: own task that it goes on from; 0: from the version
+    mixes: int = -1  # streaming: the version whose fragment is mixed in on the way; -1: none
 
 
 class LeaseStarted(Record, frozen=True, kw_only=True, tag="lease_started"):

@@ -50,6 +50,7 @@ class TrainInFlight(InFlight):
     assigned_at: float
     progress_at: float
     version: int  # of the parameters that it begins from
+    mixes: int = -1  # the version that it waits for on the way; -1: none
     step: int = 0
     started: bool = False
     loss: float | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from planetary.core.configuration.ranges import MOST_FRAGMENTS
 from planetary.core.errors import LocalProtocolError
 from planetary.data.slices import LeaseLedger, check_ledger
 from planetary.diloco.judgement import REMEMBERED
@@ -109,7 +110,7 @@ class ControllerState(RunFold):
     open: OpenRound | None = None
     closing: OpenRound | None = None
     durable_round: int = 0
-    lengths: list[float] = msgspec.field(default_factory=list)
+    lengths: dict[int, float] = msgspec.field(default_factory=dict)
     refusals: dict[str, list[int]] = msgspec.field(default_factory=dict)
     retreats: list[int] = msgspec.field(default_factory=list)
     slow: dict[str, str] = msgspec.field(default_factory=dict)
@@ -164,7 +165,7 @@ class ControllerState(RunFold):
             case RoundStarted():
                 _start(self, record)
             case VersionAdopted():  # deltas from other parameters may have any other length
-                self.lengths = []
+                self.lengths = {}
             case WorkerSlow():
                 self.slow[record.worker] = record.reason
             case WorkerRecovered() | WorkerLost():
@@ -289,7 +290,8 @@ def _judged(state: ControllerState, record: ContributionsJudged) -> None:
         raise LocalProtocolError(f"the contributions judged are not those of round {record.round}")
     opened.judged = record
     if record.length > 0:
-        state.lengths = [*state.lengths, record.length][-REMEMBERED:]
+        lengths = {**state.lengths, record.round: record.length}
+        state.lengths = {number: lengths[number] for number in sorted(lengths)[-REMEMBERED * MOST_FRAGMENTS :]}
     for measure in record.measures:
         if measure.refused:
             state.refusals.setdefault(workers[measure.task], []).append(record.round)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 
+import msgspec
 import numpy as np
 
 from planetary.core.errors import NumericsError, PlanetaryError, ResourceError, UserError
@@ -18,7 +20,14 @@ from planetary.fabric.protocol.messages import EvalTask, TrainTask
 from planetary.fabric.shell.system import SYSTEM, System
 from planetary.fabric.worker.exchange import Exchange, Trained, WholeParameters
 from planetary.fabric.worker.inner_state import BackgroundSaver, InnerStates
-from planetary.fabric.worker.worker_events import EvaluationDone, StepDone, TaskBroke, TaskStopped, TrainingDone
+from planetary.fabric.worker.worker_events import (
+    EvaluationDone,
+    StepDone,
+    TaskBroke,
+    TaskStopped,
+    TrainingDone,
+    TrainingPaused,
+)
 from planetary.machine.events import Event
 from planetary.runtime.executor import Executor, StepResult
 
@@ -69,6 +78,18 @@ class _Stopped(Exception):
     """The task under way is not wanted any more."""
 
 
+class _LeaseRun(msgspec.Struct):
+    """A lease that is trained, as far as it is."""
+
+    task: TrainTask
+    start: Tensors
+    steps: Iterator[StepResult]
+    last: StepResult | None = None
+    count: int = 0
+    total: float = 0.0  # of the steps' losses
+    seconds: float = 0.0  # in inner steps
+
+
 class Compute:
     """One executor and the tasks it runs, in order.
 
@@ -84,6 +105,7 @@ class Compute:
         *,
         reset_inner_state: bool,
         exchange: Exchange | None = None,
+        delay: int = 0,
         feedback: InnerStates | None = None,
         check_ends: bool = False,
         report: Callable[[Event], None],
@@ -91,11 +113,13 @@ class Compute:
     ) -> None:
         """Start with an executor that nothing is loaded in.
 
-        `exchange`: what is sent of a task, None: its end parameters; `feedback`: its saved residuals, if it has any;
+        `exchange`: what is sent of a task, None: its end parameters; `delay`: inner steps of a task before the version
+        that it mixes in; `feedback`: its saved residuals, if it has any;
         `check_ends`: whether a task fails when its end parameters are of no use; otherwise the gateway checks.
         """
         self.exchange: Exchange = WholeParameters(spec.params) if exchange is None else exchange
-        self._feedback = feedback
+        self._feedback, self._delay = feedback, delay
+        self._paused: _LeaseRun | None = None  # the task that waits for a version
         self._executor = executor
         self._spec = spec
         self._buffers = buffers
@@ -130,6 +154,10 @@ class Compute:
     def train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> None:
         """Start a task; `tokens` is None when they are to be read from the task's slice."""
         self._thread.submit(self._guarded, task, lambda: self._train(task, schedule, tokens))
+
+    def mix(self, task: TrainTask, take: Callable[[], None]) -> None:
+        """Go on with the task that has paused; `take` makes the version that it mixes in the newest."""
+        self._thread.submit(self._guarded, task, lambda: self._resume(task, take))
 
     def evaluate(self, task: EvalTask, tokens: np.ndarray | None) -> None:
         """Start an evaluation; `tokens` as in `train`."""
@@ -168,7 +196,8 @@ class Compute:
         except Exception as error:
             log.exception("task %d failed", task.task)
             event = TaskBroke(task.task, "internal", f"{type(error).__name__}: {error}")
-        self._stop.discard(task.task)
+        if not isinstance(event, TrainingPaused):
+            self._stop.discard(task.task)
         self._report(event)
 
     def _train(self, task: TrainTask, schedule: Schedule, tokens: np.ndarray | None) -> Event:
@@ -177,35 +206,58 @@ class Compute:
         self._prepare_inner_state(task.round)
         self._put_parameters()
         self._report(StepDone(task.task, 0, None))
-        began = self._clock.monotonic()
-        total, last, steps = 0.0, None, 0
-        self._on_device, self._state_round = False, None  # from here on the device holds neither
-        for steps, last in enumerate(inner_steps(self._executor, task, schedule, self._batches(tokens)), start=1):
-            total += last.loss
-            self._check_wanted(task.task)
-            self._report(StepDone(task.task, steps, last.loss))
-        assert last is not None
         assert self._params is not None
-        seconds = self._clock.monotonic() - began
+        steps = inner_steps(self._executor, task, schedule, self._batches(tokens))
+        run = _LeaseRun(task, self._params, steps)
+        if task.mixes < 0:
+            return self._finish(run)
+        self._paused = run
+        self._advance(run, self._delay)
+        return TrainingPaused(task.task)
+
+    def _resume(self, task: TrainTask, take: Callable[[], None]) -> Event:
+        """Go on with the task that has paused, with the version mixed in that `take` makes the newest."""
+        run, self._paused = self._paused, None
+        assert run is not None
+        assert run.task is task
+        take()
+        own = run.start if run.count == 0 else self._executor.read_params()
+        self._executor.set_params(self.exchange.mix(own, task.mixes))
+        return self._finish(run)
+
+    def _advance(self, run: _LeaseRun, most: int) -> None:
+        """Take the steps of a lease that are left, `most` at most."""
+        began = self._clock.monotonic()
+        self._on_device, self._state_round = False, None  # the device holds neither in between
+        for result in itertools.islice(run.steps, most):
+            run.last, run.count, run.total = result, run.count + 1, run.total + result.loss
+            self._check_wanted(run.task.task)
+            self._report(StepDone(run.task.task, run.count, result.loss))
+        run.seconds += self._clock.monotonic() - began
+
+    def _finish(self, run: _LeaseRun) -> Event:
+        task = run.task
+        self._advance(run, task.steps)
+        assert run.last is not None
         self._state_round = task.round
         self._save_inner_state(task.round)
         ends = self._executor.read_params()
         defect = check_contribution(self._spec.params, ends) if self._check_ends else ""
         if defect:
-            raise NumericsError(f"after inner step {steps} of {task.steps}: {defect}")
-        tokens_trained = steps * tokens_of_batch(self._spec)
-        outgoing = self.exchange.give(Trained(task.task, task.round, tokens_trained, self._params, ends))
+            raise NumericsError(f"after inner step {run.count} of {task.steps}: {defect}")
+        tokens_trained = run.count * tokens_of_batch(self._spec)
+        outgoing = self.exchange.give(Trained(task.task, task.round, tokens_trained, run.start, ends))
         if self._feedback is not None and self.exchange.residual is not None:
             self._saver.save(self._feedback, task.round, self.exchange.residual)
         self._ends = {task.task: outgoing.tensors}
         return TrainingDone(
             task.task,
             task.round,
-            steps,
+            run.count,
             tokens_trained,
-            total / steps,
-            last.grad_norm,
-            seconds,
+            run.total / run.count,
+            run.last.grad_norm,
+            run.seconds,
             digest=outgoing.digest,
         )
 

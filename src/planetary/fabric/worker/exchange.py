@@ -10,15 +10,17 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from planetary.core.errors import RemoteProtocolError
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.bfloat16 import to_master
 from planetary.diloco.contributions import Contribution
+from planetary.diloco.fragments import Fragments, mixed
 from planetary.diloco.outer import published_params
 from planetary.diloco.payload import PAYLOAD, PayloadForm, Shown, payload_digest
 from planetary.diloco.ring import HeldContribution, eager_start
-from planetary.fabric.protocol.messages import Compression, Parameters
+from planetary.fabric.protocol.messages import Compression, Fragmentation, Parameters
 
 
 class Trained(msgspec.Struct, frozen=True):
@@ -70,10 +72,24 @@ class Exchange(Protocol):
         """
         ...
 
-    def start(self, ahead: Collection[int], tokens: int) -> Tensors:
-        """Return the newest parameters, in their own element types, less the worker's part of the tasks `ahead`.
+    def start(self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0) -> Tensors:
+        """Return where a task begins, in the parameters' own element types.
 
-        `tokens`: behind all contributions to the round of these tasks.
+        Args:
+            ahead: the worker's tasks whose part is subtracted from the newest parameters.
+            tokens: behind all contributions to the round of these tasks.
+            after: the worker's task whose end parameters it goes on from; 0: from the newest parameters.
+
+        Raises:
+            ProtocolError: the worker does not have these end parameters.
+        """
+        ...
+
+    def mix(self, params: Tensors, version: int) -> Tensors:
+        """Return a worker's own parameters with the fragment of a version, which was taken, mixed in.
+
+        Raises:
+            ProtocolError: the run has no fragments.
         """
         ...
 
@@ -103,9 +119,14 @@ class WholeParameters:
         """See `Exchange`."""
         self._newest = tensors
 
-    def start(self, ahead: Collection[int], tokens: int) -> Tensors:
+    def start(self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0) -> Tensors:
         """See `Exchange`; end parameters have no part that could be told apart."""
+        _refuse_chain(after)
         return self._newest
+
+    def mix(self, params: Tensors, version: int) -> Tensors:
+        """See `Exchange`."""
+        raise RemoteProtocolError(f"a task mixes in version {version}, and its run has no fragments")
 
     def give(self, trained: Trained) -> Outgoing:
         """See `Exchange`."""
@@ -120,12 +141,10 @@ class CodedUpdates:
     """
 
     def __init__(self, specs: Sequence[TensorSpec], compression: Compression, eager_rate: float = 0.0) -> None:
-        """Start with no parameters; `eager_rate`: as of `Job`. Raises `UserError` for a codec that is not known."""
+        """Start with no parameters; `eager_rate`: as of `TrainingJob`. Raises `UserError` for an unknown codec."""
         self._eager_rate = eager_rate
         self._newest: Tensors = {}  # float32 with changes, else in their own element types
-        self._held: dict[
-            int, tuple[int, HeldContribution]
-        ] = {}  # eager: task -> its round, and the delta that was sent
+        self._held: dict[int, tuple[int, HeldContribution]] = {}  # eager: task -> its round, and the delta as sent
         self._specs, self._compression = tuple(specs), compression
         self._whole = WholeParameters(specs)
         self._masters = {spec.name: TensorSpec(spec.name, "f32", spec.shape) for spec in specs}
@@ -159,13 +178,18 @@ class CodedUpdates:
             self._shown.receive(tensors[PAYLOAD], message.digest)
         self._newest = self._shown.params
 
-    def start(self, ahead: Collection[int], tokens: int) -> Tensors:
+    def start(self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0) -> Tensors:
         """See `Exchange`. What was sent is what the aggregate contains; the rest is in the error feedback."""
+        _refuse_chain(after)
         masters = {spec.name: to_master(self._dtype_of(spec), self._newest[spec.name]) for spec in self._specs}
         own = [self._held[task][1] for task in ahead if task in self._held]
         if own:
             masters = eager_start(self._specs, masters, own, tokens, self._eager_rate)
         return published_params(self._specs, masters)
+
+    def mix(self, params: Tensors, version: int) -> Tensors:
+        """See `Exchange`."""
+        return self._whole.mix(params, version)
 
     def _dtype_of(self, spec: TensorSpec) -> str:
         return spec.dtype if self._change_spec is None else "f32"
@@ -184,6 +208,90 @@ class CodedUpdates:
         return Outgoing({PAYLOAD: payload}, digest)
 
 
-def exchange_of(specs: Sequence[TensorSpec], compression: Compression, eager_rate: float = 0.0) -> Exchange:
-    """Return what a job asks for; `eager_rate` as of `Job`. Raises `UserError` for a codec that is not known."""
+class FragmentUpdates:
+    """One fragment a round each way, and the worker's own values of all of them. See `Exchange` and `diloco.fragments`.
+
+    Each fragment has the exchange of its own tensors. Its deltas count from the newest shared values, wherever the
+    worker's task began.
+    """
+
+    def __init__(self, specs: Sequence[TensorSpec], compression: Compression, terms: Fragmentation) -> None:
+        """Raises `UserError` for a codec that is not known, and more fragments than tensors."""
+        self._fragments, self._mixing = Fragments(specs, terms.count), terms.mixing
+        self._parts = [exchange_of(part, compression) for part in self._fragments.parts]
+        self._version = -1  # the newest that was taken
+        self._ends: dict[int, tuple[int, Tensors]] = {}  # own task -> its round, and all its end parameters
+        kept = (spec for part in self._parts for spec in part.residual_specs)
+        self.residual_specs: tuple[TensorSpec, ...] = tuple(kept)
+        self.residual: Tensors | None = None  # of all fragments; zeros of those that were not sent yet
+
+    def expects(self, message: Parameters, name: str) -> TensorSpec | None:
+        """See `Exchange`."""
+        found = (part.expects(message, name) for part in self._carried(message))
+        return next((spec for spec in found if spec is not None), None)
+
+    def take(self, message: Parameters, tensors: Tensors) -> None:
+        """See `Exchange`."""
+        if 0 <= message.since != self._version:
+            raise RemoteProtocolError(
+                f"parameters {message.version} came as a fragment for version {message.since}, and this worker has "
+                f"version {self._version}"
+            )
+        for part, specs in zip(self._parts, self._fragments.parts, strict=True):
+            if part in self._carried(message):
+                part.take(message, tensors if message.digest else {spec.name: tensors[spec.name] for spec in specs})
+        self._version = message.version
+
+    def _carried(self, message: Parameters) -> Sequence[Exchange]:
+        return self._parts if message.since < 0 else [self._parts[self._fragments.number_of(message.version)]]
+
+    def start(self, ahead: Collection[int] = (), tokens: int = 0, after: int = 0) -> Tensors:
+        """See `Exchange`."""
+        if not after:
+            return {name: values for part in self._parts for name, values in part.start().items()}
+        if after not in self._ends:
+            raise RemoteProtocolError(f"a task goes on from task {after}, whose end parameters are not here")
+        return self._ends[after][1]
+
+    def mix(self, params: Tensors, version: int) -> Tensors:
+        """See `Exchange`."""
+        shared = self._parts[self._fragments.number_of(version)].start()
+        taken = {
+            spec.name: mixed(spec, params[spec.name], shared[spec.name], self._mixing)
+            for spec in self._fragments.of_round(version)
+        }
+        return {**params, **taken}
+
+    def give(self, trained: Trained) -> Outgoing:
+        """See `Exchange`."""
+        self._ends = {task: held for task, held in self._ends.items() if held[0] >= trained.round - 1}
+        self._ends[trained.task] = trained.round, trained.ends
+        part = self._parts[self._fragments.number_of(trained.round)]
+        ends = {spec.name: trained.ends[spec.name] for spec in self._fragments.of_round(trained.round)}
+        part.residual = self.residual
+        outgoing = part.give(replace(trained, start=part.start(), ends=ends))
+        if part.residual is not None:
+            before = self.residual or {spec.name: spec.zeros() for spec in self.residual_specs}
+            self.residual = {**before, **part.residual}
+        return outgoing
+
+
+def _refuse_chain(after: int) -> None:
+    if after:
+        raise RemoteProtocolError(f"a task goes on from task {after}, and its run has no fragments")
+
+
+def exchange_of(
+    specs: Sequence[TensorSpec],
+    compression: Compression,
+    eager_rate: float = 0.0,
+    fragments: Fragmentation | None = None,
+) -> Exchange:
+    """Return what a job asks for; the arguments are those of `TrainingJob`.
+
+    Raises:
+        UserError: a codec is not known, or there are more fragments than tensors.
+    """
+    if fragments is not None:
+        return FragmentUpdates(specs, compression, fragments)
     return CodedUpdates(specs, compression, eager_rate) if compression.codecs else WholeParameters(specs)

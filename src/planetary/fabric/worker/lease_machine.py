@@ -13,7 +13,9 @@ from enum import StrEnum
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.fabric_events import EndParametersOf
 from planetary.fabric.worker.worker_events import (
+    EndPaused,
     EvaluationDone,
+    MixIn,
     StartEvaluating,
     StartTraining,
     StepDone,
@@ -21,6 +23,7 @@ from planetary.fabric.worker.worker_events import (
     TaskBroke,
     TaskStopped,
     TrainingDone,
+    TrainingPaused,
     UseParameters,
 )
 from planetary.machine.events import Event, Instruction, Payload, Received, Send
@@ -36,12 +39,16 @@ class TaskPhase(StrEnum):
 
     IDLE = "idle"
     WORKING = "working"  # trains or evaluates
+    PAUSED = "paused"  # the parameters that its task mixes in are not here
     STOPPING = "stopping"  # the task's answer is not wanted any more
 
 
 LEASE_TASKS: Table = {
     (TaskPhase.IDLE, "started"): TaskPhase.WORKING,
     (TaskPhase.WORKING, "ended"): TaskPhase.IDLE,
+    (TaskPhase.WORKING, "paused"): TaskPhase.PAUSED,
+    (TaskPhase.PAUSED, "mixed"): TaskPhase.WORKING,
+    (TaskPhase.PAUSED, "stop"): TaskPhase.STOPPING,
     (TaskPhase.WORKING, "stop"): TaskPhase.STOPPING,
     (TaskPhase.STOPPING, "ended"): TaskPhase.IDLE,
 }
@@ -92,6 +99,8 @@ class LeaseMachine:
                 self._received(event.message)
             case StepDone():
                 self._step_done(event, now)
+            case TrainingPaused():
+                self._paused(event)
             case TrainingDone():
                 self._training_done(event)
             case EvaluationDone():
@@ -123,7 +132,10 @@ class LeaseMachine:
         yield not twice, f"task {running} runs, and is queued"
         if self._session is None:
             yield queued == 0, f"it keeps {queued} tasks of a connection that is over"
-            yield phase is not TaskPhase.WORKING, f"it runs task {running} for a connection that is over"
+            over = phase in (TaskPhase.IDLE, TaskPhase.STOPPING)
+            yield over, f"it runs task {running} for a connection that is over"
+        if phase is TaskPhase.PAUSED and queued:
+            yield False, f"task {running} waits for parameters behind {type(self._queue[0]).__name__}"
 
     # --- what a topology adds ---------------------------------------------------------------------------------
 
@@ -142,9 +154,9 @@ class LeaseMachine:
 
     def _before(self, task: Task) -> None:
         """Ask for the parameters that a task begins from, unless they are in use."""
-        if isinstance(task, m.TrainTask) and task.ahead:
+        if isinstance(task, m.TrainTask) and (task.ahead or task.after):
             self._in_use = -1
-            self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens))
+            self._out.append(UseParameters(task.version, task.ahead, task.ahead_tokens, task.after))
         elif task.version != self._in_use:
             self._in_use = task.version
             self._out.append(UseParameters(task.version))
@@ -168,6 +180,8 @@ class LeaseMachine:
                 self._other_message(message)
 
     def _next(self) -> None:
+        if self.phase is TaskPhase.PAUSED:
+            self._mix_in(self._running)
         while self._queue and self._running is None:
             item = self._queue[0]
             if isinstance(item, m.Parameters):
@@ -184,10 +198,33 @@ class LeaseMachine:
                 return
             self._queue.popleft()
 
+    def _paused(self, event: TrainingPaused) -> None:
+        task = self._running
+        if task is None or task.task != event.task:
+            return
+        assert isinstance(task, m.TrainTask)
+        if self.phase is TaskPhase.STOPPING:
+            self._out.append(EndPaused(task))
+            return
+        self._advance("paused")
+        self._next()
+
+    def _mix_in(self, task: Task | None) -> None:
+        """Go on with the paused task once the next message has the parameters that it mixes in."""
+        item = self._queue[0] if self._queue else None
+        if isinstance(task, m.TrainTask) and isinstance(item, m.Parameters) and item.version == task.mixes:
+            self._queue.popleft()
+            self._in_use = -1
+            self._advance("mixed")
+            self._out.append(MixIn(task))
+
     def _stop_running(self, task: Task) -> None:
-        if self.phase is TaskPhase.WORKING:
+        if self.phase in (TaskPhase.WORKING, TaskPhase.PAUSED):
+            paused = self.phase is TaskPhase.PAUSED
             self._advance("stop")
             self._out.append(StopTask(task.task))
+            if paused and isinstance(task, m.TrainTask):
+                self._out.append(EndPaused(task))
 
     def _step_done(self, event: StepDone, now: float) -> None:
         task = self._running

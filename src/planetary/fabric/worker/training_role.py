@@ -44,6 +44,10 @@ class LeaseWork(Protocol):
         """See `Compute`."""
         ...
 
+    def mix(self, task: m.TrainTask, take: Callable[[], None]) -> None:
+        """See `Compute`."""
+        ...
+
     def evaluate(self, task: m.EvalTask, tokens: np.ndarray | None) -> None:
         """See `Compute`."""
         ...
@@ -82,6 +86,10 @@ class TrainingRole:
             case w.StartTraining():
                 tokens = self._tokens.pop(instruction.task.task, None)
                 self._compute.train(instruction.task, instruction.schedule, tokens)
+            case w.MixIn():
+                self._compute.mix(instruction.task, self._taker(instruction.task.mixes))
+            case w.EndPaused():
+                self._compute.mix(instruction.task, lambda: None)
             case w.StartEvaluating():
                 self._compute.evaluate(instruction.task, self._tokens.pop(instruction.task.task, None))
             case w.StopTask():
@@ -117,14 +125,18 @@ class TrainingRole:
 
     def _start_from(self, use: w.UseParameters) -> Callable[[], Tensors]:
         """Return what gives the parameters of later tasks."""
-        exchange, came = self._compute.exchange, self._params.pop(use.version, None)
+        take, exchange = self._taker(use.version), self._compute.exchange
 
         def begin() -> Tensors:
-            if came is not None:
-                exchange.take(*came)
-            return exchange.start(use.ahead, use.ahead_tokens)
+            take()
+            return exchange.start(use.ahead, use.ahead_tokens, use.after)
 
         return begin
+
+    def _taker(self, version: int) -> Callable[[], None]:
+        """Return what makes the parameters of a version the newest, unless they are."""
+        exchange, came = self._compute.exchange, self._params.pop(version, None)
+        return (lambda: None) if came is None else lambda: exchange.take(*came)
 
     def _keep(self, message: m.Message, tensors: Tensors) -> str:
         """Keep what came with a message; return what is wrong with it."""
@@ -260,7 +272,7 @@ class TrainingLoader:
         step = OpenStep(job, place, self._open_executor)
         folder = place.options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
-        exchange = exchange_of(job.spec.params, job.compression, job.eager_rate)
+        exchange = exchange_of(job.spec.params, job.compression, job.eager_rate, job.fragments)
         feedback = InnerStates(folder / "feedback", exchange.residual_specs) if exchange.residual_specs else None
         compute = Compute(
             step.executor,
@@ -269,6 +281,7 @@ class TrainingLoader:
             states,
             reset_inner_state=job.inner_state == "reset",
             exchange=exchange,
+            delay=0 if job.fragments is None else job.fragments.delay,
             feedback=feedback,
             check_ends=job.ring is not None,
             report=place.post,

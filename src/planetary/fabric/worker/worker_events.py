@@ -102,6 +102,7 @@ class UseParameters(Instruction, frozen=True):
     version: int
     ahead: tuple[int, ...] = ()
     ahead_tokens: int = 0  # behind all contributions to that round
+    after: int = 0  # streaming: own task whose end parameters the next task begins with instead; 0: none
 
 
 class UseOuterState(Instruction, frozen=True):
@@ -156,6 +157,24 @@ class StartTraining(Instruction, frozen=True):
 
     task: TrainTask
     schedule: Schedule  # of the learning rate
+
+
+class MixIn(Instruction, frozen=True):
+    """Go on with a task that has paused, once its version is mixed in; answer as to `StartTraining`."""
+
+    task: TrainTask
+
+
+class EndPaused(Instruction, frozen=True):
+    """End a task that has paused and is not wanted any more; answer with `TaskStopped`. `StopTask` came before."""
+
+    task: TrainTask
+
+
+class TrainingPaused(Event, frozen=True):
+    """A task has taken the inner steps before the version that it mixes in; it waits for `MixIn`."""
+
+    task: int
 
 
 class StartEvaluating(Instruction, frozen=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -30,6 +30,7 @@ from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.prepare import PreparedData, prepare
 from planetary.data.reader import read_slice
 from planetary.diloco.contributions import Contribution
+from planetary.diloco.fragments import Fragments, mixed
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import OuterState, initial_state, outer_step, published_params
 from planetary.diloco.ring import HeldContribution, eager_rate, eager_start, form_of, outer_step_of_sum, share
@@ -52,21 +53,44 @@ from planetary.machine.journal import Record
 from planetary.runtime.executor import Executor, StepResult
 
 BATCH, LENGTH = 2, 4
-PARAMS = (TensorSpec("w", "f32", (8,)),)
+SIZE = 8
+PARAMS = (TensorSpec("w", "f32", (SIZE,)),)
 _TOKENS = tuple(TensorSpec(name, "i32", (BATCH, LENGTH)) for name in ("inputs", "targets"))
 SPEC = StepSpec("simulated", PARAMS, (), (), _TOKENS, "0" * 64)
+
+
+def spec_of(config: Config) -> StepSpec:
+    """Return the signature of a run's step: one tensor, or one for each fragment, with the same eight numbers."""
+    if config.sync.fragments == 1:
+        return SPEC
+    pieces = np.array_split(np.arange(SIZE), config.sync.fragments)
+    params = tuple(TensorSpec(f"w{number}", "f32", (len(piece),)) for number, piece in enumerate(pieces))
+    return msgspec.structs.replace(SPEC, params=params)
+
+
+def split(spec: StepSpec, values: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the parameters of a small run by name: copies of runs of `values`, float32 [8]."""
+    ends = np.cumsum([one.size for one in spec.params])[:-1]
+    return {one.name: part.copy() for one, part in zip(spec.params, np.split(values, ends), strict=True)}
+
+
+def joined(spec: StepSpec, params: Tensors) -> np.ndarray:
+    """Reverse `split`."""
+    return np.concatenate([params[one.name] for one in spec.params])
+
+
 SOURCE_TOKENS = 6000
 
 
 class SmallExecutor:
     """Eight parameters that every batch draws towards a goal of its own; see `Executor`."""
 
-    spec = SPEC
     device_name = "none"
 
-    def __init__(self) -> None:
+    def __init__(self, spec: StepSpec = SPEC) -> None:
         """Start without parameters."""
-        self._values = np.zeros(8, np.float32)
+        self.spec = spec
+        self._values = np.zeros(SIZE, np.float32)
 
     def peak_memory(self) -> int:
         """See `Executor`."""
@@ -78,7 +102,7 @@ class SmallExecutor:
 
     def set_params(self, params: Tensors) -> None:
         """See `Executor`."""
-        self._values = params["w"].copy()
+        self._values = joined(self.spec, params)
 
     def reset_opt_state(self) -> None:
         """See `Executor`."""
@@ -95,7 +119,7 @@ class SmallExecutor:
 
     def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
         """See `Executor`."""
-        return {"w": self._values.copy()}
+        return split(self.spec, self._values)
 
     def read_opt_state(self) -> dict[str, np.ndarray]:
         """See `Executor`."""
@@ -122,9 +146,10 @@ class SmallTraining:
 
     def __init__(self, config: Config) -> None:
         """`config`: of `small_config`."""
-        made = StepRecord(made_from="", environment="", sources={}, spec=SPEC, params="", buffers="")
-        params = {"w": np.linspace(-1, 1, 8, dtype=np.float32)}
-        self.prepared = Prepared(config, _small_data(), TrainStep("", SPEC, b""), params, {}, made)
+        made = StepRecord(made_from="", environment="", sources={}, spec=spec_of(config), params="", buffers="")
+        params = split(made.spec, np.linspace(-1, 1, SIZE, dtype=np.float32))
+        self.prepared = Prepared(config, _small_data(), TrainStep("", made.spec, b""), params, {}, made)
+        self.fragments = Fragments(made.spec.params, config.sync.fragments)
 
     def artifact(self, store: BlobStore) -> str:
         """See `Training`."""
@@ -132,7 +157,12 @@ class SmallTraining:
 
     def open_executor(self) -> Executor:
         """See `Training`."""
-        return SmallExecutor()
+        return SmallExecutor(self.spec)
+
+    @property
+    def spec(self) -> StepSpec:
+        """Of the step."""
+        return self.prepared.step.spec
 
     @property
     def config(self) -> Config:
@@ -141,24 +171,37 @@ class SmallTraining:
 
     def start(self) -> OuterState:
         """Return the state before the first round."""
-        return initial_state(PARAMS, self.prepared.params)
+        return initial_state(self.spec.params, self.prepared.params)
 
-    def trained(self, params: Tensors, lease: int) -> dict[str, np.ndarray]:
-        """Return the parameters after the training of a lease from `params`."""
-        executor = SmallExecutor()
+    def trained(
+        self, params: Tensors, lease: int, mix: Callable[[Tensors], Tensors] | None = None
+    ) -> dict[str, np.ndarray]:
+        """Return the parameters after the training of a lease from `params`.
+
+        `mix` returns the parameters to go on with after the delay of a fragment.
+        """
+        executor = SmallExecutor(self.spec)
         executor.set_params(params)
-        for batch in _batches(self.config.train.inner_steps, lease):
+        for step, batch in enumerate(_batches(self.config.train.inner_steps, lease)):
+            if mix is not None and step == self.config.sync.delay:
+                executor.set_params(mix(executor.read_params()))
             executor.train_step(0, 0.0, batch)
+        if mix is not None and self.config.sync.delay == self.config.train.inner_steps:
+            executor.set_params(mix(executor.read_params()))
         return executor.read_params()
 
-    def outer_step(self, state: OuterState, parts: Sequence[tuple[str, HeldContribution]], rule: str) -> OuterState:
+    def outer_step(
+        self, state: OuterState, round_: int, parts: Sequence[tuple[str, HeldContribution]], rule: str
+    ) -> OuterState:
         """Return the state after a round, from what each worker held, merged by a rule of that name."""
         config = self.config
         rate, momentum = config.outer.learning_rate, config.outer.momentum
         if config.sync.topology == "star":
             contributions = [held.contribution for _, held in parts]
             merge = MERGE_RULES[rule](config.outer.trimmed)
-            return outer_step(PARAMS, state, contributions, rate, momentum, rule=merge).state
+            specs = self.fragments.of_round(round_)
+            after = outer_step(specs, state, contributions, rate, momentum, rule=merge).state
+            return OuterState({**state.params, **after.params}, {**state.velocity, **after.velocity})
         overlap = config.sync.overlap != "none"
         radial, peers = config.outer.merge == "rda", len({worker for worker, _ in parts})
         form = form_of(config.sync.precision, peers, overlap=overlap, radial=radial, contributions=len(parts))
@@ -176,8 +219,11 @@ class SmallTraining:
         begun: LeaseAssigned,
         states: Mapping[int, OuterState],
         held: Mapping[int, HeldContribution],
+        ends_of: dict[int, Tensors],
     ) -> HeldContribution:
-        """Return what an accepted task gave, and what it was trained from."""
+        """Return what an accepted task gave, and what it was trained from; streaming: add its ends to `ends_of`."""
+        if self.config.sync.overlap == "streaming":
+            return self._streamed(record, begun, states, ends_of)
         start: Tensors = states[begun.version].params
         if begun.ahead:
             outer, own = self.config.outer, [held[task] for task in begun.ahead]
@@ -186,6 +232,29 @@ class SmallTraining:
         if self.config.sync.compression == "none":
             return HeldContribution(Contribution(record.task, record.tokens, ends), start)
         deltas = {name: start[name] - values for name, values in ends.items()}
+        return HeldContribution(Contribution(record.task, record.tokens, deltas, form="deltas"), {})
+
+    def _streamed(
+        self,
+        record: DeltaAccepted,
+        begun: LeaseAssigned,
+        states: Mapping[int, OuterState],
+        ends_of: dict[int, Tensors],
+    ) -> HeldContribution:
+        def mix(own: Tensors) -> Tensors:
+            shared, alpha = states[begun.mixes].params, self.config.sync.mixing
+            of_round = self.fragments.of_round(begun.mixes)
+            return {**own, **{s.name: mixed(s, own[s.name], shared[s.name], alpha) for s in of_round}}
+
+        start = ends_of[begun.after] if begun.after else states[begun.version].params
+        ends = self.trained(start, record.lease, mix if begun.mixes >= 0 else None)
+        ends_of[record.task] = ends
+        specs = self.fragments.of_round(record.round)
+        sent = {spec.name: ends[spec.name] for spec in specs}
+        if self.config.sync.compression == "none":
+            return HeldContribution(Contribution(record.task, record.tokens, sent), {})
+        newest = max(begun.version, begun.mixes)
+        deltas = {name: states[newest].params[name] - values for name, values in sent.items()}
         return HeldContribution(Contribution(record.task, record.tokens, deltas, form="deltas"), {})
 
     @property
@@ -204,6 +273,7 @@ class SmallTraining:
         accepted: list[DeltaAccepted] = []
         begun: dict[int, LeaseAssigned] = {}  # task -> where it was trained from
         held: dict[int, HeldContribution] = {}  # task -> what it gave
+        ends_of: dict[int, Tensors] = {}  # streaming: task -> all its end parameters
         rules: dict[int, str] = {}  # round -> how its contributions were merged
         round_ = 0
         for record in journal:
@@ -218,7 +288,7 @@ class SmallTraining:
                 case DeltaAccepted():
                     accepted.append(record)
                     if self._is_exact:
-                        held[record.task] = self._held(record, begun[record.task], states, held)
+                        held[record.task] = self._held(record, begun[record.task], states, held, ends_of)
                 case DeltaWithdrawn():
                     accepted = [a for a in accepted if a.task != record.task]
                 case RoundClosed():
@@ -230,7 +300,9 @@ class SmallTraining:
                             parts.append((a.worker, HeldContribution(delta, {})))
                             continue
                         parts.append((a.worker, held[a.task]))
-                    states[record.round] = self.outer_step(states[round_], parts, rules.get(record.round, "mean"))
+                    states[record.round] = self.outer_step(
+                        states[round_], record.round, parts, rules.get(record.round, "mean")
+                    )
                     accepted = [a for a in accepted if a.round != record.round]
                 case RoundFinished():
                     round_ = record.round

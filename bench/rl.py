@@ -1,7 +1,11 @@
 """Reinforcement learning on this machine: tasks and seeds, lag, and workers that are killed.
 
-`python bench/rl.py --help`. Each run is `planetary rl` with a configuration of examples/; a row has what came of it.
-Rows are appended as JSON lines to `--out`, so that a bench that is stopped goes on where it was.
+`python bench/rl.py --help`. Each run is `planetary rl` with a configuration of examples/; a row has its outcome. Rows
+are appended as JSON lines to `--out`, so that a bench that is stopped goes on where it was; `--table` prints those that
+are there.
+
+Other programs on the machine make a run's minutes longer. Its CPU seconds (of all its processes, the compilation
+included) stay nearly the same: on two idle cores a run takes between half of them and all of them.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,13 +25,20 @@ from typing import Any
 from planetary.monitor.run_folder import load_history
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+LAST = 5  # evaluations at the end of a run, of which the mean is compared
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all processes that were started here and have ended, and of those started by them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def train(name: str, settings: list[str], folder: Path, *, kill_every: float = 0.0) -> dict[str, Any]:
-    """Run to the end, killing a worker every so many seconds; return what came of it."""
+    """Run to the end, killing a worker every so many seconds; return the outcome."""
     command = [sys.executable, "-m", "planetary.cli.main", "rl", str(EXAMPLES / name), f"--run-dir={folder}"]
     command += [f"--set={setting}" for setting in settings]
-    began, kills, killed_at = time.monotonic(), 0, time.monotonic()
+    began, used, kills, killed_at = time.monotonic(), cpu_seconds(), 0, time.monotonic()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     while process.poll() is None:
         time.sleep(0.5)
@@ -39,14 +51,20 @@ def train(name: str, settings: list[str], folder: Path, *, kill_every: float = 0
     known = [(round_, reward) for round_, reward in held_out if reward is not None]
     imitated = max((m.round for m in history.metrics if m.policy is not None and m.policy.imitates), default=0)
     start = next((reward for round_, reward in known if round_ >= imitated), float("nan"))
+    last = [reward for _, reward in known[-LAST:]]
+    sampled = [m.policy.reward for m in history.metrics if m.policy is not None and m.policy.reward is not None]
     return {
         "config": name,
         "settings": settings,
         "exit": process.returncode,
         "minutes": round(seconds / 60, 2),
+        "cpu_s": round(cpu_seconds() - used, 1),
+        "imitated": imitated,
         "rounds": history.metrics[-1].round,
         "start": round(start, 4),
         "end": round(known[-1][1], 4),
+        "end_mean": round(sum(last) / len(last), 4),
+        "sampled": [round(sum(part) / len(part), 4) for part in (sampled[:10], sampled[-10:])],
         "staleness": history.metrics[-1].policy.staleness if history.metrics[-1].policy is not None else {},
         "kills": kills,
         "lost": sum(event.get("event") == "worker_lost" for event in history.events),
@@ -74,23 +92,56 @@ def plan(arguments: argparse.Namespace) -> list[tuple[str, list[str], float]]:
     for lag in arguments.lags:
         # No goal: all take as many rounds, so that ends can be compared.
         fixed = [f"rl.ahead={lag}", f"rl.lag={lag}", "rl.goal=0.0", f"train.rounds={arguments.lag_rounds}"]
-        runs.append((f"{arguments.tasks[0]}.toml", fixed, 0.0))
+        runs.append((f"{arguments.lag_task}.toml", fixed, 0.0))
     if arguments.kill_every:
-        runs.append((f"{arguments.tasks[0]}.toml", ["run.seed=0"], arguments.kill_every))
+        fixed = ["rl.ahead=0", "rl.lag=0", "rl.goal=0.0", f"train.rounds={arguments.lag_rounds}"]
+        runs.append((f"{arguments.lag_task}.toml", fixed, arguments.kill_every))
     return runs
 
 
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as a table of Markdown."""
+    heads = [
+        "run",
+        "rounds of imitation, of all",
+        "held-out: end of imitation, last, mean of the last 5",
+        "sampled: first, last ten rounds",
+        "CPU s",
+        "minutes",
+        "kills",
+    ]
+    cells = [heads, ["---"] * len(heads)]
+    for row in rows:
+        cells.append(
+            [
+                f"{row['config'].removesuffix('.toml')}, {', '.join(row['settings'])}",
+                f"{row['imitated']}, {row['rounds']}",
+                f"{row['start']:.3f}, {row['end']:.3f}, {row['end_mean']:.3f}",
+                f"{row['sampled'][0]:.2f}, {row['sampled'][1]:.2f}",
+                f"{row['cpu_s']:.0f}",
+                f"{row['minutes']:.1f}",
+                str(row["kills"]),
+            ]
+        )
+    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+
+
 def main() -> None:
-    """Run what is asked for and print a row each."""
+    """Run the plan and print a row each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tasks", nargs="+", default=["reverse", "add", "sort"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2, 4, 8])
-    parser.add_argument("--lag-rounds", type=int, default=320)
+    parser.add_argument("--lag-task", default="sort")
+    parser.add_argument("--lag-rounds", type=int, default=200)
     parser.add_argument("--kill-every", type=float, default=30.0)
     parser.add_argument("--out", type=Path, default=Path("rl.jsonl"))
+    parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     done = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
+    if arguments.table:
+        print(table(done))
+        return
     keys = [(row["config"], row["settings"], row["kill_every"]) for row in done]
     for name, settings, kill_every in plan(arguments):
         if (name, settings, kill_every) in keys:

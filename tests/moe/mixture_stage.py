@@ -55,9 +55,10 @@ from planetary.moe.training.trainer import composer_runner, expert_runner
 from planetary.runtime.program_runner import Program, ProgramRunner, Runner
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
-from planetary.simulation.mixtures.mixture_cluster import MixtureCluster, TimedProgram
+from planetary.simulation.mixtures.mixture_cluster import STEPS, MixtureCluster
 from planetary.simulation.node import SimulatedNode
 from planetary.simulation.process import Process, SimulatedThread
+from planetary.simulation.timed_program import TimedProgram
 from planetary.wire.inbox import ReceivedMessage
 
 STEP_S = 1.0
@@ -195,7 +196,7 @@ class StagedLoader(MixtureLoader):
     """Makes the production role, and shows it to the test."""
 
     def __init__(self, worker: Worker, health: Health) -> None:
-        super().__init__(lambda *_, **__: TimedProgram(worker.stage.training.open_program(), health))
+        super().__init__(lambda *_, **__: TimedProgram(worker.stage.training.open_program(), health, STEPS))
         self._worker = worker
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:

@@ -26,6 +26,7 @@ SERVING = ServingShape(
     page_shape=(2 * SIZES.layers, PAGE, SIZES.heads, SIZES.width),
     batches=(2, 4),
     chunks=(PAGE,),
+    prefills=(1, 4),
     reaches=(1,),
     most_candidates=1,
     scores_prompts=False,

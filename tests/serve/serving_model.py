@@ -62,7 +62,7 @@ class FakeWorker:
     vocabulary: int = VOCABULARY
 
     def compute(self, call: Call) -> list[Candidates]:
-        kind, size, reach = call.function.split("_")
+        kind, *_, size, reach = call.function.split("_")
         found = []
         self.batches.append(len(call.rows))
         for row in call.rows:

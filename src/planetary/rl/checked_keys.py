@@ -16,6 +16,11 @@ def check_keys(config: Config) -> None:
         )
     if rl.imitated_rounds > config.train.rounds:
         raise UserError(f"rl.imitated_rounds = {rl.imitated_rounds} is more than train.rounds = {config.train.rounds}")
+    if rl.imitation_goal and not (rl.imitated_rounds and rl.held_out):
+        raise UserError(
+            f"rl.imitation_goal = {rl.imitation_goal:g} ends an imitation by the reward of held-out prompts: set "
+            "rl.imitated_rounds and rl.held_out, too"
+        )
     if (rl.objective == "distillation") != bool(rl.teacher):
         raise UserError('rl.teacher and rl.objective = "distillation" belong together: set both, or neither')
     if rl.teacher and rl.kl:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -209,9 +210,11 @@ class Reinforcement(RunKind):
     def gateway(self, config: Config, options: GatewayOptions, security: Security) -> Gateway[Any, Any, Any]:
         """See `RunKind`."""
         from planetary.rl.gateway.rl_gateway import PolicyGateway
+        from planetary.rl.gateway.rl_preparation import prepare_policy
         from planetary.run.model.served import load_folder, new_model
 
-        return PolicyGateway(config, options, security, new_model, load_folder)
+        prepare = partial(prepare_policy, load=new_model, load_folder=load_folder)
+        return PolicyGateway(config, options, security, prepare=prepare)
 
     def protocol(self) -> Protocol:
         """See `RunKind`."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from planetary.simulation.lies import Lie
+from planetary.simulation.lies import Lie, TextLie
 
 FaultKind = Literal[
     "kill_worker",  # the process dies at once, as by SIGKILL
@@ -65,6 +65,7 @@ class Fault(msgspec.Struct, frozen=True):
         seconds: how long, where it applies.
         lie: what it sends: "huge", "largest", "constant", "flipped", "flipped_10", "zero", "noise", "stale", "copied",
             "free_rider" or "false_loss"; see `planetary.simulation.lies`.
+        text_lie: what it sends in reinforcement learning: "logprobs", "copied_texts" or "other_weights"; see there.
     """
 
     at_s: float
@@ -72,6 +73,7 @@ class Fault(msgspec.Struct, frozen=True):
     worker: int = 0
     seconds: float = 2.0
     lie: Lie = "huge"
+    text_lie: TextLie = "logprobs"
 
 
 def draw_plan(seed: int, *, workers: int, horizon_s: float, most: int) -> list[Fault]:

@@ -33,6 +33,13 @@ sent last; free_rider: a little noise on what it was given, and an invented loss
 make the run go back."""
 
 LIES: tuple[Lie, ...] = get_args(Lie)
+
+TextLie = Literal["logprobs", "copied_texts", "other_weights"]
+"""In reinforcement learning. logprobs: log-probabilities of its texts less 0.1 nats; copied_texts: every second
+completion is a copy of the one before it; other_weights: texts and log-probabilities of weights that it was not
+given."""
+
+TEXT_LIES: tuple[TextLie, ...] = get_args(TextLie)
 INVENTED_LOSS = 0.8  # of what was found
 FALSE_LOSS = 100.0  # that would make a run go back
 COPYING_S = 0.2  # that it waits at each step for what the others will have sent

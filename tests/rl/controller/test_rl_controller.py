@@ -14,6 +14,7 @@ from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.records import RoundFinished, WorkerBanned
 from planetary.fabric.protocol.status import RoundMetrics
 from planetary.machine.journal import Record, replay
+from planetary.rl.controller.prompt_groups import PromptGroup
 from planetary.rl.controller.rl_controller import (
     TASK_S,
     ReinforcementController,
@@ -27,7 +28,6 @@ from planetary.rl.controller.rl_events import (
     PolicyOfRun,
     TextsJudged,
 )
-from planetary.rl.controller.sampled_groups import PromptGroup
 from planetary.rl.protocol.rl_messages import (
     LearnTexts,
     PolicyReady,
@@ -41,6 +41,7 @@ from planetary.rl.protocol.rl_records import (
     GroupSampled,
     GroupsLearned,
     HeldOutJudged,
+    ImitationEnded,
     ReinforcementState,
     TextsRefused,
 )
@@ -67,6 +68,7 @@ def policy(**changes: object) -> PolicyOfRun:
         "ahead": 0,
         "equal": "drop",
         "imitated": 1,
+        "imitation_goal": 0.0,
         "held_out": 3,
         "goal": 0.0,
         "ends": (0,),
@@ -74,6 +76,7 @@ def policy(**changes: object) -> PolicyOfRun:
         "refers": False,
         "reference": False,
         "rate": 1e-3,
+        "decay": "constant",
         "schedule": Schedule(total_steps=10),
         "eval_every": 2,
         "checkpoint_every": 2,
@@ -248,6 +251,42 @@ def test_a_worker_imitates_samples_and_trains_by_turns() -> None:
     last = fabric.metrics[6].policy
     assert last is not None
     assert (last.reward, last.held_out_reward, last.staleness) == (0.5, 1.0, {0: GROUPS})
+
+
+def test_the_learning_rate_falls_from_the_imitations_end_to_the_last_round() -> None:
+    made = policy(rounds=10, imitated=6, decay="linear", schedule=Schedule(kind="constant", peak=0.5))
+    assert [made.rate_of(round_, 6) for round_ in (1, 6)] == [0.5, 0.5]
+    assert [made.rate_of(round_, 6) for round_ in (7, 8, 9, 10)] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    assert policy(rounds=10).rate_of(10, 6) == pytest.approx(1e-3)
+    fabric = Fabric(made)
+    session = fabric.join("a")
+    for _ in range(6):
+        task = fabric.tasks[session]
+        assert isinstance(task, LearnTexts)
+        assert task.rate == 0.5
+        fabric.answer(session)
+        fabric.merge()
+        while session in fabric.tasks and isinstance(fabric.tasks[session], SampleTexts):
+            fabric.answer(session)
+            fabric.judge()
+    learning = fabric.tasks[session]
+    assert isinstance(learning, LearnTexts)
+    assert learning.rate == pytest.approx(1e-3)
+
+
+def test_an_imitation_ends_at_its_goal_also_after_a_resume() -> None:
+    fabric = Fabric(policy(imitated=5, imitation_goal=0.5, eval_every=2))
+    fabric.join("a")
+    fabric.run()
+    check_whole(fabric)
+    assert [(record.version, record.reward) for record in fabric.of(ImitationEnded)] == [(2, 1.0)]
+    assert [line.policy.imitates for line in fabric.metrics.values() if line.policy] == [True] * 2 + [False] * 4
+    assert fabric.reference == 2
+    state = replay(fabric.journal[:-1], ReinforcementState())
+    again = Fabric(policy(imitated=5, imitation_goal=0.5, rounds=8), state)
+    again.join("a")
+    again.run()
+    assert [line.policy.imitates for line in again.metrics.values() if line.policy] == [False, False]
 
 
 def test_what_is_sampled_ahead_is_as_many_versions_old() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from planetary.core.errors import UserError
 from planetary.rl.environments.judge_process import Case
-from planetary.rl.environments.judges import JudgeLimits, Judges
+from planetary.rl.environments.judges import JudgeLimits, JudgeProcesses
 from planetary.rl.environments.judging import Judged
 
 pytestmark = pytest.mark.processes
@@ -46,7 +46,7 @@ def reward(prompt, completion, meta):
 
 
 async def judged(task: str, completions: list[str], meta: dict[str, str], seconds: float = 2.0) -> list[Judged]:
-    judges = Judges(task, JudgeLimits(processes=2, seconds=seconds, memory_bytes=2 << 30))
+    judges = JudgeProcesses(task, JudgeLimits(processes=2, seconds=seconds, memory_bytes=2 << 30))
     try:
         return await judges.judge([Case("p", (completion,), dict(meta)) for completion in completions])
     finally:

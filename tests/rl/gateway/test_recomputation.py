@@ -19,7 +19,7 @@ from planetary.rl.gateway.packing import pack
 from planetary.rl.gateway.recomputation import Recomputation
 from planetary.rl.objectives.objective import IMITATION, OBJECTIVES
 from planetary.rl.protocol.rl_messages import SAMPLED_TEXTS, TEXTS_TO_SAMPLE
-from planetary.rl.worker.sampler import TextStart, sample
+from planetary.rl.worker.loaded_policy import TextStart, sample
 from planetary.runtime.program_runner import XlaRunner
 from planetary.serve.worker.serving_role import LoadedModel
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from serving_model import (
@@ -36,12 +37,18 @@ def request(number: int, rng: np.random.Generator, **options: object) -> TextReq
     )
 
 
-MEMORIES = {"pages": (SHAPE, FakeWorker), "state": (STATES, StateWorker), "nothing": (FORGETFUL, ForgetfulWorker)}
+TOGETHER = msgspec.structs.replace(SHAPE, prefills=(1, 3))
+MEMORIES = {
+    "pages": (SHAPE, FakeWorker),
+    "together": (TOGETHER, FakeWorker),
+    "state": (STATES, StateWorker),
+    "nothing": (FORGETFUL, ForgetfulWorker),
+}
 
 
 @pytest.mark.parametrize(
     ("memory", "seed"),
-    [("pages", seed) for seed in range(30)] + [(m, s) for m in ("state", "nothing") for s in range(8)],
+    [("pages", seed) for seed in range(30)] + [(m, s) for m in ("together", "state", "nothing") for s in range(8)],
 )
 def test_no_token_is_lost_doubled_or_changed_under_losses_and_cancellations(memory: str, seed: int) -> None:
     shape, make = MEMORIES[memory]
@@ -107,6 +114,21 @@ def test_a_shared_beginning_is_computed_once() -> None:
             for session, call in scheduler.next_calls():
                 scheduler.computed(session, worker.compute(call))
     assert worker.prefilled == 3 * PAGE + 1  # of the second text its last token alone is decoded
+
+
+def test_prompts_of_one_size_are_taken_together() -> None:
+    scheduler, worker = Scheduler(TOGETHER, VOCABULARY), FakeWorker()
+    scheduler.join(1)
+    for number in range(1, 5):
+        scheduler.submit(TextRequest(text=number, prompt=(number, 3), most=2))
+    scheduler.submit(TextRequest(text=5, prompt=(5,) * 3 * PAGE, most=2))
+    functions = []
+    while any(scheduler.has(number) for number in range(1, 6)):
+        for session, call in scheduler.next_calls():
+            functions.append(call.function)
+            scheduler.computed(session, worker.compute(call))
+    assert functions[:2] == ["prefill_b3_s32_p2", "decode_b4_p2"]
+    assert worker.batches[:2] == [3, 3]
 
 
 def test_texts_are_continued_together_while_a_long_prompt_is_taken_in_turns() -> None:

@@ -319,8 +319,12 @@ class RlConfig(msgspec.Struct, frozen=True):
     groups: Count = 16  # prompts of a round
     completions: Count = 8  # of each prompt
     max_tokens: Count = 32  # of a completion
-    learning_rate: Positive = 3e-4  # of the rounds after the imitation, constant; `[optimizer]` has the imitation's
+    learning_rate: Positive = 3e-4  # of the rounds after the imitation; `[optimizer]` has the imitation's
+    decay: Literal["constant", "linear", "cosine"] = "constant"  # of that learning rate, down to 0 after the last round
     imitated_rounds: Index = 0  # rounds at the start that train on groups x completions answers each
+    # mean reward of held-out prompts that ends the imitation before `imitated_rounds`, looked at every `eval.every`
+    # rounds; 0: none does
+    imitation_goal: Fraction = 0.0
     lag: Index = 2  # versions that the weights that sampled a text may be behind those that train on it
     ahead: Index = 0  # rounds whose texts are sampled before the round before them is trained; `lag` at most
     # groups whose rewards are all equal: "drop": left out of their round; "keep": trained; "replace": others are

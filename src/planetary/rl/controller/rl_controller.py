@@ -1,4 +1,4 @@
-"""The controller of reinforcement learning: which worker samples and trains what, and when a round is made of it.
+"""The controller of reinforcement learning: which worker samples and trains which groups, and when a round ends.
 
 A round makes one version of the weights from the one before. Its groups are sampled by workers that may be actors,
 judged by the environment, and trained by workers that may be learners; a worker that may be both samples first.
@@ -30,7 +30,7 @@ from planetary.fabric.protocol.records import (
 )
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.status import ContributionMetrics, PolicyMetrics, RoundMetrics
-from planetary.rl.controller.open_round import PolicyRound, Share
+from planetary.rl.controller.prompt_groups import GroupPhase, PolicyRound, Pool, PromptGroup, Share
 from planetary.rl.controller.rl_events import (
     BatchesOf,
     ForgetGroups,
@@ -44,7 +44,6 @@ from planetary.rl.controller.rl_events import (
     TextsJudged,
     TextsOf,
 )
-from planetary.rl.controller.sampled_groups import GroupPhase, Pool, PromptGroup
 from planetary.rl.protocol.rl_messages import (
     LearnTexts,
     PolicyReady,
@@ -58,6 +57,7 @@ from planetary.rl.protocol.rl_records import (
     GroupSampled,
     GroupsLearned,
     HeldOutJudged,
+    ImitationEnded,
     ReinforcementState,
     TextsRefused,
 )
@@ -97,8 +97,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         judging: tasks whose texts are being judged, by number.
     """
 
-    def __init__(self, desk: ReinforcementDesk, grace_s: float, now: float) -> None:
-        """See `RunController`."""
+    def __init__(self, desk: ReinforcementDesk, grace_s: float, now: float, newest: RoundMetrics | None = None) -> None:
+        """See `RunController`. `newest`: metrics of the version that a resumed run begins with."""
         super().__init__(desk, grace_s, now)
         self.pool = Pool()
         self.round: PolicyRound | None = None
@@ -118,7 +118,9 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._goal = ""  # why nothing is left to learn
         self._broken = ""  # why nothing can be judged
         self._numerics = ""
-        self._metrics: RoundMetrics | None = None  # of the round whose version is evaluated
+        self._metrics = newest  # of the round whose version is evaluated
+        if self.version and self.version not in desk.state.held_out:
+            self._evaluate()
 
     # --- messages and events ----------------------------------------------------------------------------------
 
@@ -188,8 +190,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             )
         )
 
-    def _took(self, worker: WorkerSession, what: str, seconds: float) -> None:
-        key = worker.session, what
+    def _took(self, worker: WorkerSession, kind: str, seconds: float) -> None:
+        key = worker.session, kind
         self._slowest[key] = max(self._slowest.get(key, 0.0), seconds)
 
     def _take_event(self, event: e.Event, now: float) -> None:
@@ -264,14 +266,20 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         return self._replaced < MOST_REPLACED * self.desk.policy.groups
 
     def _refuse(self, task: SamplingTask, reason: str, now: float) -> None:
-        """What a worker has sent is not what the weights give: others sample it again."""
+        """Refuse texts that do not follow from the weights: other workers sample the groups again."""
         for group in task.groups:
             group.advance("refused")
         numbers = tuple(group.number for group in task.groups)
         name = task.worker.worker
-        self.desk.append(
-            TextsRefused(round=self.version + 1, task=task.task, worker=name, groups=numbers, reason=reason)
+        refused = TextsRefused(
+            round=self.version + 1,
+            task=task.task,
+            worker=name,
+            groups=numbers,
+            reason=reason,
+            held_out=task.held_out,
         )
+        self.desk.append(refused)
         worker = next((one for one in self.desk.workers.values() if one.worker == name), None)
         if worker is not None and self.membership.distrusted(worker, self.desk.state.refusals[name], reason):
             self._lose(worker, self.membership.banned[name], now)
@@ -289,7 +297,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             if numbers:
                 self.desk.out.append(ForgetGroups(held_out, numbers))
 
-    # --- what happens next ------------------------------------------------------------------------------------
+    # --- next steps -------------------------------------------------------------------------------------------
 
     def _go_on(self, now: float) -> None:
         if self._numerics or self._broken:
@@ -304,19 +312,25 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._write_checkpoint()
 
     @property
+    def _imitated(self) -> int:
+        """The last round that trains on answers: `rl.imitated_rounds`, or one before it that reached its goal."""
+        ended = self.desk.state.imitation_ended
+        return self.desk.policy.imitated if ended is None else ended
+
+    @property
     def _is_over(self) -> bool:
         return self.version >= self.desk.policy.rounds or bool(self._goal)
 
     @property
     def _may_sample_more(self) -> bool:
-        return not self._is_over and self.version + self.desk.policy.ahead >= self.desk.policy.imitated
+        return not self._is_over and self.version + self.desk.policy.ahead >= self._imitated
 
     def _supply(self) -> None:
         """Add groups until there are enough for the round that comes, and for those that are sampled ahead."""
         policy, open_ = self.desk.policy, self.round
         first = (self.version if open_ is None else open_.number) + 1  # round whose groups are not composed yet
         last = min(self.version + 1 + policy.ahead, policy.rounds)
-        rounds = last - max(first, policy.imitated + 1) + 1
+        rounds = last - max(first, self._imitated + 1) + 1
         for _ in range(max(0, rounds * policy.groups - len(self.pool.of()))):
             self.pool.add(PromptGroup(self._next_group))
             self._next_group += 1
@@ -363,14 +377,14 @@ class ReinforcementController(RunController[ReinforcementDesk]):
     # --- the round --------------------------------------------------------------------------------------------
 
     def _open(self, now: float) -> None:
-        """Open the next round once its groups are there and nobody is evaluating."""
+        """Open the next round once its groups are there and no version is being evaluated."""
         if self.pool.of(held_out=True):
             return
         learners = self._idle("learner")
         if not learners:
             return
         policy, number = self.desk.policy, self.version + 1
-        imitates = number <= policy.imitated
+        imitates = number <= self._imitated
         opened = PolicyRound(number, imitates, max(self._last_end, self.membership.first_ready_at or now))
         if imitates:
             count = policy.groups * policy.completions
@@ -394,7 +408,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         stale = [group for group in self.pool.of(GroupPhase.READY) if self.version - group.version > policy.lag]
         self._drop(stale, "stale")
         if stale:
-            self._supply()  # what is new is handed out when a worker is idle
+            self._supply()  # new groups are handed out when a worker is idle
         ready = self.pool.of(GroupPhase.READY)
         if len(ready) < policy.groups:
             return None
@@ -426,7 +440,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 round=self.round.number,
                 version=self.version,
                 first_step=self.round.number - 1,
-                rate=policy.rate_of(self.round.number),
+                rate=policy.rate_of(self.round.number, self._imitated),
                 reference=refers,
                 teacher=policy.teaches and not self.round.imitates,
             )
@@ -517,12 +531,10 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self.round, self._last_end = None, now
         self._dropped.clear()
         self._generated = self._replaced = 0
-        if opened.number == policy.imitated and not policy.reference:
+        if opened.number == self._imitated and not policy.reference:
             self.desk.out.append(KeepReference())
-        if policy.held_out and policy.is_due(opened.number, policy.eval_every):
-            self._metrics = metrics
-            for number in range(policy.held_out):
-                self.pool.add(PromptGroup(number, held_out=True))
+        self._metrics = metrics
+        self._evaluate()
         self._keep_versions()
 
     def _keep_versions(self) -> None:
@@ -530,6 +542,13 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self.desk.out.append(e.KeepParameters(tuple(sorted({self.version, *(task.version for task in tasks)}))))
 
     # --- evaluation and checkpoints ---------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        """Have the held-out prompts answered if this is due for the newest version."""
+        policy = self.desk.policy
+        if policy.is_due(self.version, policy.eval_every, self._imitated):
+            for number in range(policy.held_out):
+                self.pool.add(PromptGroup(number, held_out=True))
 
     def _check_evaluated(self) -> None:
         groups = self.pool.of(held_out=True)
@@ -543,13 +562,22 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             policy = msgspec.structs.replace(self._metrics.policy, held_out_reward=reward)
             self.desk.out.append(e.WriteMetrics(msgspec.structs.replace(self._metrics, policy=policy)))
             self._metrics = None
+        self._end_imitation(reward)
         goal = self.desk.policy.goal
-        if 0 < goal <= reward and self.version >= self.desk.policy.imitated:
+        if 0 < goal <= reward and self.version >= self._imitated:
             self._goal = f"held-out reward {reward:.3f} has reached rl.goal = {goal:g} in round {self.version}"
+
+    def _end_imitation(self, reward: float) -> None:
+        """End the imitation before `rl.imitated_rounds` once its goal is reached."""
+        policy = self.desk.policy
+        if 0 < policy.imitation_goal <= reward and 0 < self.version < self._imitated:
+            self.desk.append(ImitationEnded(version=self.version, reward=reward))
+            if not policy.reference:
+                self.desk.out.append(KeepReference())
 
     def _write_checkpoint(self) -> None:
         policy, version = self.desk.policy, self.version
-        due = version > 0 and (self._is_over or policy.is_due(version, policy.checkpoint_every))
+        due = version > 0 and (self._is_over or policy.is_due(version, policy.checkpoint_every, self._imitated))
         if due and version > self._kept_round and not self._writing and not self._unkept:
             self._writing = True
             state = self.desk.state
@@ -573,7 +601,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
         self._slowest = {key: seconds for key, seconds in self._slowest.items() if key[0] != worker.session}
 
     def _vacate(self, session: int) -> None:
-        """What this worker has is given to others."""
+        """Give the tasks of this worker to others."""
         self._versions.pop(session, None)
         self._has_reference.discard(session)
         task = self.sampling.pop(session, None)
@@ -586,7 +614,7 @@ class ReinforcementController(RunController[ReinforcementDesk]):
             self.desk.out.append(ForgetTask(share.task))
             share.session, share.task = None, 0
 
-    # --- what the base asks -----------------------------------------------------------------------------------
+    # --- hooks of the base ------------------------------------------------------------------------------------
 
     def _why_nothing_goes_on(self) -> str:
         ready = self.desk.ready_workers()
@@ -619,8 +647,8 @@ class ReinforcementController(RunController[ReinforcementDesk]):
                 if share.session is not None:
                     yield self._wait(share.session, "learn", share.since, "has not trained its groups")
 
-    def _wait(self, session: int, what: str, since: float, lacks: str) -> Wait:
-        slowest = self._slowest.get((session, what))
+    def _wait(self, session: int, kind: str, since: float, lacks: str) -> Wait:
+        slowest = self._slowest.get((session, kind))
         most = FIRST_TASK_S if slowest is None else max(TASK_S, TASK_FACTOR * slowest)
         return Wait(session, since, since + most, lacks)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from planetary.core.schedules import Schedule
 from planetary.core.step import FunctionSpec
 from planetary.core.tensors import TensorSpec
@@ -14,7 +16,7 @@ from planetary.rl.protocol.rl_messages import PolicyJob
 
 
 class GroupOutcome(e.Event, frozen=True):
-    """What the environment says of a group's texts.
+    """The verdict of the environment on a group's texts.
 
     Attributes:
         goes_on: whether a dialogue of it goes on, so that there are no rewards yet.
@@ -32,7 +34,7 @@ class TextsJudged(e.Event, frozen=True):
     """The texts of a task were checked, and judged where nothing was wrong with them.
 
     Attributes:
-        defect: why they are not what the weights give; "": they may be.
+        defect: why they do not follow from the weights; "": they may.
         broken: why nothing can be judged at all; "": something can.
         tokens: that the policy generated.
     """
@@ -71,7 +73,7 @@ class BatchesOf(e.Payload, frozen=True):
 
 
 class JudgeTexts(e.Instruction, frozen=True):
-    """Check and judge what a worker has sampled; answer with `TextsJudged`."""
+    """Check and judge sampled texts; answer with `TextsJudged`."""
 
     task: int
     attachment: int
@@ -88,7 +90,7 @@ class ForgetGroups(e.Instruction, frozen=True):
 
 
 class ForgetTask(e.Instruction, frozen=True):
-    """Nothing that a worker sends for this task counts any more."""
+    """Results of this task do not count any more."""
 
     task: int
 
@@ -105,15 +107,17 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
         completions: of each prompt.
         lag: how many versions the weights that sampled a text may be behind those that it trains.
         ahead: rounds for which texts are sampled before the round before them is trained.
-        equal: what becomes of groups with equal rewards.
+        equal: use of groups with equal rewards.
         imitated: rounds at the start that train on answers.
+        imitation_goal: mean reward of held-out prompts that ends the imitation before; 0: none does.
         held_out: prompts of an evaluation.
         goal: mean reward of held-out prompts that ends the run; 0: none does.
         ends: tokens after which a completion has ended.
         teaches: whether advantages come from the reference's log-probabilities.
         refers: whether the loss has a term of the reference policy.
-        reference: whether the reference is there from the start; if not, it is what the imitation ends with.
-        rate: learning rate of the rounds after the imitation.
+        reference: whether the reference is there from the start; if not, it is the policy at the end of the imitation.
+        rate: learning rate of the first round after the imitation.
+        decay: of that rate from there to the last round, where it is near 0.
         schedule: of the imitation's rounds.
         most_texts: of one task.
     """
@@ -129,6 +133,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     ahead: int
     equal: Equal
     imitated: int
+    imitation_goal: float
     held_out: int
     goal: float
     ends: tuple[int, ...]
@@ -136,6 +141,7 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
     refers: bool
     reference: bool
     rate: float
+    decay: Literal["constant", "linear", "cosine"]
     schedule: Schedule
     eval_every: int
     checkpoint_every: int
@@ -164,10 +170,16 @@ class PolicyOfRun(FabricPolicy, frozen=True, kw_only=True):
             persists=self.persists,
         )
 
-    def rate_of(self, round_: int) -> float:
-        """Return the learning rate of a round's steps."""
-        return self.schedule.rate(round_ - 1) if round_ <= self.imitated else self.rate
+    def rate_of(self, round_: int, imitated: int) -> float:
+        """Return the learning rate of a round's steps, where the imitation's last round is `imitated`."""
+        if round_ <= imitated:
+            return self.schedule.rate(round_ - 1)
+        steps = self.rounds - imitated
+        learning = Schedule(kind=self.decay, peak=self.rate, total_steps=max(1, steps), final_fraction=0.0)
+        return learning.rate(round_ - 1 - imitated)
 
-    def is_due(self, round_: int, every: int) -> bool:
-        """Whether what happens every so many rounds happens after this one, the imitation's last, or the run's."""
-        return round_ in {self.rounds, self.imitated} or round_ % every == 0
+    def is_due(self, round_: int, every: int, imitated: int) -> bool:
+        """Whether a task of every `every` rounds is due after this one: also after the run's last one, and after the
+        imitation's last one, `imitated`.
+        """
+        return round_ in {self.rounds, imitated} or round_ % every == 0

@@ -1,1 +1,1 @@
-"""Prompts, and the processes that judge what a policy answers."""
+"""Prompts, and the processes that judge the answers of a policy."""

@@ -1,7 +1,7 @@
 """The process that runs a user's environment: a request and an answer a line, within limits of time and memory.
 
 The process is of its own session, so that whatever it starts is ended with it. Its answers go through a pipe of their
-own: what the environment prints does not reach the gateway.
+own: output of the environment does not reach the gateway.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Case(msgspec.Struct, frozen=True):
 
 def limit(memory_bytes: int) -> None:
     """Bound this process: memory, size of files, and no core dumps."""
-    for what, most in (
+    for limited, most in (
         (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_FSIZE, MOST_OUTPUT),
         (resource.RLIMIT_CORE, 0),
     ):
         with contextlib.suppress(ValueError, OSError):  # a lower limit is there already
-            resource.setrlimit(what, (most, most))
+            resource.setrlimit(limited, (most, most))
 
 
 def adopt_orphans() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -19,14 +20,14 @@ from planetary.rl.environments.judge_process import LEFT_RUNNING, Case
 from planetary.rl.environments.judging import Judged
 
 START_S = 60.0
-"""A process may import what the environment needs."""
+"""A process may import the libraries of the environment."""
 MOST_ANSWER = 1 << 20
 """Bytes of an answer, of which a reply is the most."""
 
 
 @dataclass(frozen=True)
 class JudgeLimits:
-    """What an environment may take.
+    """Limits of an environment.
 
     Attributes:
         processes: how many judge at once.
@@ -114,8 +115,24 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-class Judges:
+class Judges(Protocol):
     """Judges completions of one task. Used on one event loop."""
+
+    async def judge(self, cases: Sequence[Case]) -> list[Judged]:
+        """Return a verdict for each completion, in order. Raises `UserError` where the environment does not start."""
+        ...
+
+    async def close(self) -> None:
+        """End the processes."""
+        ...
+
+
+class JudgeProcesses:
+    """`Judges` that run the environment in processes of their own.
+
+    Attributes:
+        ended: processes that had to be ended.
+    """
 
     def __init__(self, task: str, limits: JudgeLimits) -> None:
         """Nothing is started before the first completion."""
@@ -124,7 +141,7 @@ class Judges:
         for _ in range(limits.processes):
             self._free.put_nowait(None)
         self._all: set[_JudgeProcess] = set()
-        self.ended = 0  # processes that had to be ended
+        self.ended = 0
 
     async def judge(self, cases: Sequence[Case]) -> list[Judged]:
         """Return a verdict for each completion, in order.

@@ -1,4 +1,4 @@
-"""What a user's file has: a reward function, or a class of dialogues; and how either judges a completion.
+"""Environments of a user's file: a reward function, or a class of dialogues; and how either judges a completion.
 
 A reward function is `reward(prompt, completion, meta) -> float`. A class of dialogues is made for each with `prompt`
 and `meta`; its `reply(completion)` returns the text that follows, or None at the end, and its `reward()` a number.
@@ -23,12 +23,12 @@ from planetary.rl.environments.tasks import TASKS
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """What an environment says of a dialogue.
+    """The verdict of an environment on a dialogue.
 
     Attributes:
         reply: text that follows, after which the policy goes on; None: the dialogue has ended.
         reward: of an ended dialogue; None: it has none, and `problem` says why.
-        problem: what the environment did wrong.
+        problem: failure of the environment; "": none.
     """
 
     reply: str | None = None
@@ -41,7 +41,7 @@ Judge = Callable[[str, Sequence[str], Mapping[str, Any]], Judged]
 
 
 def judge_of(task: str) -> Judge:
-    """Return what judges a task: a built-in one, `module:name`, or `file.py:name`.
+    """Return the judge of a task: a built-in one, `module:name`, or `file.py:name`.
 
     Raises:
         UserError: there is no such task, file or name, or it cannot be called.

@@ -94,7 +94,7 @@ def problems_of(task: str, source: str, seed: int, held_out: int) -> Problems:
         held_out: how many prompts are evaluated.
 
     Raises:
-        UserError: the task is not built-in and there is no file, or the file is not what it must be.
+        UserError: the task is not built-in and there is no file, or the file has no usable prompts.
     """
     if source:
         return FileProblems(source, seed, held_out)

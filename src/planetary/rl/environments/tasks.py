@@ -12,12 +12,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Problem:
-    """What a policy is asked.
+    """A prompt.
 
     Attributes:
         prompt: text that it continues.
         answer: that it may be taught; "": there is none.
-        meta: what the reward needs, as JSON has it.
+        meta: arguments of the reward, as JSON has them.
     """
 
     prompt: str
@@ -50,21 +50,28 @@ def _of_answer(prompt: str, completion: str, meta: Mapping[str, Any]) -> float:
 
 
 def _reverse(rng: np.random.Generator) -> Problem:
-    letters = "".join(chr(ord("a") + int(i)) for i in rng.integers(0, 26, int(rng.integers(6, 11))))
+    """Return six letters, which are wanted from the last to the first."""
+    letters = "".join(chr(ord("a") + int(i)) for i in rng.integers(0, 26, 6))
     return Problem(f"{letters}>", letters[::-1], {"answer": letters[::-1]})
 
 
 def _add(rng: np.random.Generator) -> Problem:
+    """Return two numbers of three digits. Their sum is wanted from the units on, as on paper: each digit follows from
+    two digits and the carry of those before.
+    """
     a, b = (int(value) for value in rng.integers(100, 1000, 2))
-    return Problem(f"{a}+{b}=", str(a + b), {"answer": str(a + b)})
+    answer = str(a + b)[::-1]
+    return Problem(f"{a}+{b}=", answer, {"answer": answer})
 
 
 def _sort(rng: np.random.Generator) -> Problem:
+    """Return six digits, which are wanted in order."""
     digits = "".join(str(int(i)) for i in rng.integers(0, 10, 6))
     return Problem(f"{digits}<", "".join(sorted(digits)), {"answer": "".join(sorted(digits))})
 
 
 def _countdown(rng: np.random.Generator) -> Problem:
+    """Return three digits and a number that + - * make of them, each used once, in an order that is wanted."""
     a, b, c = (int(value) for value in rng.integers(1, 10, 3))
     first, second = (("+", "-", "*")[int(i)] for i in rng.integers(0, 3, 2))
     answer = f"{a}{first}{b}{second}{c}"

@@ -1,4 +1,4 @@
-"""The texts of a run at its gateway: what was asked, generated and replied, token by token, with versions."""
+"""The texts of a run at its gateway: prompts, completions and replies, token by token, with versions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from planetary.rl.protocol.rl_messages import SAMPLED_TEXTS, TEXTS_TO_SAMPLE
 
 
 class TextLimits(msgspec.Struct, frozen=True):
-    """How texts may be.
+    """Limits of texts.
 
     Attributes:
         window: tokens of a whole text at most.
@@ -40,7 +40,7 @@ class TextLimits(msgspec.Struct, frozen=True):
 
 @dataclass
 class Turn:
-    """What was generated at once: `count` tokens from the position `start` on, drawn with `seed`."""
+    """Tokens that were generated at once: `count` from the position `start` on, drawn with `seed`."""
 
     start: int
     count: int
@@ -52,7 +52,7 @@ class Dialogue:
     """One completion of a prompt, in one turn or several.
 
     Attributes:
-        problem: what was asked.
+        problem: the prompt, its answer and its meta data.
         tokens: of the whole text.
         own: whether each token is the policy's.
         sampled: log-probability with which each own token was drawn; 0 elsewhere.
@@ -61,7 +61,7 @@ class Dialogue:
         completions: their texts, without the token that ended each.
         reward: None while it goes on, and where the environment gave none.
         ended: whether nothing is generated any more.
-        problem_found: what the environment did wrong.
+        problem_found: failure of the environment; "": none.
     """
 
     problem: Problem
@@ -76,7 +76,7 @@ class Dialogue:
     problem_found: str = ""
 
     def __post_init__(self) -> None:
-        """A prompt is nobody's."""
+        """The tokens of a prompt are not the policy's own."""
         count = len(self.tokens)
         self.own, self.sampled, self.versions = [False] * count, [0.0] * count, [-1] * count
 
@@ -118,15 +118,20 @@ class Texts:
         """Return the dialogues of groups that have not ended, in order."""
         return [one for number in numbers for one in self.group(held_out, number) if not one.ended]
 
-    def to_sample(self, held_out: bool, numbers: Sequence[int]) -> memoryview:
-        """Return the texts that are to be continued, as `SampleTexts` says."""
-        texts, seeds, most = [], [], []
+    def drawings(self, held_out: bool, numbers: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the seed of each text that goes on, and how many tokens it may get, in order."""
+        seeds, most = [], []
         for number in numbers:
             for member, one in enumerate(self.group(held_out, number)):
                 if not one.ended:
-                    texts.append(one.tokens)
                     seeds.append(self._seed_of(held_out, number, member, len(one.turns)))
                     most.append(self._room(one))
+        return seeds, most
+
+    def to_sample(self, held_out: bool, numbers: Sequence[int]) -> memoryview:
+        """Return the texts that are to be continued, packed as `SampleTexts` describes."""
+        texts = [one.tokens for one in self.going_on(held_out, numbers)]
+        seeds, most = self.drawings(held_out, numbers)
         arrays = {
             "tokens": np.array([token for text in texts for token in text], np.int32),
             "lengths": np.array([len(text) for text in texts], np.int32),
@@ -136,10 +141,10 @@ class Texts:
         return pack_arrays(TEXTS_TO_SAMPLE, self._limits.vocabulary, arrays)
 
     def take(self, held_out: bool, numbers: Sequence[int], version: int, packed: Packed) -> list[Dialogue]:
-        """Append what a worker has sampled to its dialogues; return those.
+        """Append sampled completions to their dialogues; return these.
 
         Raises:
-            RemoteProtocolError: it is not what was asked for; nothing was appended.
+            RemoteProtocolError: they are no completions of these texts; nothing was appended.
         """
         _, arrays = unpack_arrays(packed, SAMPLED_TEXTS)
         dialogues = self.going_on(held_out, numbers)
@@ -155,7 +160,7 @@ class Texts:
             or (lengths < 1).any()
             or lengths.sum() != len(tokens)
         ):
-            raise RemoteProtocolError(f"what was sampled is not {len(dialogues)} completions of a token or more")
+            raise RemoteProtocolError(f"sampled texts: expected {len(dialogues)} completions of a token or more")
         if (tokens < 0).any() or (tokens >= self._limits.vocabulary).any():
             raise RemoteProtocolError(f"a sampled token is not below {self._limits.vocabulary}")
         if not np.isfinite(logprobs).all() or (logprobs > 1e-4).any():
@@ -178,7 +183,7 @@ class Texts:
         return dialogues
 
     def untake(self, dialogues: Iterable[Dialogue]) -> None:
-        """Undo the newest turn of dialogues: what was sampled for it does not count."""
+        """Undo the newest turn of dialogues: its tokens do not count."""
         for one in dialogues:
             turn = one.turns.pop()
             one.completions.pop()
@@ -187,7 +192,7 @@ class Texts:
 
     @staticmethod
     def cases(dialogues: Iterable[Dialogue]) -> list[Case]:
-        """Return what the environment is asked of dialogues."""
+        """Return the cases that the environment judges, one a dialogue."""
         return [Case(one.problem.prompt, tuple(one.completions), dict(one.problem.meta)) for one in dialogues]
 
     def settle(self, dialogues: Iterable[Dialogue], verdicts: Iterable[Judged]) -> None:
@@ -253,7 +258,7 @@ class Texts:
 
 
 def outcome_of(dialogues: Sequence[Dialogue]) -> Mapping[str, object]:
-    """Return what the controller has to know of a group: whether it goes on, its rewards, and problems, each once."""
+    """Return the fields of a `GroupOutcome`: whether the group goes on, its rewards, and its problems, each once."""
     if not all(one.ended for one in dialogues):
         return {"goes_on": True}
     problems = tuple(dict.fromkeys(one.problem_found for one in dialogues if one.problem_found))

@@ -7,6 +7,7 @@ XLA at the gateway, and compared within a tolerance: workers may have any device
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ from planetary.serve.scheduling.sampling import gumbel
 
 
 class Recomputation:
-    """Computes what workers have claimed again. Used from one thread at a time."""
+    """Computes texts of workers again. Used from one thread at a time."""
 
     def __init__(
         self,
@@ -49,14 +50,10 @@ class Recomputation:
         self._names = [spec.name for spec in specs]
         self._tree = jax.tree.structure(params)
         self._length, self._vocabulary, self._tolerance, self._rows = length, vocabulary, tolerance, rows
-
-        def distributions(params: Any, tokens: jax.Array) -> jax.Array:
-            return jax.nn.log_softmax(decode(params, tokens, WholeText(tokens)).astype(jnp.float32))
-
-        self._distributions: Callable[[Any, np.ndarray], jax.Array] = jax.jit(distributions)
+        self._distributions = _distributions_of(decode)
 
     def defect(self, dialogues: Sequence[Dialogue], weights: Tensors, *, greedy: bool) -> str:
-        """Return what shows that the newest turns of dialogues were not drawn from these weights, or ""."""
+        """Return the proof that the newest turns of dialogues were not drawn from these weights; "": there is none."""
         params = jax.tree.unflatten(self._tree, [weights[name] for name in self._names])
         for start in range(0, len(dialogues), self._rows):
             part = dialogues[start : start + self._rows]
@@ -86,3 +83,13 @@ class Recomputation:
             if scores.max() - scores[token] > 2 * self._tolerance:
                 return f"the token at position {position} was not drawn with the seed of its text"
         return ""
+
+
+@functools.lru_cache(maxsize=4)
+def _distributions_of(decode: Decode) -> Callable[[Any, np.ndarray], jax.Array]:
+    """Return log-probabilities f32 [B, T, V] as a function of parameters and tokens i32 [B, T]; compiled once."""
+
+    def distributions(params: Any, tokens: jax.Array) -> jax.Array:
+        return jax.nn.log_softmax(decode(params, tokens, WholeText(tokens)).astype(jnp.float32))
+
+    return jax.jit(distributions)

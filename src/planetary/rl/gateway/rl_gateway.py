@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -22,6 +22,7 @@ from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import base_status, connected_worker, ended_as, stage_of, workers_seen
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
+from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.program_compiling import compile_program_apart
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
@@ -42,17 +43,11 @@ from planetary.rl.controller.rl_events import (
     TextsJudged,
     TextsOf,
 )
-from planetary.rl.environments.judges import JudgeLimits, Judges
-from planetary.rl.gateway.dialogues import Texts, outcome_of
+from planetary.rl.environments.judges import JudgeLimits, JudgeProcesses, Judges
+from planetary.rl.gateway.dialogues import Dialogue, Texts, outcome_of
 from planetary.rl.gateway.packing import pack
 from planetary.rl.gateway.recomputation import Recomputation
-from planetary.rl.gateway.rl_preparation import (
-    LoadFolder,
-    LoadPolicy,
-    PreparedPolicy,
-    policy_of_run,
-    prepare_policy,
-)
+from planetary.rl.gateway.rl_preparation import PreparedPolicy, policy_of_run
 from planetary.rl.gateway.rl_start import PolicyStart, begin_policy, keep_reference
 from planetary.rl.objectives.objective import IMITATION
 from planetary.rl.protocol import rl_records as r
@@ -69,6 +64,19 @@ from planetary.wire.limits import MIB, Limits
 
 log = logging.getLogger(__name__)
 
+Prepare = Callable[[Config, Callable[[str], None]], PreparedPolicy]
+"""As `prepare_policy`, with the functions that load models."""
+CompileFor = Callable[[PreparedPolicy, CompileTarget, Path], Awaitable[PublishedArtifact]]
+"""As `compile_policy`."""
+MakeJudges = Callable[[str, JudgeLimits], Judges]
+"""`(task, limits)` -> the judges of a run."""
+
+
+async def compile_policy(prepared: PreparedPolicy, target: CompileTarget, cache: Path) -> PublishedArtifact:
+    """Compile and verify a policy's program in a process of its own."""
+    below = prepared.shape.serving.integers_below
+    return await compile_program_apart(prepared.program, prepared.model.name, below, target, cache)
+
 
 class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController]):
     """A run of reinforcement learning."""
@@ -81,24 +89,24 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         config: Config,
         options: GatewayOptions,
         security: Security,
-        load: LoadPolicy,
-        load_folder: LoadFolder,
         *,
+        prepare: Prepare,
         system: System = SYSTEM,
+        compile_for: CompileFor = compile_policy,
+        make_judges: MakeJudges = JudgeProcesses,
     ) -> None:
-        """See `Gateway`. `load` makes the policy that `[model]` describes, `load_folder` one of a folder."""
+        """See `Gateway`. `prepare` loads the policy and builds its functions, `compile_for` compiles them."""
         super().__init__(config, options, security, system=system)
-        self._load, self._load_folder = load, load_folder
+        self._prepare_policy, self._compile_policy, self._make_judges = prepare, compile_for, make_judges
         self._texts: Texts | None = None
         self._texts_turn = asyncio.Lock()  # texts are used by one thread at a time
         self._judges: Judges | None = None
         self._recomputation: Recomputation | None = None
-        self._sampled: dict[int, Packed] = {}  # attachment -> what a worker has sent
+        self._sampled: dict[int, Packed] = {}  # attachment -> packed `TextsSampled`
         self._attachments = 0
         self._batches: dict[int, tuple[int, int]] = {}  # task -> steps and tokens of its batches
         self._reference: Tensors | None = None
         self._reference_is_kept = True  # on the disk, or made of the configuration again
-        self._chooses = random.SystemRandom()  # no worker can know which of its texts are computed again
 
     # --- the run ----------------------------------------------------------------------------------------------
 
@@ -119,8 +127,13 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             workers=workers_seen(controller.desk, state.losses, lambda worker: _seen(worker, controller)),
         )
 
+    @property
+    def parameters(self) -> Parameters:
+        """The versions of the policy's parameters that are kept."""
+        return self._parts[1].parameters
+
     def _prepare(self) -> PreparedPolicy:
-        return prepare_policy(self.config, self._load, self._load_folder, self._set_stage)
+        return self._prepare_policy(self.config, self._set_stage)
 
     def _begin(self, prepared: PreparedPolicy) -> PolicyStart:
         policy = policy_of_run(self.config, prepared, local=self.options.local_threads is not None)
@@ -130,7 +143,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         rl, model = self.config.rl, prepared.model
         self._reference = start.reference
         self._texts = Texts(prepared.problems, model.tokenizer, prepared.limits, self.config.run.seed, rl.completions)
-        self._judges = Judges(rl.task, JudgeLimits(rl.judges, rl.judge_seconds, int(rl.judge_mb * MIB)))
+        self._judges = self._make_judges(rl.task, JudgeLimits(rl.judges, rl.judge_seconds, int(rl.judge_mb * MIB)))
         self._recomputation = Recomputation(
             model.decode,
             model.params,
@@ -141,7 +154,8 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         )
         grace_s = self.config.timings.grace_s
         desk = ReinforcementDesk(start.policy, start.state)
-        return ReinforcementController(desk, grace_s, self._clock.monotonic())
+        newest = next((line for line in start.metrics if line.round == start.state.round), None)
+        return ReinforcementController(desk, grace_s, self._clock.monotonic(), newest)
 
     async def _close(self) -> None:
         await super()._close()
@@ -155,7 +169,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         assert self._texts is not None
         return self.prepared, self._start, self._texts
 
-    # --- what workers send ------------------------------------------------------------------------------------
+    # --- messages of workers ----------------------------------------------------------------------------------
 
     def _limits(self) -> Limits:
         assert self.prepared is not None
@@ -301,8 +315,13 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
     def _write_checkpoint(self, checkpoint: Checkpoint) -> e.Event:
         began, round_ = self._clock.monotonic(), checkpoint.info.round
         folder, keep = self.options.folder / CHECKPOINTS, self.config.checkpoint.keep
+        assert self._journal is not None
+        assert self._metrics_file is not None
         try:
-            if self._reference is not None and not self._reference_is_kept:  # before what is resumed with it
+            # A power cut takes no record and no line of the rounds before a checkpoint.
+            self._journal.sync()
+            self._metrics_file.sync()
+            if self._reference is not None and not self._reference_is_kept:  # before a checkpoint that needs it
                 keep_reference(self.options, checkpoint.info.param_specs, self._reference, self._system.files)
                 self._reference_is_kept = True
             path = write_checkpoint(folder, checkpoint, keep=keep, files=self._system.files)
@@ -311,7 +330,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         return e.CheckpointDone(round_, path.name, self._clock.monotonic() - began)
 
     def _write_metrics(self, metrics: RoundMetrics) -> None:
-        # The line of a round whose version was evaluated comes a second time, with what was found.
+        # The line of a round whose version was evaluated comes a second time, with its held-out reward.
         self.metrics = [line for line in self.metrics if line.round != metrics.round]
         super()._write_metrics(metrics)
 
@@ -334,8 +353,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
             dialogues = texts.take(held_out, groups, instruction.version, packed)
         except RemoteProtocolError as error:
             return TextsJudged(task, defect=str(error))
-        share = self.config.rl.verified
-        chosen = [one for one in dialogues if share and self._chooses.random() < max(share, 1 / len(dialogues))]
+        chosen = self._chosen(dialogues)
         if chosen:
             assert self._recomputation is not None
             compute: Awaitable[str] = asyncio.to_thread(self._recomputation.defect, chosen, weights, greedy=held_out)
@@ -352,6 +370,17 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         )
         return TextsJudged(task, outcomes, tokens=tokens)
 
+    def _chosen(self, dialogues: list[Dialogue]) -> list[Dialogue]:
+        """Return the texts that are computed again: `rl.verified` of them, on average one at least.
+
+        The choice is drawn from the machine's entropy after the texts have come, so that no worker can foresee it.
+        """
+        if not self.config.rl.verified or not dialogues:
+            return []
+        share = max(self.config.rl.verified, 1 / len(dialogues))
+        drawn = np.frombuffer(self._system.entropy(4 * len(dialogues)), np.uint32)
+        return [one for one, number in zip(dialogues, drawn.tolist(), strict=True) if number < share * 2**32]
+
     def _news_of(self, record: Record) -> str:
         match record:
             case r.TextsRefused():
@@ -364,8 +393,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
 
     async def _compile_for(self, target: CompileTarget) -> PublishedArtifact:
         prepared, _, _ = self._parts
-        below = prepared.shape.serving.integers_below
-        return await compile_program_apart(prepared.program, prepared.model.name, below, target, self.options.cache)
+        return await self._compile_policy(prepared, target, self.options.cache)
 
 
 def _payload(packed: Packed) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What a run of reinforcement learning is made of: policy, prompts, program and constants."""
+"""The parts of a run of reinforcement learning: policy, prompts, program and constants."""
 
 from __future__ import annotations
 
@@ -64,12 +64,18 @@ class PreparedPolicy:
 
 
 def prepare_policy(
-    config: Config, load: LoadPolicy, load_folder: LoadFolder, stage: Callable[[str], None]
+    config: Config, stage: Callable[[str], None], load: LoadPolicy, load_folder: LoadFolder
 ) -> PreparedPolicy:
-    """Prepare a run; `stage` gets what is being done.
+    """Prepare a run.
+
+    Args:
+        config: of the run.
+        stage: is called with the name of each stage.
+        load: makes the policy that `[model]` describes.
+        load_folder: loads the policy of a folder.
 
     Raises:
-        UserError: keys do not fit together, or the model, the prompts or the environment are not what they must be.
+        UserError: keys do not fit together, or the model, the prompts or the environment cannot be used.
         CompileError: the model cannot be lowered.
     """
     check_keys(config)
@@ -103,7 +109,7 @@ def objective_of(config: Config) -> Objective:
 
 
 def shape_of(model: TracedModel, config: Config) -> PolicyShape:
-    """Return what a policy is compiled for.
+    """Return the sizes that a policy is compiled for.
 
     Raises:
         UserError: the batch or the text's length is missing or too long for the model, or the cache too small.
@@ -132,13 +138,15 @@ def shape_of(model: TracedModel, config: Config) -> PolicyShape:
             f"{(whole + 1) * 4 * int(np.prod(page_shape)) / MIB:.1f} at least"
         )
     chunks = tuple(chunk for chunk in (PAGE, 4 * PAGE, 16 * PAGE) if chunk < window) or (window,)
+    together = tuple(sorted({max(1, at_once // 4), at_once}))
     serving = ServingShape(
         vocabulary=model.vocabulary,
         window=window,
         pages=pages,
         page_shape=page_shape,
-        batches=tuple(sorted({max(1, at_once // 4), at_once})),
+        batches=together,
         chunks=chunks,
+        prefills=together,
         reaches=reaches_of(window),
         most_candidates=1,  # draws are from the whole distribution
         scores_prompts=False,
@@ -147,7 +155,7 @@ def shape_of(model: TracedModel, config: Config) -> PolicyShape:
 
 
 def limits_of(config: Config, model: TracedModel, shape: PolicyShape) -> TextLimits:
-    """Return how texts may be. Raises `UserError` for a tokenizer without a token that ends a text."""
+    """Return the limits of texts. Raises `UserError` for a tokenizer without a token that ends a text."""
     if model.tokenizer.vocab_size > model.vocabulary:
         raise UserError(
             f"the tokenizer has {model.tokenizer.vocab_size} tokens, and the model knows {model.vocabulary}: set "
@@ -210,6 +218,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         ahead=rl.ahead,
         equal=objective.equal if rl.equal == "objective" else rl.equal,
         imitated=rl.imitated_rounds,
+        imitation_goal=rl.imitation_goal,
         held_out=prepared.problems.held_out_count,
         goal=rl.goal,
         ends=prepared.limits.ends,
@@ -217,6 +226,7 @@ def policy_of_run(config: Config, prepared: PreparedPolicy, *, local: bool) -> P
         refers=objective.terms.reference > 0,
         reference=prepared.reference is not None,
         rate=rl.learning_rate,
+        decay=rl.decay,
         schedule=schedule,
         eval_every=config.eval.every,
         checkpoint_every=config.checkpoint.every,

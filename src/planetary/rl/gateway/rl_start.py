@@ -38,7 +38,7 @@ REFERENCE_FILE = "reference.safetensors"
 
 @dataclass
 class PolicyStart:
-    """What the gateway goes on from; see `RunStart`."""
+    """The state that the gateway goes on from; see `RunStart`."""
 
     policy: PolicyOfRun
     state: ReinforcementState
@@ -91,7 +91,8 @@ def begin_policy(
     for pardon in (pardons := forgiven(state, options.forgive)):
         state.apply(pardon)
     reference = prepared.reference
-    if reference is None and mark.round >= policy.imitated:
+    imitated = policy.imitated if state.imitation_ended is None else state.imitation_ended
+    if reference is None and mark.round >= imitated:
         reference = read_reference(options)
     write_atomically(folder / CONFIG, to_toml(config).encode(), files)
     metrics = trim_metrics(folder / METRICS, mark.round, files)

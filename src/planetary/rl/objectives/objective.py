@@ -15,7 +15,7 @@ import numpy as np
 from planetary.rl.objectives.terms import LossTerms
 
 Equal = Literal["drop", "keep", "replace"]
-"""What becomes of a group whose rewards are all equal, of which nothing can be learned."""
+"""The use of a group whose rewards are all equal, of which nothing can be learned."""
 
 STD_FLOOR = 1e-6
 """Added to a group's standard deviation, so that equal rewards have the advantage 0."""
@@ -68,8 +68,8 @@ class Objective:
         advantages: of a group's rewards.
         weights: of each text's tokens, by (lengths, longest).
         terms: of the loss.
-        teacher: whether each token's advantage is what a teacher's log-probability has over the policy's.
-        equal: what becomes of groups with equal rewards, unless the configuration says otherwise.
+        teacher: whether each token's advantage is a teacher's log-probability minus the policy's.
+        equal: use of groups with equal rewards, unless the configuration names another.
     """
 
     advantages: Callable[[np.ndarray], np.ndarray]
@@ -79,7 +79,7 @@ class Objective:
     equal: Equal = "drop"
 
     def with_terms(self, **values: float) -> Objective:
-        """Return the objective with other coefficients; those that are 0 stay what they are."""
+        """Return the objective with other coefficients; those that are 0 stay as they are."""
         chosen = {name: value for name, value in values.items() if value}
         return Objective(
             self.advantages, self.weights, msgspec.structs.replace(self.terms, **chosen), self.teacher, self.equal

@@ -1,4 +1,4 @@
-"""One program of everything that a worker computes with a policy, so that its parameters are on the device once."""
+"""One program of all functions of a policy, so that its parameters are on the device once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def policy_program(
         decode: of the model.
         params: a pytree of arrays, or of their shapes.
         specs: its leaves in order, as they are named in signatures.
-        shape: what to build for.
+        shape: the sizes to build for.
         options: of the training step.
 
     Raises:

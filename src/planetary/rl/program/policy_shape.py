@@ -1,4 +1,4 @@
-"""What a policy is compiled for, and the functions of its program. Needs no JAX."""
+"""The sizes that a policy is compiled for, and the functions of its program. Needs no JAX."""
 
 from __future__ import annotations
 

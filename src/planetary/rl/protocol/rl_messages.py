@@ -17,7 +17,7 @@ TEXTS_TO_SAMPLE = "texts to sample"
 SAMPLED_TEXTS = "sampled texts"
 BATCHES = "batches of texts"
 END_PARAMETERS = "end parameters of a policy"
-"""What packed payloads say that they are."""
+"""Kinds of packed payloads."""
 
 
 class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
@@ -35,12 +35,12 @@ class PolicyJob(m.RoleJob, frozen=True, kw_only=True):
 
     @staticmethod
     def plan_of(shape: PolicyShape) -> str:
-        """Return the plan: what the policy is compiled for."""
+        """Return the plan: the sizes that the policy is compiled for."""
         return msgspec.json.encode(shape).decode()
 
     @property
     def shape(self) -> PolicyShape:
-        """What the policy is compiled for."""
+        """The sizes that the policy is compiled for."""
         return msgspec.json.decode(self.plan, type=PolicyShape)
 
 
@@ -91,7 +91,7 @@ class LearnTexts(m.RoleMessage, frozen=True, kw_only=True):
     first_step: int
     rate: float  # of all its steps
     reference: bool  # whether the loss has a term of the reference policy
-    teacher: bool  # whether advantages are what the reference's log-probabilities have over the sampled ones
+    teacher: bool  # whether advantages are the reference's log-probabilities minus the sampled ones
 
 
 class TextsLearned(m.RoleMessage, frozen=True, kw_only=True):
@@ -112,4 +112,4 @@ class TextsLearned(m.RoleMessage, frozen=True, kw_only=True):
 REINFORCEMENT = m.FABRIC.extended(
     PolicyJob, PolicyReady, PolicyWeights, SampleTexts, TextsSampled, LearnTexts, TextsLearned
 )
-"""What is said in reinforcement learning."""
+"""The protocol of reinforcement learning."""

@@ -1,4 +1,4 @@
-"""What the journal of reinforcement learning adds to the fabric's records, and the state that they fold to."""
+"""Records of reinforcement learning beside the fabric's, and the state that they fold to."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ class GroupsLearned(Record, frozen=True, kw_only=True, tag="groups_learned"):
 
 
 class TextsRefused(Record, frozen=True, kw_only=True, tag="texts_refused"):
-    """What a worker sent as sampled is not what the weights give; its groups are sampled again elsewhere."""
+    """A worker's texts do not follow from the weights; its groups are sampled again elsewhere."""
 
     round: int
     task: int
     worker: str
     groups: tuple[int, ...]
     reason: str
+    held_out: bool = False  # whether they are held-out prompts
 
 
 class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):
@@ -58,23 +59,34 @@ class HeldOutJudged(Record, frozen=True, kw_only=True, tag="held_out_judged"):
     prompts: int
 
 
-ReinforcementRecord = AnyRecord | GroupSampled | GroupDropped | GroupsLearned | TextsRefused | HeldOutJudged
+class ImitationEnded(Record, frozen=True, kw_only=True, tag="imitation_ended"):
+    """The imitation has reached its goal with this version: later rounds train on rewards."""
+
+    version: int
+    reward: float  # mean of held-out prompts
+
+
+ReinforcementRecord = (
+    AnyRecord | GroupSampled | GroupDropped | GroupsLearned | TextsRefused | HeldOutJudged | ImitationEnded
+)
 
 
 class ReinforcementState(RunFold):
-    """What the journal determines.
+    """The state that the journal determines.
 
     Attributes:
         next_group: number of the next group; none is sampled twice, also after a resume.
         next_task: number of the next task.
-        refusals: rounds in which what a worker sent was refused, by worker.
+        refusals: rounds in which texts were refused, by worker.
         held_out: mean reward of held-out prompts, by version.
+        imitation_ended: version with which the imitation reached its goal; None: it has not.
     """
 
     next_group: int = 1
     next_task: int = 1
     refusals: dict[str, list[int]] = msgspec.field(default_factory=dict)
     held_out: dict[int, float] = msgspec.field(default_factory=dict)
+    imitation_ended: int | None = None
 
     def _apply_own(self, record: Record) -> None:
         match record:
@@ -88,7 +100,11 @@ class ReinforcementState(RunFold):
                 self.next_task = max(self.next_task, record.task + 1)
             case HeldOutJudged():
                 self.held_out[record.version] = record.reward
+            case ImitationEnded():
+                self.imitation_ended = record.version
             case RunResumed():
+                if self.imitation_ended is not None and self.imitation_ended > record.mark.round:
+                    self.imitation_ended = None
                 self.round, self.tokens_total = record.mark.round, record.mark.tokens_total
                 self.next_task = max(self.next_task, record.mark.next_task) + 1000
                 for known in (self.held_out, self.train_losses):

@@ -1,10 +1,13 @@
-"""A policy on a device: it samples texts, and takes training steps. Used by one thread at a time."""
+"""A policy on a device: it samples texts, and takes training steps. Used by one thread at a time.
+
+Texts are sampled with the scheduler of a served model, with one worker and no endpoint.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -26,15 +29,101 @@ from planetary.rl.program.policy_shape import (
     PolicyShape,
 )
 from planetary.rl.protocol.rl_messages import LearnTexts
-from planetary.runtime.program_runner import ProgramRunner
+from planetary.runtime.program_runner import Runner
+from planetary.serve.program.serving_shape import IDS, ROW, VALUES, ServingShape
+from planetary.serve.protocol.serving_messages import Compute
+from planetary.serve.scheduling.sampling import Candidates, SamplingOptions
+from planetary.serve.scheduling.scheduler import Call, Scheduler
+from planetary.serve.scheduling.texts import TextRequest
 from planetary.serve.worker.serving_role import LoadedModel
 
+_SEAT = 1  # of the scheduler's one worker
 _REFERENCE = "reference."  # in front of a parameter's name
+
+
+class Computes(Protocol):
+    """Computes calls: see `serve.worker.serving_role.LoadedModel`."""
+
+    def compute(self, message: Compute) -> dict[str, np.ndarray]:
+        """Return the results of a call."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextStart:
+    """A text to continue.
+
+    Attributes:
+        tokens: so far.
+        seed: of the draws.
+        most: tokens to generate at most.
+    """
+
+    tokens: tuple[int, ...]
+    seed: int
+    most: int
+
+
+@dataclass
+class Completion:
+    """Generated tokens, and the log-probability that the model gave each."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+def sample(
+    model: Computes,
+    shape: ServingShape,
+    vocabulary: int,
+    starts: Sequence[TextStart],
+    *,
+    ends: Collection[int],
+    greedy: bool = False,
+) -> list[Completion]:
+    """Continue all texts and return their completions, in order.
+
+    Tokens are drawn from the whole distribution at temperature 1, so that a token's log-probability is that with which
+    it was drawn. The token that ends a text is the last of its completion.
+    """
+    scheduler = Scheduler(shape, vocabulary)
+    scheduler.join(_SEAT)
+    found = [Completion() for _ in starts]
+    for number, start in enumerate(starts):
+        options = SamplingOptions(temperature=0.0 if greedy else 1.0, seed=start.seed)
+        scheduler.submit(TextRequest(text=number, prompt=start.tokens, most=start.most, options=options))
+    while calls := scheduler.next_calls():
+        for _, call in calls:
+            results = model.compute(_message(call))
+            for given in scheduler.computed(_SEAT, _candidates(results, len(call.rows))):
+                completion = found[given.text]
+                for token in given.tokens:
+                    completion.tokens.append(token.token)
+                    completion.logprobs.append(0.0 if token.logprob is None else token.logprob)
+                if not given.finished and completion.tokens and completion.tokens[-1] in ends:
+                    scheduler.cancel(given.text)
+    return found
+
+
+def _message(call: Call) -> Compute:
+    return Compute(
+        call=0,
+        function=call.function,
+        tokens=tuple(row.tokens for row in call.rows),
+        starts=tuple(row.start for row in call.rows),
+        pages=tuple(row.pages for row in call.rows),
+        full=call.full,
+    )
+
+
+def _candidates(results: dict[str, np.ndarray], count: int) -> list[Candidates]:
+    row = results.get(ROW)
+    return [Candidates(results[IDS][i], results[VALUES][i], None if row is None else row[i]) for i in range(count)]
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What a task of training found; see `TextsLearned`."""
+    """The outcome of a task of training; see `TextsLearned`."""
 
     parameters: Tensors
     steps: int
@@ -63,9 +152,26 @@ class LoadedPolicy:
     """
 
     def __init__(
-        self, run: ProgramRunner, shape: PolicyShape, state: Sequence[TensorSpec], *, kept: InnerStates, persists: bool
+        self,
+        run: Runner,
+        shape: PolicyShape,
+        state: Sequence[TensorSpec],
+        *,
+        kept: InnerStates,
+        persists: bool,
+        now: Callable[[], float],
     ) -> None:
-        """`state` is the optimizer's; `kept` has that of earlier rounds, and gets that of later ones."""
+        """Put nothing on the device yet.
+
+        Args:
+            run: has the functions.
+            shape: of the policy.
+            state: of the optimizer.
+            kept: has that state after earlier rounds, and gets it after later ones.
+            persists: whether it outlasts a round.
+            now: returns monotonic seconds.
+        """
+        self._now = now
         self._shape, self._state, self._kept, self._persists = shape, tuple(state), kept, persists
         self._params = tuple(spec for spec in run.signature(SCORE).arguments if spec.name != TOKENS)
         self.sampling = LoadedModel(run, shape.serving, {})
@@ -86,7 +192,7 @@ class LoadedPolicy:
         self._resident.put({_REFERENCE + name: array for name, array in weights.items()})
 
     def require(self, version: int) -> None:
-        """Raise `LocalProtocolError` unless the newest weights are of this version; undo what training made of them."""
+        """Raise `LocalProtocolError` unless the newest weights are of this version, and go back to them."""
         if version != self._version:
             raise LocalProtocolError(
                 f"a task needs the weights of version {version}, and those of {self._version} came"
@@ -101,7 +207,7 @@ class LoadedPolicy:
             NumericsError: a step's loss is not finite.
             ResourceError: the device fails.
         """
-        began = time.perf_counter()
+        began = self._now()
         self.require(message.version)
         self._restore_state(message.round)
         steps = len(batches[TOKENS])
@@ -134,19 +240,26 @@ class LoadedPolicy:
             if not np.isfinite(losses[-1]) or not np.isfinite(grad_norm):
                 self._round = None
                 raise NumericsError(f"the loss of step {index + 1} is {losses[-1]}, its gradient's norm {grad_norm}")
+        total = sum(count for _, count in divergences)
+        reference_divergence = sum(value * count for value, count in divergences) / total if total else 0.0
+        if not np.isfinite((divergence, entropy, reference_divergence)).all():
+            self._round = None
+            raise NumericsError(
+                f"log-probabilities of the texts are not finite: divergence {divergence}, from the reference "
+                f"{reference_divergence}, entropy {entropy}"
+            )
         parameters = self._resident.get(spec.name for spec in self._params)
         self._keep_state(message.round)
-        total = sum(count for _, count in divergences)
         return Learned(
             parameters,
             steps,
             tokens,
             float(np.mean(losses)),
             grad_norm,
-            time.perf_counter() - began,
+            self._now() - began,
             divergence,
             entropy,
-            sum(value * count for value, count in divergences) / total if total else 0.0,
+            reference_divergence,
         )
 
     def _check(self, weights: Tensors) -> None:
@@ -170,5 +283,5 @@ class LoadedPolicy:
 
     @property
     def shape(self) -> PolicyShape:
-        """What the policy is compiled for."""
+        """The sizes that the policy is compiled for."""
         return self._shape

@@ -1,23 +1,33 @@
-"""Makes the role of a worker in reinforcement learning, whose code no other worker loads."""
+"""Makes a worker's role in reinforcement learning, whose code no other worker loads."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.rl.protocol.rl_messages import PolicyJob
 
+if TYPE_CHECKING:
+    from planetary.rl.worker.rl_role import OpenPolicy
+
 
 class PolicyLoader:
     """See `RoleLoader`."""
 
+    def __init__(self, open_policy: OpenPolicy | None = None) -> None:
+        """`open_policy`: loads and checks a policy's functions on a device; None: `open_checked_program`."""
+        self._open = open_policy
+
     def blobs(self, job: m.WorkerJob) -> tuple[str, ...]:
         """See `RoleLoader`."""
         assert isinstance(job, PolicyJob)
-        return job.artifact, job.reference
+        return tuple(blob for blob in (job.artifact, job.reference) if blob)
 
     def load(self, job: m.WorkerJob, place: Workplace) -> Role:
         """See `RoleLoader`."""
+        from planetary.fabric.worker.checked_program import open_checked_program
         from planetary.rl.worker.rl_role import load
 
         assert isinstance(job, PolicyJob)
-        return load(job, place)
+        return load(job, place, self._open or open_checked_program)

@@ -1,21 +1,20 @@
-"""What a worker does in reinforcement learning: it keeps the policy on its device, and does one task at a time."""
+"""A worker's role in reinforcement learning: it keeps the policy on its device, and does one task at a time."""
 
 from __future__ import annotations
 
+import itertools
 import logging
-import queue
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
 
 from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
 from planetary.core.errors import LocalProtocolError, NumericsError, PlanetaryError
+from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.fabric.protocol import messages as m
-from planetary.fabric.worker.checked_program import open_checked_program
+from planetary.fabric.shell.system import System
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.fabric.worker.role import Role, Workplace
 from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnected, RoleDisconnected
@@ -34,48 +33,48 @@ from planetary.rl.protocol.rl_messages import (
     TextsLearned,
     TextsSampled,
 )
-from planetary.rl.worker.loaded_policy import LoadedPolicy
-from planetary.rl.worker.sampler import TextStart, sample
+from planetary.rl.worker.loaded_policy import LoadedPolicy, TextStart, sample
+from planetary.runtime.device_check import DeviceReport
+from planetary.runtime.program_runner import Runner
 
 log = logging.getLogger(__name__)
 
 Send = Callable[[m.Message, Packed | None], None]
+OpenPolicy = Callable[[m.RoleJob, Mapping[str, FunctionSpec], Workplace], tuple[Runner, DeviceReport]]
+"""As `fabric.worker.checked_program.open_checked_program`."""
 MOST_PAYLOAD = 4 << 30
 """Bytes that come with one message."""
 
 
-def load(job: PolicyJob, place: Workplace) -> Role:
+def load(job: PolicyJob, place: Workplace, open_policy: OpenPolicy) -> Role:
     """Load a policy's functions onto this device and check them there; raises as `RoleLoader.load`."""
-    run, report = open_checked_program(job, job.functions, place)
+    run, report = open_policy(job, job.functions, place)
     kept = InnerStates(place.options.state / job.run, job.state)
-    policy = LoadedPolicy(run, job.shape, job.state, kept=kept, persists=job.persists)
+    now = place.system.clock.monotonic
+    policy = LoadedPolicy(run, job.shape, job.state, kept=kept, persists=job.persists, now=now)
     ready = PolicyReady(artifact=job.artifact, device=run.device_name, verified=report.summary)
-    return PolicyRole(policy, ready, place.send)
+    return PolicyRole(policy, ready, place.send, place.system)
 
 
 class PolicyRole:
-    """See the module, and `fabric.worker.role.Role`."""
+    """See the module, and `fabric.worker.role.Role`. Tasks are computed in a thread, in order of arrival."""
 
-    def __init__(self, policy: LoadedPolicy, ready: PolicyReady, send: Send) -> None:
-        """`ready`: what the worker says of itself when the gateway can be spoken to."""
+    def __init__(self, policy: LoadedPolicy, ready: PolicyReady, send: Send, system: System) -> None:
+        """`ready`: the worker's description of itself, sent with each connection."""
         self.machine = IndependentMachine()
-        self._policy, self._ready, self._send = policy, ready, send
-        self._tasks: queue.SimpleQueue[tuple[m.Message, bytes] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="compute", daemon=True)
-        self._thread.start()
+        self._policy, self._ready, self._send, self._clock = policy, ready, send, system.clock
+        self._connections = itertools.count(1)
+        self._connection = 0
+        self._compute = system.threads("compute")
 
     def carry_out(self, instruction: Instruction) -> None:
-        """See `Role`. The gateway gives a worker's tasks to others when a connection ends, so they are forgotten."""
+        """See `Role`. A connection's end orphans its tasks, which the gateway gives to others: they are dropped."""
         match instruction:
             case RoleConnected():
-                while True:
-                    try:
-                        self._tasks.get_nowait()
-                    except queue.Empty:
-                        break
+                self._connection = next(self._connections)
                 self._send(self._ready, None)
             case RoleDisconnected():
-                pass
+                self._connection = 0
             case _:
                 pass
 
@@ -91,28 +90,28 @@ class PolicyRole:
     def received(self, session: int, message: m.Message, tensors: Tensors) -> None:
         """See `Role`."""
         if isinstance(message, PolicyWeights | SampleTexts | LearnTexts):
-            self._tasks.put((message, tensors["payload"].tobytes() if "payload" in tensors else b""))
+            payload = tensors["payload"].tobytes() if "payload" in tensors else b""
+            self._compute.submit(self._work, self._connection, message, payload)
 
     def sent(self, message: m.Message) -> None:
         """See `Role`."""
 
     def close(self) -> None:
         """See `Role`."""
-        self._tasks.put(None)
-        self._thread.join()
+        self._compute.shutdown(wait=True, cancel_futures=True)
 
     # --- in the thread ----------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            message, payload = task
-            try:
-                self._do(message, payload)
-            except Exception as error:
-                log.exception("%s failed", type(message).__name__)
-                number = message.task if isinstance(message, SampleTexts | LearnTexts) else 0
-                reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
-                self._send(m.TaskFailed(task=number, kind=_kind_of(error), reason=reason), None)
+    def _work(self, connection: int, message: m.Message, payload: bytes) -> None:
+        if connection != self._connection:
+            return
+        try:
+            self._do(message, payload)
+        except Exception as error:
+            log.exception("%s failed", type(message).__name__)
+            number = message.task if isinstance(message, SampleTexts | LearnTexts) else 0
+            reason = str(error) if isinstance(error, PlanetaryError) else f"{type(error).__name__}: {error}"
+            self._send(m.TaskFailed(task=number, kind=_kind_of(error), reason=reason), None)
 
     def _do(self, message: m.Message, payload: bytes) -> None:
         match message:
@@ -130,7 +129,7 @@ class PolicyRole:
                 pass
 
     def _sample(self, message: SampleTexts, payload: bytes) -> None:
-        began = time.perf_counter()
+        began = self._clock.monotonic()
         self._policy.require(message.version)
         fields, arrays = unpack_arrays(payload, TEXTS_TO_SAMPLE)
         vocabulary = int(bytes(fields))
@@ -147,7 +146,7 @@ class PolicyRole:
             "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),
             "lengths": np.array([len(one.tokens) for one in found], np.int32),
         }
-        done = TextsSampled(task=message.task, version=message.version, seconds=time.perf_counter() - began)
+        done = TextsSampled(task=message.task, version=message.version, seconds=self._clock.monotonic() - began)
         self._send(done, pack_arrays(SAMPLED_TEXTS, None, results))
 
     def _learn(self, message: LearnTexts, payload: bytes) -> None:

@@ -45,6 +45,7 @@ class ServingShape(msgspec.Struct, frozen=True):
         element: type of the cache's numbers.
         batches: how many texts one decoding call may continue by a token each; increasing.
         chunks: how many tokens of one text one prefilling call may take; increasing multiples of `PAGE`.
+        prefills: how many texts one prefilling call may take a chunk of; increasing.
         reaches: how many pages of a text a call may look at; increasing, the last one `window`'s.
         memory: what the device keeps of a text between two calls.
         most_candidates: how many of the likeliest tokens a function returns, as far as there are so many.
@@ -59,6 +60,7 @@ class ServingShape(msgspec.Struct, frozen=True):
     element: str = "f32"
     batches: tuple[int, ...] = (1, 4, 8)
     chunks: tuple[int, ...] = (64, 256)
+    prefills: tuple[int, ...] = (1,)
     reaches: tuple[int, ...] = ()
     memory: AnyMemory = KeysAndValues()
     most_candidates: int = CANDIDATES
@@ -97,6 +99,10 @@ class ServingShape(msgspec.Struct, frozen=True):
         """Return the smallest batch for so many texts."""
         return next(size for size in self.batches if size >= texts)
 
+    def prefill_for(self, texts: int) -> int:
+        """Return the smallest number of texts of a prefilling call for so many texts."""
+        return next(size for size in self.prefills if size >= texts)
+
     def chunk_for(self, tokens: int) -> int:
         """Return the smallest chunk for so many tokens, or the largest there is."""
         return next((size for size in self.chunks if size >= tokens), self.chunks[-1])
@@ -129,7 +135,11 @@ class ServingShape(msgspec.Struct, frozen=True):
         for reach in self.reaches:
             if self.memory.remembers:
                 found += [CallSize(decode_name(batch, reach), batch, 1, reach) for batch in self.batches]
-            found += [CallSize(prefill_name(chunk, reach), 1, chunk, reach) for chunk in self.chunks]
+            found += [
+                CallSize(prefill_name(chunk, reach, texts), texts, chunk, reach)
+                for chunk in self.chunks
+                for texts in self.prefills
+            ]
             found += [CallSize(score_name(chunk, reach), 1, chunk, reach, scores=True) for chunk in self.scored_chunks]
         return tuple(found)
 
@@ -173,9 +183,9 @@ def decode_name(batch: int, reach: int) -> str:
     return f"decode_b{batch}_p{reach}"
 
 
-def prefill_name(chunk: int, reach: int) -> str:
-    """Return the name of the function that takes `chunk` tokens of one text of at most `reach` pages."""
-    return f"prefill_s{chunk}_p{reach}"
+def prefill_name(chunk: int, reach: int, texts: int = 1) -> str:
+    """Return the name of the function that takes `chunk` tokens of each of `texts` texts of at most `reach` pages."""
+    return f"prefill_s{chunk}_p{reach}" if texts == 1 else f"prefill_b{texts}_s{chunk}_p{reach}"
 
 
 def score_name(chunk: int, reach: int) -> str:

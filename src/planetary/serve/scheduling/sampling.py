@@ -60,6 +60,11 @@ class SamplingOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a token that is not among the likeliest may become one of them."""
         return bool(self.logit_bias or self.presence_penalty or self.frequency_penalty)
 
+    @property
+    def is_truncated(self) -> bool:
+        """Whether unlikely tokens cannot be drawn."""
+        return self.top_k > 0 or self.min_p > 0 or self.top_p < 1
+
     def needs_row(self, candidates: int) -> bool:
         """Whether the `candidates` likeliest tokens are not enough to draw from exactly."""
         greedy = self.temperature == 0 or self.top_k == 1
@@ -138,10 +143,12 @@ def draw(
     if options.temperature == 0 or options.top_k == 1:
         best = int(np.argmax(scores))
         return Drawn(int(ids[best]), float(values[best]))
-    order = np.argsort(-scores, kind="stable")
-    scores = scores[order] / options.temperature
-    kept = _kept(scores, options)
-    order, scores = order[:kept], scores[:kept]
+    scores = scores / options.temperature
+    order = np.arange(len(scores))
+    if options.is_truncated:
+        order = np.argsort(-scores, kind="stable")
+        order = order[: _kept(scores[order], options)]
+        scores = scores[order]
     # The largest of log-probabilities plus Gumbel noise is a draw (Gumbel 1954). A token's noise depends on nothing but
     # its id, so that a rounding error elsewhere does not change what is drawn.
     noise = gumbel(options.seed, position, int(ids[order].max()) + 1)[ids[order]]

@@ -293,8 +293,9 @@ class Scheduler:
         return None
 
     def _next_prefill(self, seat: Seat) -> Call | None:
-        for text in sorted((text for text in seat.texts.values() if self._prefills(text)), key=lambda text: text.turn):
-            if text.request.text in seat.texts and (call := self._prefill(seat, text)) is not None:
+        texts = sorted((text for text in seat.texts.values() if self._prefills(text)), key=lambda text: text.turn)
+        for place, text in enumerate(texts):
+            if text.request.text in seat.texts and (call := self._prefill(seat, text, texts[place + 1 :])) is not None:
                 return call
         return None
 
@@ -306,17 +307,36 @@ class Scheduler:
         """Whether a whole chunk of a text is computed next."""
         return text.prefills or not self._shape.memory.remembers
 
-    def _prefill(self, seat: Seat, text: Text) -> Call | None:
+    def _prefill(self, seat: Seat, text: Text, others: Sequence[Text]) -> Call | None:
+        """Return the call that takes the next chunk of a text, and of others that take a chunk of the same size."""
         scores = text.scores
         chunk = self._shape.scored_chunk_for(text.missing) if scores else self._shape.chunk_for(text.missing)
-        count = min(chunk, text.missing)
-        if not self._reserve(seat, text, text.cached + count):
+        if not self._reserve(seat, text, text.cached + min(chunk, text.missing)):
             return None
-        text.turn = self._turn
-        row = self._row(text, count)
-        reach = self._shape.reach_for(len(text.pages))
-        name = score_name(chunk, reach) if scores else prefill_name(chunk, reach)
-        return Call(name, (row,), self._needs_row(text, row), scores)
+        chosen = [text]
+        for other in () if scores else others:
+            if len(chosen) == self._shape.prefills[-1]:
+                break
+            if self._may_prefill_with(seat, other, chunk):
+                chosen.append(other)
+        for one in chosen:
+            one.turn = self._turn
+        rows = tuple(self._row(one, min(chunk, one.missing)) for one in chosen)
+        reach = self._shape.reach_for(max(len(one.pages) for one in chosen))
+        full = any(self._needs_row(one, row) for one, row in zip(chosen, rows, strict=True))
+        if scores:
+            return Call(score_name(chunk, reach), rows, full, scores)
+        return Call(prefill_name(chunk, reach, self._shape.prefill_for(len(rows))), rows, full)
+
+    def _may_prefill_with(self, seat: Seat, text: Text, chunk: int) -> bool:
+        """Whether a text takes its next chunk in the same call as another; then it has the pages. No text goes away."""
+        if text.request.text not in seat.texts or text.scores or self._shape.chunk_for(text.missing) != chunk:
+            return False
+        lacking = self._shape.pages_for(text.cached + min(chunk, text.missing)) - len(text.pages)
+        if lacking > seat.pool.available:
+            return False
+        text.pages += [seat.pool.take() for _ in range(lacking)]
+        return True
 
     def _decode(self, seat: Seat, texts: Sequence[Text]) -> Call | None:
         chosen: list[Text] = []

@@ -20,7 +20,7 @@ from planetary.fabric.worker.worker_events import IndependentMachine, RoleConnec
 from planetary.machine.events import Instruction, Payload
 from planetary.runtime.device_check import check_once, key_of
 from planetary.runtime.device_program import ResidentTensors
-from planetary.runtime.program_runner import ProgramRunner
+from planetary.runtime.program_runner import Runner
 from planetary.serve.program.serving_shape import (
     CACHE,
     HIDDEN,
@@ -66,7 +66,7 @@ class LoadedModel:
         resident: parameters and cache.
     """
 
-    def __init__(self, run: ProgramRunner, shape: ServingShape, weights: Tensors) -> None:
+    def __init__(self, run: Runner, shape: ServingShape, weights: Tensors) -> None:
         """`weights` are the model's parameters by name."""
         self.resident = ResidentTensors(run)
         self._run, self._shape = run, shape

@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol
 
-import numpy as np
-
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
-from planetary.core.step import FunctionSpec
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.preparation.compiling import PublishedArtifact
 from planetary.fabric.shell.system import System
@@ -24,13 +21,16 @@ from planetary.moe.controller.work_queue import WorkQueue
 from planetary.moe.gateway.mixture_gateway import MixtureGateway
 from planetary.moe.gateway.mixture_preparation import PreparedMixture
 from planetary.moe.protocol.mixture_messages import MIXTURES, MixtureJob
-from planetary.runtime.device_program import Handle
-from planetary.runtime.program_runner import ProgramRunner, Runner
+from planetary.runtime.program_runner import Runner
 from planetary.simulation.executors import Health
 from planetary.simulation.faults import Fault
 from planetary.simulation.node import STEP_S
 from planetary.simulation.process import Process
 from planetary.simulation.simulated_cluster import COMPILE_S, SimMachine, SimulatedCluster
+from planetary.simulation.timed_program import TimedProgram
+
+STEPS = {"composer_gradients": 1.0, "expert_gradients": 0.5, "composer_evaluate": 0.5, "whole_evaluate": 0.5}
+"""See `TimedProgram`."""
 
 
 class MixtureTraining(Protocol):
@@ -120,7 +120,7 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
 
     def _roles(self, number: int, process: Process, health: Health) -> Roles:
         def open_program(*_: object, **__: object) -> TimedProgram:
-            return TimedProgram(self.training.open_program(), health)
+            return TimedProgram(self.training.open_program(), health, STEPS)
 
         return {MixtureJob: MixtureLoader(open_program)}
 
@@ -131,37 +131,3 @@ class MixtureCluster(SimulatedCluster[MixtureGateway]):
         kept = gateway.kept_results
         self.most_kept = max(self.most_kept, kept)
         assert kept <= 2 * (len(self.nodes) + 1), f"the gateway keeps {kept} results of {len(self.nodes)} workers"
-
-
-STEPS = {"composer_gradients": 1.0, "expert_gradients": 0.5, "composer_evaluate": 0.5, "whole_evaluate": 0.5}
-"""Steps of a worker that a call of a function lasts; those that are not here take no time."""
-
-
-class TimedProgram(ProgramRunner):
-    """A program around another one whose calls take the time that a worker's health gives them; see `Runner`."""
-
-    def __init__(self, inner: Runner, health: Health) -> None:
-        super().__init__(inner.program, inner)
-        self._health = health
-
-    @property
-    def device_name(self) -> str:
-        """See `DeviceProgram`."""
-        return "simulated"
-
-    def signature(self, function: str) -> FunctionSpec:
-        """See `DeviceProgram`."""
-        return self._device.signature(function)
-
-    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
-        """See `DeviceProgram`."""
-        steps = STEPS.get(function, 0.0)
-        if steps:
-            self._health.pass_time(steps * self._health.step_s)
-        found = super().invoke(function, arguments)
-        if steps and self._health.is_poisoned:
-            self._health.is_poisoned = False
-            specs = self.signature(function).results
-            poisoned = [np.full(spec.shape, np.nan, np.float32) for spec in specs]
-            found = [self.put(spec, array) for spec, array in zip(specs, poisoned, strict=True)]
-        return found

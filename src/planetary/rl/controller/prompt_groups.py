@@ -1,16 +1,17 @@
-"""The groups of prompts on their way from a prompt to a gradient."""
+"""Groups of prompts from a prompt to a gradient: the pool of those in work, and the round that trains some of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from planetary.machine.state_table import Table, advance
+from planetary.rl.protocol.rl_messages import TextsLearned
 
 
 class GroupPhase(StrEnum):
-    """Where a group is."""
+    """The state of a group."""
 
     WAITING = "waiting"  # for a worker that continues its texts
     SAMPLING = "sampling"
@@ -56,7 +57,7 @@ class PromptGroup:
 
     @property
     def key(self) -> tuple[bool, int]:
-        """What identifies it."""
+        """Its key in a `Pool`."""
         return self.held_out, self.number
 
 
@@ -89,3 +90,65 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+
+@dataclass
+class Share:
+    """Groups that one worker trains.
+
+    Attributes:
+        groups: their numbers.
+        sampled: the version of the weights that sampled each.
+        session: of the worker that has it; None: it waits for one.
+        task: its number at that worker.
+        since: monotonic seconds of the hand-out.
+        worker: name of the worker that trained it; "" before.
+        result: of the training.
+        attachment: number of the end parameters.
+    """
+
+    groups: tuple[int, ...]
+    sampled: tuple[int, ...]
+    session: int | None = None
+    task: int = 0
+    since: float = 0.0
+    worker: str = ""
+    result: TextsLearned | None = None
+    attachment: int = 0
+
+
+@dataclass
+class PolicyRound:
+    """A round.
+
+    Attributes:
+        number: of the round; it makes this version from the one before.
+        imitates: whether it trains on answers.
+        began: monotonic seconds.
+        shares: of the workers.
+        merging: whether all shares are trained, and the next version is being made.
+        reward: mean reward of its groups; None: it has none.
+        staleness: number of its groups by versions of lag.
+    """
+
+    number: int
+    imitates: bool
+    began: float
+    shares: list[Share] = field(default_factory=list)
+    merging: bool = False
+    reward: float | None = None
+    staleness: dict[int, int] = field(default_factory=dict)
+
+    def share_of(self, session: int) -> Share | None:
+        """Return the share that a worker trains now."""
+        return next((one for one in self.shares if one.session == session and one.result is None), None)
+
+    @property
+    def waiting(self) -> list[Share]:
+        """The shares without a worker."""
+        return [one for one in self.shares if one.session is None and one.result is None]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether all shares have a result."""
+        return all(one.result is not None for one in self.shares)

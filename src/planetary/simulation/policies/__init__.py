@@ -1,0 +1,1 @@
+"""Simulated runs of reinforcement learning."""

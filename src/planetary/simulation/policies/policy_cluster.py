@@ -1,0 +1,194 @@
+"""A simulated run of reinforcement learning: actors and learners in the production shells, and some that lie."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from planetary.artifacts.jsonl import read_json_lines
+from planetary.artifacts.packed_arrays import Packed, pack_arrays, unpack_arrays
+from planetary.core.config import Config
+from planetary.fabric.gateway.gateway import GatewayOptions, Security
+from planetary.fabric.gateway.run_files import METRICS
+from planetary.fabric.preparation.compiling import PublishedArtifact
+from planetary.fabric.protocol import messages as m
+from planetary.fabric.protocol.status import RoundMetrics
+from planetary.fabric.shell.system import System
+from planetary.fabric.worker.role import Role, Roles, Workplace
+from planetary.machine.machine import Validated
+from planetary.rl.controller.rl_controller import ReinforcementController
+from planetary.rl.environments.judge_process import Case
+from planetary.rl.environments.judging import Judged
+from planetary.rl.gateway.rl_gateway import PolicyGateway
+from planetary.rl.program.policy_shape import SCORE, TRAIN
+from planetary.rl.protocol.rl_messages import REINFORCEMENT, SAMPLED_TEXTS, PolicyJob, TextsSampled
+from planetary.rl.protocol.rl_records import ReinforcementRecord
+from planetary.rl.worker.rl_loader import PolicyLoader
+from planetary.runtime.device_check import DeviceReport
+from planetary.runtime.device_program import Handle
+from planetary.simulation.executors import Health
+from planetary.simulation.faults import Fault
+from planetary.simulation.lies import TextLie
+from planetary.simulation.node import SimulatedNode
+from planetary.simulation.policies.small_policy import SmallPolicy
+from planetary.simulation.process import Process
+from planetary.simulation.simulated_cluster import COMPILE_S, SimulatedCluster
+from planetary.simulation.timed_program import TimedProgram
+
+JUDGE_S = 0.1  # that the environment takes for the texts of a task
+Lies = dict[int, TextLie]
+"""The lie of each worker that lies now, by number."""
+
+
+class PolicyCluster(SimulatedCluster[PolicyGateway]):
+    """A run of reinforcement learning; see `SimulatedCluster`.
+
+    Attributes:
+        training: the computing part.
+        lies: of workers.
+        most_kept: most versions of the parameters that the gateway kept at once.
+    """
+
+    records = ReinforcementRecord
+    protocol = REINFORCEMENT
+
+    def __init__(
+        self,
+        seed: int,
+        training: SmallPolicy,
+        nodes: int,
+        plan: Sequence[Fault] = (),
+        *,
+        roles: Sequence[tuple[str, ...]] = (),
+    ) -> None:
+        """Start everything at time 0; `plan` and `roles` name nodes by number. A node without an entry may be both."""
+        self.training, self.lies, self.most_kept = training, Lies(), 0
+        self._allowed = roles
+        config: Config = training.prepared.config
+        super().__init__(seed, config, nodes, plan)
+
+    @property
+    def controller(self) -> ReinforcementController:
+        """Return the controller of the gateway that runs, or ran last."""
+        found = super().controller
+        assert isinstance(found, ReinforcementController)
+        return found
+
+    @property
+    def metrics(self) -> dict[int, RoundMetrics]:
+        """See `SimulatedCluster`; a round whose version was evaluated has a second line, which counts."""
+        path = self.run_folder / METRICS
+        return {line.round: line for line in read_json_lines(path, RoundMetrics)} if path.exists() else {}
+
+    def _node(self, number: int, name: str = "", roles: tuple[str, ...] = ()) -> SimulatedNode:
+        allowed = self._allowed[number] if number < len(self._allowed) else ()
+        return super()._node(number, name, roles or allowed)
+
+    def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> PolicyGateway:
+        async def compile_for(*_: object) -> PublishedArtifact:
+            await asyncio.sleep(COMPILE_S)
+            return PublishedArtifact(self.training.artifact(gateway.store), 1, "simulated")
+
+        gateway = PolicyGateway(
+            self.config,
+            options,
+            Security(),
+            system=system,
+            prepare=lambda *_: self.training.prepared,
+            compile_for=compile_for,
+            make_judges=lambda *_: SimulatedJudges(self.training),
+        )
+        return gateway
+
+    def _roles(self, number: int, process: Process, health: Health) -> Roles:
+        return {PolicyJob: DoubtfulLoader(self.training, health, number, self.lies)}
+
+    def _check(self, gateway: PolicyGateway, machine: Validated) -> None:
+        """The gateway keeps the newest version, and those of texts that are sampled or judged."""
+        if gateway.controller is not machine:
+            return
+        versions, results = gateway.parameters.kept()
+        self.most_kept = max(self.most_kept, versions)
+        assert versions <= 2 * len(self.nodes) + 2, f"the gateway keeps {versions} versions of the parameters"
+        assert results <= 2 * (len(self.nodes) + 1), f"the gateway keeps {results} results of {len(self.nodes)} workers"
+
+    def _lie(self, fault: Fault) -> bool:
+        self.lies[fault.worker] = fault.text_lie
+        self.world.after(fault.seconds, lambda: self.lies.pop(fault.worker, None))
+        return True
+
+
+class SimulatedJudges:
+    """Judges in no process; see `Judges`."""
+
+    def __init__(self, training: SmallPolicy) -> None:
+        self._training = training
+
+    async def judge(self, cases: Sequence[Case]) -> list[Judged]:
+        """See `Judges`."""
+        await asyncio.sleep(JUDGE_S)
+        return [self._training.judge(case.completions, case.meta) for case in cases]
+
+    async def close(self) -> None:
+        """See `Judges`."""
+
+
+class DoubtfulLoader(PolicyLoader):
+    """Loads the production role, whose program takes simulated time, and whose results may be forged on the way."""
+
+    def __init__(self, training: SmallPolicy, health: Health, number: int, lies: Lies) -> None:
+        """`number`: of the worker."""
+        super().__init__(self._open_policy)
+        self._training, self._health, self._number, self._lies = training, health, number, lies
+
+    def _open_policy(self, *_: object) -> tuple[TimedProgram, DeviceReport]:
+        run = DoubtfulProgram(self._training, self._health, self._number, self._lies)
+        return run, DeviceReport("simulated", "nothing", 0.0)
+
+    def load(self, job: m.WorkerJob, place: Workplace) -> Role:
+        """See `RoleLoader`."""
+        return super().load(job, replace(place, send=partial(self._send, place)))
+
+    def _send(self, place: Workplace, message: m.Message, packed: Packed | None) -> None:
+        lie = self._lies.get(self._number)
+        if isinstance(message, TextsSampled) and packed is not None and lie in ("logprobs", "copied_texts"):
+            _, arrays = unpack_arrays(packed, SAMPLED_TEXTS)
+            packed = pack_arrays(SAMPLED_TEXTS, None, forged(lie, arrays))
+        place.send(message, packed)
+
+
+class DoubtfulProgram(TimedProgram):
+    """A policy on a device that may sample with other weights than it was given."""
+
+    def __init__(self, training: SmallPolicy, health: Health, number: int, lies: Lies) -> None:
+        """`number`: of the worker."""
+        inner = training.open_program()
+        serving = training.prepared.shape.serving
+        steps = {TRAIN: 2.0, SCORE: 0.5, **{call.name: 0.25 for call in serving.calls}}
+        super().__init__(inner, health, steps)
+        self._number, self._lies = number, lies
+
+    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
+        """See `DeviceProgram`."""
+        if function not in (TRAIN, SCORE) and self._lies.get(self._number) == "other_weights":
+            table, *others = arguments
+            arguments = [np.roll(table, 1, axis=1), *others]
+        return super().invoke(function, arguments)
+
+
+def forged(lie: TextLie | None, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return what a liar sends in place of the arrays of `TextsSampled`."""
+    if lie == "logprobs":
+        return {**arrays, "logprobs": arrays["logprobs"] - np.float32(0.1)}
+    borders = np.cumsum(arrays["lengths"])[:-1]
+    texts = list(zip(np.split(arrays["tokens"], borders), np.split(arrays["logprobs"], borders), strict=True))
+    copies = [texts[i - i % 2] for i in range(len(texts))]  # every second one is the one before it
+    return {
+        "tokens": np.concatenate([tokens for tokens, _ in copies]),
+        "logprobs": np.concatenate([values for _, values in copies]),
+        "lengths": np.array([len(tokens) for tokens, _ in copies], np.int32),
+    }

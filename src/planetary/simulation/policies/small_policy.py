@@ -1,0 +1,363 @@
+"""A policy that is one table, in a few lines of NumPy; the parameters of such a run, from its journal alone.
+
+The next token's logits are the row of the last token. So a text is a function of weights, seed and prompt, a training
+step of weights and batch, and every version of a run can be computed again and must be equal bit for bit.
+
+Shapes are written with B = texts of a call, R = rows of a training batch, T = tokens of a text but its first.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planetary.artifacts.packed_arrays import pack_arrays
+from planetary.artifacts.store import BlobStore
+from planetary.core.config import Config
+from planetary.core.configuration.schema import (
+    CheckpointConfig,
+    EvalConfig,
+    FabricConfig,
+    OptimizerConfig,
+    OuterConfig,
+    RlConfig,
+    RunConfig,
+    TrainConfig,
+)
+from planetary.core.step import FunctionSpec
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.merge import MERGE_RULES
+from planetary.diloco.outer import OuterState, initial_state
+from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.protocol.records import RoundClosed, RunResumed
+from planetary.fabric.worker.inner_state import InnerStates
+from planetary.machine.journal import Record
+from planetary.models.context import CacheSizes
+from planetary.rl.environments.judging import Judged
+from planetary.rl.environments.tasks import Problem
+from planetary.rl.gateway.dialogues import TextLimits, Texts
+from planetary.rl.gateway.packing import pack
+from planetary.rl.gateway.rl_preparation import PreparedPolicy, objective_of
+from planetary.rl.objectives.objective import IMITATION
+from planetary.rl.objectives.terms import LossTerms
+from planetary.rl.program.policy_shape import SCORE, TRAIN, PolicyShape
+from planetary.rl.protocol.rl_messages import SAMPLED_TEXTS, LearnTexts
+from planetary.rl.protocol.rl_records import GroupSampled, GroupsLearned
+from planetary.rl.worker.loaded_policy import LoadedPolicy, TextStart, sample
+from planetary.runtime.device_program import Handle
+from planetary.runtime.program_runner import Program, ProgramRunner, Runner
+from planetary.serve.program.serving_shape import PAGE, ServingShape
+from planetary.serve.program.traced_model import TracedModel
+
+VOCABULARY = 11
+"""The digits, and the line end that ends a text."""
+END = 10
+LENGTH, ROWS, MOST = 7, 8, 4
+TABLE = TensorSpec("table", "f32", (VOCABULARY, VOCABULARY))
+COUNT = TensorSpec("count", "i32", ())
+"""State of the optimizer: the number of steps. It survives a worker's death and changes nothing."""
+
+
+class DigitTokens:
+    """A token is a digit or the line end; see `Tokenizer`."""
+
+    vocab_size, end_of_document, digest = VOCABULARY, None, "digits"
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """See `Tokenizer`."""
+        return np.array([END if byte == ord("\n") else byte - ord("0") for byte in text], np.uint32)
+
+    def decode(self, ids: Sequence[int]) -> bytes:
+        """See `Tokenizer`."""
+        return bytes(ord("\n") if one == END else ord("0") + one for one in ids)
+
+    def to_json(self) -> bytes:
+        """See `Tokenizer`."""
+        return b"{}"
+
+
+class DigitProblems:
+    """Prompts of two digits, of which the second is wanted plus one; see `Problems`."""
+
+    held_out_count = 3
+
+    def train(self, number: int) -> Problem:
+        """See `Problems`."""
+        return _problem(7 * number)
+
+    def held_out(self, number: int) -> Problem:
+        """See `Problems`."""
+        return _problem(31 * number + 5)
+
+
+def _problem(number: int) -> Problem:
+    answer = str((number + 1) % 10)
+    return Problem(f"{number // 10 % 10}{number % 10}", answer, {"answer": answer})
+
+
+def reward_of(completion: str, meta: Mapping[str, Any]) -> float:
+    """Return 1 for the answer, and else less the further its first digit is away."""
+    if completion == meta["answer"]:
+        return 1.0
+    return 0.05 * (9 - abs(int(completion[0]) - int(meta["answer"]))) if completion.strip() else 0.0
+
+
+def decode(params: Any, tokens: Any, context: Any) -> Any:
+    """Return the logits of the token after each; see `models.context`."""
+    return context.wanted(params["table"][tokens])
+
+
+class SmallPolicyProgram(ProgramRunner):
+    """See the module, and `Runner`; handles are arrays."""
+
+    def __init__(self, functions: Mapping[str, FunctionSpec]) -> None:
+        """`functions`: signatures by name."""
+        super().__init__(Program(b"a small known policy", functions), self)
+
+    @property
+    def device_name(self) -> str:
+        """See `DeviceProgram`."""
+        return "none"
+
+    def signature(self, function: str) -> FunctionSpec:
+        """See `DeviceProgram`."""
+        return self._program.functions[function]
+
+    def put(self, spec: TensorSpec, array: np.ndarray) -> Handle:
+        """See `DeviceProgram`."""
+        return np.array(array)
+
+    def get(self, spec: TensorSpec, handle: Handle) -> np.ndarray:
+        """See `DeviceProgram`."""
+        return handle.copy()
+
+    def invoke(self, function: str, arguments: Sequence[Handle]) -> list[Handle]:
+        """See `DeviceProgram`."""
+        spec = self.signature(function)
+        given = {one.name: value for one, value in zip(spec.arguments, arguments, strict=True)}
+        found = {TRAIN: _trained, SCORE: _scored}.get(function, _continued)(given)
+        return [np.asarray(found[one.name], np.int32 if one.dtype == "i32" else np.float32) for one in spec.results]
+
+
+def _rows(table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return log-probabilities f32 [..., V] of the token after each; no row depends on the others of a call."""
+    logits = table[tokens]
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def _continued(given: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    last = np.take_along_axis(given["tokens"], given["length"][:, None] - 1, axis=1)[:, 0]
+    row = _rows(given["table"], last)
+    ids = row.argmax(axis=-1)[:, None]
+    return {"cache": given["cache"], "values": np.take_along_axis(row, ids, axis=1), "ids": ids, "row": row}
+
+
+def _scored(given: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    rows = _rows(given["table"], given["tokens"][:, :-1])
+    chosen = np.take_along_axis(rows, given["tokens"][:, 1:, None], axis=2)[..., 0]
+    return {"logprobs": chosen, "entropy": -(np.exp(rows) * rows).sum(axis=-1)}
+
+
+def _trained(given: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Take a step of gradient ascent of the unclipped surrogate and of the likelihood."""
+    names = LossTerms.__struct_fields__
+    surrogate, likelihood = (given["terms"][:, names.index(name)][:, None] for name in ("surrogate", "likelihood"))
+    rows = _rows(given["table"], given["tokens"][:, :-1])
+    targets = given["tokens"][:, 1:]
+    chosen = np.take_along_axis(rows, targets[..., None], axis=2)[..., 0]
+    ratio = np.exp(np.where(given["weights"] > 0, chosen - given["sampled"], 0))
+    force = given["weights"] * given["advantages"] * (surrogate * ratio + likelihood)
+    slopes = force[..., None] * ((targets[..., None] == np.arange(VOCABULARY)) - np.exp(rows))
+    gradient = np.zeros_like(given["table"])
+    np.add.at(gradient, given["tokens"][:, :-1].ravel(), slopes.reshape(-1, VOCABULARY).astype(np.float32))
+    return {
+        "table": given["table"] + given["rate"] * gradient,
+        "count": given["count"] + 1,
+        "loss": -(given["weights"] * given["advantages"] * (surrogate * ratio + likelihood * chosen)).sum(),
+        "grad_norm": np.sqrt(np.square(gradient, dtype=np.float64).sum()),
+    }
+
+
+class SmallPolicy:
+    """A run of `SmallPolicyProgram`s, and what its journal determines."""
+
+    def __init__(self, config: Config) -> None:
+        """`config`: of `small_policy`."""
+        serving = ServingShape(
+            vocabulary=VOCABULARY,
+            window=PAGE,
+            pages=9,
+            page_shape=(1,),
+            batches=(8,),
+            chunks=(PAGE,),
+            prefills=(8,),
+            reaches=(1,),
+            most_candidates=1,
+            scores_prompts=False,
+        )
+        shape = PolicyShape(serving, ROWS, LENGTH)
+        functions = shape.functions((TABLE,), (COUNT,))
+        self.run = SmallPolicyProgram(functions)
+        table = np.sin(np.arange(TABLE.size, dtype=np.float32)).reshape(TABLE.shape)
+        model = TracedModel(
+            name="table",
+            decode=decode,
+            params={"table": table},
+            specs=(TABLE,),
+            sizes=CacheSizes(1, 1, 1),
+            vocabulary=VOCABULARY,
+            window=PAGE,
+            tokenizer=DigitTokens(),
+            ends=frozenset({END}),
+        )
+        self.prepared = PreparedPolicy(
+            config=config,
+            model=model,
+            reference=None if config.rl.imitated_rounds else model.arrays(),
+            problems=DigitProblems(),
+            objective=objective_of(config),
+            shape=shape,
+            limits=TextLimits(window=LENGTH + 1, most=MOST, vocabulary=VOCABULARY, ends=(END,)),
+            program=self.run.program,
+            state=(COUNT,),
+        )
+
+    def artifact(self, store: BlobStore) -> str:
+        """Return the digest of the blob that workers load; the store has it."""
+        return store.put(b"a small known policy")
+
+    def open_program(self) -> Runner:
+        """Return the program on a worker's device."""
+        return self.run
+
+    def judge(self, completions: Sequence[str], meta: Mapping[str, Any]) -> Judged:
+        """Return the verdict of the environment."""
+        return Judged(reward=reward_of(completions[-1], meta))
+
+    def replay(self, journal: Iterable[Record]) -> dict[int, np.ndarray]:
+        """Return the table of every version that counts, by version, from the records alone."""
+        config, prepared = self.prepared.config, self.prepared
+        outer: dict[int, OuterState] = {0: initial_state((TABLE,), prepared.model.arrays())}
+        sampled: dict[int, int] = {}  # group -> version
+        shares: dict[int, list[GroupsLearned]] = defaultdict(list)  # by round
+        for record in journal:
+            match record:
+                case GroupSampled():
+                    sampled[record.group] = record.version
+                case GroupsLearned():
+                    shares[record.round].append(record)
+                case RoundClosed():
+                    before = outer[record.round - 1]
+                    parameters = Parameters((TABLE,), before, record.round - 1)
+                    parts = []
+                    for share in sorted(shares.pop(record.round), key=lambda one: one.task):
+                        imitates = not all(group in sampled for group in share.groups)
+                        versions = {} if imitates else {group: sampled[group] for group in share.groups}
+                        ends = self._learned(share, {v: outer[v].params for v in versions.values()}, versions, before)
+                        parts.append((share.task, share.tokens, parameters.attach(ends)))
+                    parameters.take_outer_step(
+                        record.round,
+                        tuple(parts),
+                        config.outer.learning_rate,
+                        config.outer.momentum,
+                        MERGE_RULES[config.outer.merge](config.outer.trimmed),
+                        weighting=config.outer.weights,
+                        steps=config.train.inner_steps,
+                    )
+                    outer[record.round] = parameters.state
+                case RunResumed():
+                    outer = {version: state for version, state in outer.items() if version <= record.mark.round}
+                    shares.clear()
+                case _:
+                    pass
+        return {version: state.params["table"] for version, state in outer.items()}
+
+    def _learned(
+        self, share: GroupsLearned, weights: Mapping[int, Tensors], versions: Mapping[int, int], before: OuterState
+    ) -> Tensors:
+        """Return the end parameters of a share: its texts are sampled, judged and trained again."""
+        config, prepared = self.prepared.config, self.prepared
+        texts = Texts(
+            prepared.problems, prepared.model.tokenizer, prepared.limits, config.run.seed, config.rl.completions
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            kept = InnerStates(Path(folder), (COUNT,))
+            policy = LoadedPolicy(self.run, prepared.shape, (COUNT,), kept=kept, persists=False, now=lambda: 0.0)
+            for group, version in versions.items():
+                policy.use(version, weights[version])
+                policy.require(version)
+                texts.take(False, (group,), version, self._sampled(policy, texts, group))
+                members = texts.group(False, group)
+                texts.settle(members, [self.judge(one.completions, one.problem.meta) for one in members])
+            groups = texts.trained(share.groups) if versions else texts.answered(share.groups)
+            objective = prepared.objective if versions else IMITATION
+            batches = pack(groups, objective, prepared.shape, config.rl.max_tokens)
+            arrays = {name: np.stack([one.arrays[name] for one in batches]) for name in batches[0].arrays}
+            policy.use(share.version, before.params)
+            message = LearnTexts(
+                task=share.task,
+                round=share.round,
+                version=share.version,
+                first_step=share.round - 1,
+                rate=config.rl.learning_rate if versions else config.optimizer.learning_rate,
+                reference=False,
+                teacher=False,
+            )
+            return policy.learn(message, arrays).parameters
+
+    def _sampled(self, policy: LoadedPolicy, texts: Texts, group: int) -> memoryview:
+        starts = [
+            TextStart(tuple(one.tokens), seed, most)
+            for one, seed, most in zip(texts.going_on(False, (group,)), *texts.drawings(False, (group,)), strict=True)
+        ]
+        found = sample(policy.sampling, self.prepared.shape.serving, VOCABULARY, starts, ends=(END,))
+        arrays = {
+            "tokens": np.array([token for one in found for token in one.tokens], np.int32),
+            "logprobs": np.array([value for one in found for value in one.logprobs], np.float32),
+            "lengths": np.array([len(one.tokens) for one in found], np.int32),
+        }
+        return pack_arrays(SAMPLED_TEXTS, None, arrays)
+
+
+@functools.lru_cache(maxsize=16)
+def small_policy(
+    *,
+    rounds: int,
+    workers: int = 3,
+    imitated: int = 2,
+    lag: int = 2,
+    ahead: int = 0,
+    verified: float = 0.25,
+    checkpoint_every: int = 2,
+) -> SmallPolicy:
+    """Return a small policy."""
+    config = Config(
+        run=RunConfig(name="sim"),
+        rl=RlConfig(
+            task="digits",
+            objective="dr-grpo",
+            groups=4,
+            completions=3,
+            max_tokens=MOST,
+            learning_rate=2.0,
+            imitated_rounds=imitated,
+            lag=lag,
+            ahead=ahead,
+            held_out=DigitProblems.held_out_count,
+            verified=verified,
+        ),
+        train=TrainConfig(rounds=rounds, inner_steps=1, batch_size=ROWS, sequence_length=LENGTH),
+        optimizer=OptimizerConfig(schedule="constant", warmup_steps=0, learning_rate=0.5),
+        outer=OuterConfig(learning_rate=1.0, momentum=0.0, merge="mean"),
+        fabric=FabricConfig(workers=workers, latency_budget_s=2.0, abandon_after_s=120.0),
+        checkpoint=CheckpointConfig(every=checkpoint_every),
+        eval=EvalConfig(every=3),
+    )
+    return SmallPolicy(config)

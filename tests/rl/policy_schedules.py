@@ -39,6 +39,9 @@ MODES: Mapping[str, tuple[Mapping[str, Any], tuple[tuple[str, ...], ...]]] = {
     "ahead": ({"ahead": 1, "imitated": 0}, ()),
     "apart": ({"ahead": 2, "checkpoint_every": 3}, (ACTOR, LEARNER, ACTOR, LEARNER)),
     "verified": ({"verified": 1.0, "lag": 0}, ()),
+    "several steps": ({"inner_steps": 2, "objective": "dapo"}, (ACTOR, LEARNER, LEARNER)),
+    "compared": ({"kl": 0.05, "imitated": 5, "imitation_goal": 0.01}, ()),
+    "taught": ({"objective": "distillation", "imitated": 0}, ()),
 }
 """Settings of the run, and roles of its nodes, under which schedules run."""
 
@@ -101,7 +104,7 @@ def check(cluster: PolicyCluster) -> None:
 
 def check_every_group_counts_once(cluster: PolicyCluster, journal: list[Record]) -> None:
     """A group is trained once or dropped, within the lag, from the rewards that the journal has of it."""
-    policy, history = cluster.controller.desk.policy, final_history(journal)
+    policy, history, imitated = cluster.controller.desk.policy, final_history(journal), imitated_rounds(cluster)
     learned = [record for record in history if isinstance(record, GroupsLearned)]
     trained = collections.Counter(group for record in learned for group in record.groups)
     assert max(trained.values()) == 1
@@ -112,7 +115,7 @@ def check_every_group_counts_once(cluster: PolicyCluster, journal: list[Record])
     for record in learned:
         assert record.version == record.round - 1
         tokens[record.round] += record.tokens
-        if record.round <= policy.imitated:
+        if record.round <= imitated:
             continue
         for group, version in zip(record.groups, record.sampled, strict=True):
             assert sampled[group].version == version
@@ -120,7 +123,7 @@ def check_every_group_counts_once(cluster: PolicyCluster, journal: list[Record])
             assert len(sampled[group].rewards) == policy.completions
     for number in range(1, policy.rounds + 1):
         mine = [record for record in learned if record.round == number]
-        most = policy.groups * (policy.completions if number <= policy.imitated else 1)
+        most = policy.groups * (policy.completions if number <= imitated else 1)
         assert 0 < sum(len(record.groups) for record in mine) <= most
     assert cluster.controller.desk.state.tokens_total == sum(tokens.values())
 
@@ -148,14 +151,20 @@ def check_the_journal_replays(cluster: PolicyCluster, journal: list[Record]) -> 
 
 def check_each_round_has_its_metrics(cluster: PolicyCluster) -> None:
     """One line for each round, with the reward of its texts unless it trained on answers."""
-    metrics, policy = cluster.metrics, cluster.controller.desk.policy
+    metrics, policy, imitated = cluster.metrics, cluster.controller.desk.policy, imitated_rounds(cluster)
     assert sorted(metrics) == list(range(1, policy.rounds + 1))
     for number, line in metrics.items():
         assert line.policy is not None
-        assert line.policy.imitates == (number <= policy.imitated) == (line.policy.reward is None)
+        assert line.policy.imitates == (number <= imitated) == (line.policy.reward is None)
     last = metrics[policy.rounds].policy
     assert last is not None
     assert last.held_out_reward == cluster.controller.desk.state.held_out[policy.rounds]
+
+
+def imitated_rounds(cluster: PolicyCluster) -> int:
+    """The rounds at the start that trained on answers."""
+    desk = cluster.controller.desk
+    return desk.policy.imitated if desk.state.imitation_ended is None else desk.state.imitation_ended
 
 
 def final_history(journal: list[Record]) -> list[Record]:

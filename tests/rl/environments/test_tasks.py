@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+import planetary
+from planetary.core.configuration.schema import RlConfig
 from planetary.core.errors import UserError
 from planetary.rl.environments.judging import Judged, judge_of
 from planetary.rl.environments.problems import DrawnProblems, problems_of
@@ -51,6 +56,25 @@ def test_a_file_of_prompts_keeps_some_apart_and_is_shuffled_every_epoch(tmp_path
     assert all(set(epoch) == {f"p{i}" for i in range(10)} - held for epoch in epochs)
     assert epochs[0] != epochs[1]
     assert problems.train(1).meta.keys() == {"answer", "level"}
+
+
+def test_prompts_of_a_parquet_file_have_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.parquet"
+    rows = {"prompt": ["a", "b", "c"], "answer": ["x", "y", "z"], "level": [1, 2, 3]}
+    parquet.write_table(pyarrow.table(rows), path)
+    problems = problems_of("mine.py:reward", str(path), seed=0, held_out=1)
+    found = [problems.held_out(0), problems.train(1), problems.train(2)]
+    assert {(one.prompt, one.answer, one.meta["level"]) for one in found} == set(zip(*rows.values(), strict=True))
+
+
+def test_every_key_is_read() -> None:
+    read = {
+        node.attr
+        for path in (Path(planetary.__file__).parent / "rl").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value).split(".")[-1] == "rl"
+    }
+    assert set(RlConfig.__struct_fields__) <= read
 
 
 @pytest.mark.parametrize(

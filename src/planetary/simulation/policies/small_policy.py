@@ -13,7 +13,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -48,7 +48,7 @@ from planetary.rl.objectives.objective import IMITATION
 from planetary.rl.objectives.terms import LossTerms
 from planetary.rl.program.policy_shape import SCORE, TRAIN, PolicyShape
 from planetary.rl.protocol.rl_messages import SAMPLED_TEXTS, LearnTexts
-from planetary.rl.protocol.rl_records import GroupSampled, GroupsLearned
+from planetary.rl.protocol.rl_records import GroupSampled, GroupsLearned, ImitationEnded
 from planetary.rl.worker.loaded_policy import LoadedPolicy, TextStart, sample
 from planetary.runtime.device_program import Handle
 from planetary.runtime.program_runner import Program, ProgramRunner, Runner
@@ -166,14 +166,17 @@ def _scored(given: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _trained(given: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Take a step of gradient ascent of the unclipped surrogate and of the likelihood."""
+    """Take a step of gradient ascent of the unclipped surrogate, the likelihood, and the KL from a reference."""
     names = LossTerms.__struct_fields__
-    surrogate, likelihood = (given["terms"][:, names.index(name)][:, None] for name in ("surrogate", "likelihood"))
+    surrogate, likelihood, reference = (
+        given["terms"][:, names.index(name)][:, None] for name in ("surrogate", "likelihood", "reference")
+    )
     rows = _rows(given["table"], given["tokens"][:, :-1])
     targets = given["tokens"][:, 1:]
     chosen = np.take_along_axis(rows, targets[..., None], axis=2)[..., 0]
     ratio = np.exp(np.where(given["weights"] > 0, chosen - given["sampled"], 0))
-    force = given["weights"] * given["advantages"] * (surrogate * ratio + likelihood)
+    away = np.exp(np.where(given["weights"] > 0, given["reference"] - chosen, 0))
+    force = given["weights"] * (given["advantages"] * (surrogate * ratio + likelihood) - reference * (1 - away))
     slopes = force[..., None] * ((targets[..., None] == np.arange(VOCABULARY)) - np.exp(rows))
     gradient = np.zeros_like(given["table"])
     np.add.at(gradient, given["tokens"][:, :-1].ravel(), slopes.reshape(-1, VOCABULARY).astype(np.float32))
@@ -220,7 +223,7 @@ class SmallPolicy:
         self.prepared = PreparedPolicy(
             config=config,
             model=model,
-            reference=None if config.rl.imitated_rounds else model.arrays(),
+            reference=_reference(config, table),
             problems=DigitProblems(),
             objective=objective_of(config),
             shape=shape,
@@ -228,6 +231,12 @@ class SmallPolicy:
             program=self.run.program,
             state=(COUNT,),
         )
+
+    @property
+    def _compares(self) -> tuple[bool, bool]:
+        """Whether steps compare with a reference, and whether it is a teacher."""
+        objective = self.prepared.objective
+        return objective.terms.reference > 0 or objective.teacher, objective.teacher
 
     def artifact(self, store: BlobStore) -> str:
         """Return the digest of the blob that workers load; the store has it."""
@@ -247,8 +256,11 @@ class SmallPolicy:
         outer: dict[int, OuterState] = {0: initial_state((TABLE,), prepared.model.arrays())}
         sampled: dict[int, int] = {}  # group -> version
         shares: dict[int, list[GroupsLearned]] = defaultdict(list)  # by round
+        imitated = config.rl.imitated_rounds
         for record in journal:
             match record:
+                case ImitationEnded():
+                    imitated = record.version
                 case GroupSampled():
                     sampled[record.group] = record.version
                 case GroupsLearned():
@@ -258,9 +270,11 @@ class SmallPolicy:
                     parameters = Parameters((TABLE,), before, record.round - 1)
                     parts = []
                     for share in sorted(shares.pop(record.round), key=lambda one: one.task):
-                        imitates = not all(group in sampled for group in share.groups)
+                        imitates = record.round <= imitated
                         versions = {} if imitates else {group: sampled[group] for group in share.groups}
-                        ends = self._learned(share, {v: outer[v].params for v in versions.values()}, versions, before)
+                        weights = {version: outer[version].params for version in versions.values()}
+                        compared = prepared.reference or outer[min(imitated, record.round - 1)].params
+                        ends = self._learned(share, weights, versions, before.params, compared)
                         parts.append((share.task, share.tokens, parameters.attach(ends)))
                     parameters.take_outer_step(
                         record.round,
@@ -275,14 +289,29 @@ class SmallPolicy:
                 case RunResumed():
                     outer = {version: state for version, state in outer.items() if version <= record.mark.round}
                     shares.clear()
+                    if imitated > record.mark.round:
+                        imitated = config.rl.imitated_rounds
                 case _:
                     pass
         return {version: state.params["table"] for version, state in outer.items()}
 
     def _learned(
-        self, share: GroupsLearned, weights: Mapping[int, Tensors], versions: Mapping[int, int], before: OuterState
+        self,
+        share: GroupsLearned,
+        weights: Mapping[int, Tensors],
+        versions: Mapping[int, int],
+        before: Tensors,
+        compared: Tensors,
     ) -> Tensors:
-        """Return the end parameters of a share: its texts are sampled, judged and trained again."""
+        """Return the end parameters of a share: its texts are sampled, judged and trained again.
+
+        Args:
+            share: of a round.
+            weights: by version.
+            versions: the version that sampled each group; none: the groups are imitated.
+            before: parameters before the round.
+            compared: parameters of the reference.
+        """
         config, prepared = self.prepared.config, self.prepared
         texts = Texts(
             prepared.problems, prepared.model.tokenizer, prepared.limits, config.run.seed, config.rl.completions
@@ -300,15 +329,17 @@ class SmallPolicy:
             objective = prepared.objective if versions else IMITATION
             batches = pack(groups, objective, prepared.shape, config.rl.max_tokens)
             arrays = {name: np.stack([one.arrays[name] for one in batches]) for name in batches[0].arrays}
-            policy.use(share.version, before.params)
+            policy.use(share.version, before)
+            policy.use_reference(compared)
+            compares, teaches = self._compares
             message = LearnTexts(
                 task=share.task,
                 round=share.round,
                 version=share.version,
                 first_step=share.round - 1,
                 rate=config.rl.learning_rate if versions else config.optimizer.learning_rate,
-                reference=False,
-                teacher=False,
+                reference=compares and bool(versions),
+                teacher=teaches and bool(versions),
             )
             return policy.learn(message, arrays).parameters
 
@@ -326,6 +357,13 @@ class SmallPolicy:
         return pack_arrays(SAMPLED_TEXTS, None, arrays)
 
 
+def _reference(config: Config, table: np.ndarray) -> dict[str, np.ndarray] | None:
+    """Return the parameters that a run compares with from its start: its teacher's, or its own."""
+    if config.rl.objective == "distillation":
+        return {"table": np.cos(np.arange(TABLE.size, dtype=np.float32)).reshape(TABLE.shape)}
+    return None if config.rl.imitated_rounds else {"table": table}
+
+
 @functools.lru_cache(maxsize=16)
 def small_policy(
     *,
@@ -336,13 +374,19 @@ def small_policy(
     ahead: int = 0,
     verified: float = 0.25,
     checkpoint_every: int = 2,
+    inner_steps: int = 1,
+    objective: Literal["dr-grpo", "dapo", "distillation"] = "dr-grpo",
+    kl: float = 0.0,
+    imitation_goal: float = 0.0,
 ) -> SmallPolicy:
-    """Return a small policy."""
+    """Return a small policy; see the keys of `[rl]`."""
     config = Config(
         run=RunConfig(name="sim"),
         rl=RlConfig(
             task="digits",
-            objective="dr-grpo",
+            objective=objective,
+            kl=kl,
+            imitation_goal=imitation_goal,
             groups=4,
             completions=3,
             max_tokens=MOST,
@@ -353,7 +397,7 @@ def small_policy(
             held_out=DigitProblems.held_out_count,
             verified=verified,
         ),
-        train=TrainConfig(rounds=rounds, inner_steps=1, batch_size=ROWS, sequence_length=LENGTH),
+        train=TrainConfig(rounds=rounds, inner_steps=inner_steps, batch_size=ROWS, sequence_length=LENGTH),
         optimizer=OptimizerConfig(schedule="constant", warmup_steps=0, learning_rate=0.5),
         outer=OuterConfig(learning_rate=1.0, momentum=0.0, merge="mean"),
         fabric=FabricConfig(workers=workers, latency_budget_s=2.0, abandon_after_s=120.0),

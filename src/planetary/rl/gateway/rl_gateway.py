@@ -22,7 +22,7 @@ from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
 from planetary.fabric.gateway.run_files import CHECKPOINTS
 from planetary.fabric.gateway.run_status import base_status, connected_worker, ended_as, stage_of, workers_seen
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.program_compiling import compile_program_apart
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
@@ -128,7 +128,7 @@ class PolicyGateway(Gateway[PreparedPolicy, PolicyStart, ReinforcementController
         )
 
     @property
-    def parameters(self) -> Parameters:
+    def parameters(self) -> ParameterVersions:
         """The versions of the policy's parameters that are kept."""
         return self._parts[1].parameters
 

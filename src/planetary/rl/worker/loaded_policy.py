@@ -31,7 +31,7 @@ from planetary.rl.program.policy_shape import (
 from planetary.rl.protocol.rl_messages import LearnTexts
 from planetary.runtime.program_runner import Runner
 from planetary.serve.program.serving_shape import IDS, ROW, VALUES, ServingShape
-from planetary.serve.protocol.serving_messages import Compute
+from planetary.serve.protocol.serving_messages import ComputeCall
 from planetary.serve.scheduling.sampling import Candidates, SamplingOptions
 from planetary.serve.scheduling.scheduler import Call, Scheduler
 from planetary.serve.scheduling.texts import TextRequest
@@ -44,7 +44,7 @@ _REFERENCE = "reference."  # in front of a parameter's name
 class Computes(Protocol):
     """Computes calls: see `serve.worker.serving_role.LoadedModel`."""
 
-    def compute(self, message: Compute) -> dict[str, np.ndarray]:
+    def compute(self, message: ComputeCall) -> dict[str, np.ndarray]:
         """Return the results of a call."""
         ...
 
@@ -105,8 +105,8 @@ def sample(
     return found
 
 
-def _message(call: Call) -> Compute:
-    return Compute(
+def _message(call: Call) -> ComputeCall:
+    return ComputeCall(
         call=0,
         function=call.function,
         tokens=tuple(row.tokens for row in call.rows),
@@ -181,7 +181,7 @@ class LoadedPolicy:
         self._round: int | None = None  # after which the state on the device was; None: it has to be read
 
     def use(self, version: int, weights: Tensors) -> None:
-        """Compute with these parameters from now on. Raises `LocalProtocolError` for those of another model."""
+        """ComputeCall with these parameters from now on. Raises `LocalProtocolError` for those of another model."""
         self._check(weights)
         self._version, self._weights = version, weights
         self._resident.put(weights)

@@ -34,7 +34,7 @@ from planetary.core.step import FunctionSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.diloco.merge import MERGE_RULES
 from planetary.diloco.outer import OuterState, initial_state
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.protocol.records import RoundClosed, RunResumed
 from planetary.fabric.worker.inner_state import InnerStates
 from planetary.machine.journal import Record
@@ -267,7 +267,7 @@ class SmallPolicy:
                     shares[record.round].append(record)
                 case RoundClosed():
                     before = outer[record.round - 1]
-                    parameters = Parameters((TABLE,), before, record.round - 1)
+                    parameters = ParameterVersions((TABLE,), before, record.round - 1)
                     parts = []
                     for share in sorted(shares.pop(record.round), key=lambda one: one.task):
                         imitates = record.round <= imitated

@@ -175,6 +175,26 @@ def test_a_controller_that_is_not_enabled_and_a_kind_that_is_anothers_are_refuse
     run(tmp_path, test)
 
 
+def test_a_run_without_a_training_step_keeps_what_it_has(tmp_path: Path) -> None:
+    async def test(site: Running) -> None:
+        await site.submit()
+        assert (await site.post("/v1/jobs/nothing/steps")).status_code == 404
+        await site.until_state("toy", "running")
+        for path in ("/v1/jobs/toy/steps", "/v1/jobs/toy/steps/rollback"):
+            refused = await site.post(path)
+            assert refused.status_code == 409
+            assert "cannot be replaced" in message_of(refused)
+        unknown = await site.post("/v1/jobs/toy/steps", {"override": ["a.b=1"]})
+        assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "override")
+        await site.post("/v1/jobs/toy/cancel")
+        await site.until_state("toy", "cancelled")
+        assert "does not run: it is cancelled" in message_of(await site.post("/v1/jobs/toy/steps"))
+        steps = (await site.get("/v1/jobs/toy/steps")).json()
+        assert (steps["steps"], steps["roll_out"]["state"]) == ([], "")
+
+    run(tmp_path, test)
+
+
 def test_two_jobs_cannot_have_one_run_folder(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         await site.submit(name="toy")

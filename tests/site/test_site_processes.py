@@ -187,6 +187,9 @@ def test_training_and_serving_share_two_workers_and_go_on_after_a_worker_and_the
     place.until(lambda: place.job("small")["state"] == "cancelled", "the job is cancelled")
     place.submit("second", {**TINY, "train": {**TINY["train"], "rounds": 100000}})
     place.until(lambda: place.rounds("second") >= 3, "the next job trains")
+    assert place.command("jobs", "roll-out", "second", "--set=optimizer.weight_decay=0.03") == 0
+    begun, rolled_out = place.get("/v1/jobs/second/steps")["steps"]
+    place.until(lambda: place.rounds("second") > rolled_out["first_round"], "a round is trained with the new step")
     finished = place.rounds("second")
     place.gateway.send_signal(signal.SIGKILL)
     place.gateway.wait()
@@ -194,6 +197,10 @@ def test_training_and_serving_share_two_workers_and_go_on_after_a_worker_and_the
     place.until(lambda: place.rounds("second") > finished, "the training goes on")
     place.until(lambda: place.get("/v1/jobs/chat/status")["state"] == "serving", "the model is served again")
     assert place.answer("hello") == text
+    assert place.get("/v1/jobs/second/status")["step"] == rolled_out["step"]
+    assert place.command("jobs", "roll-back", "second", "--reason=enough") == 0
+    steps = place.get("/v1/jobs/second/steps")["steps"]
+    assert [one["step"] for one in steps] == [begun["step"], rolled_out["step"], begun["step"]]
     assert {job["job_id"]: job["state"] for job in place.get("/v1/jobs")["jobs"]} == {
         "small": "cancelled",
         "chat": "running",

@@ -35,10 +35,12 @@ def status_of(history: RunHistory) -> RunStatus:
     ended_at: float | None = None
     checkpoint: tuple[int, float | None] = (0, None)
     workers: dict[str, WorkerStatus] = {}
+    step = ""
     for event in history.events:
         name = event.get("event")
         workers = _workers_after(workers, event)
         under_way = _under_way_after(under_way, event)
+        step = str(event.get("model", step)) if name in ("run_started", "step_replaced") else step
         match name:
             case "checkpoint_written":
                 checkpoint = int(event["round"]), float(event.get("t", 0.0))
@@ -90,6 +92,7 @@ def status_of(history: RunHistory) -> RunStatus:
         bigram_loss=history.facts.bigram_loss if history.facts else None,
         checkpoint_round=checkpoint[0],
         checkpoint_at=checkpoint[1],
+        step=step,
     )
 
 

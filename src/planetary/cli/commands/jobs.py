@@ -1,14 +1,17 @@
-"""`planetary jobs`: submit, list, show and cancel the jobs of a gateway, over its control API."""
+"""`planetary jobs`: submit, list, show and cancel the jobs of a gateway, and replace training steps, over its API."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from planetary.cli.command_table import HelpFormatter, command_parser
 from planetary.cli.exit_codes import EXIT_OK
+
+if TYPE_CHECKING:
+    from planetary.cli.gateway_client import GatewayClient
 
 
 def add_parser(subparsers: Any) -> argparse.ArgumentParser:
@@ -38,7 +41,22 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     show = _action(actions, "show", "show a job", "planetary jobs show stdlib")
     cancel = _action(actions, "cancel", "end a job at once", "planetary jobs cancel stdlib")
     cancel.add_argument("--reason", default="", metavar="TEXT", help="why, for the journal")
-    for action in (show, cancel):
+    steps = _action(actions, "steps", "list the training steps that a job's run has had", "planetary jobs steps stdlib")
+    roll_out = _action(
+        actions,
+        "roll-out",
+        "replace the training step of a job's run at the end of a round, once the new one is verified",
+        "planetary jobs roll-out stdlib --set optimizer.weight_decay=0.05",
+    )
+    roll_out.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the step")
+    roll_back = _action(
+        actions, "roll-back", "use an earlier training step again", "planetary jobs roll-back stdlib --step 3f9c"
+    )
+    roll_back.add_argument("--step", default="", metavar="DIGEST", help="or its beginning (default: the one before)")
+    for action in (roll_out, roll_back):
+        action.add_argument("--reason", default="", metavar="TEXT", help="why, for the journal")
+        action.add_argument("--no-wait", action="store_true", help="return before the step is in use")
+    for action in (show, cancel, steps, roll_out, roll_back):
         action.add_argument("job", metavar="JOB", help="as `planetary jobs list` calls it")
     return parser
 
@@ -77,15 +95,72 @@ def run(args: argparse.Namespace) -> int:
             answer = client.get("/v1/jobs")
         case "show":
             answer = client.get(f"/v1/jobs/{_quoted(args.job)}")
+        case "steps":
+            answer = client.get(f"/v1/jobs/{_quoted(args.job)}/steps")
+        case "roll-out" | "roll-back":
+            answer = _replace_step(args, client)
         case _:
             answer = client.post(f"/v1/jobs/{_quoted(args.job)}/cancel", {"reason": args.reason})
     if args.json:
         print(json.dumps(answer, indent=2))
     elif args.action == "list":
         print(job_table(answer["jobs"]))
+    elif "steps" in answer:
+        print(_step_table(answer))
     else:
         print("\n".join(_lines(answer)))
     return EXIT_OK
+
+
+ROLL_OUT_S, LOOK_S = 3600.0, 1.0
+"""Time limit of a roll-out (an export, a compilation, the rest of a round), and the pause between two looks at it."""
+
+
+def _replace_step(args: argparse.Namespace, client: GatewayClient) -> Any:
+    """Ask for another step, and wait until it is in use. Raises `UserError` for one that is refused."""
+    from planetary.core.errors import CompileError, PeerError
+
+    path = f"/v1/jobs/{_quoted(args.job)}/steps"
+    if args.action == "roll-out":
+        answer = client.post(path, {"overrides": args.set, "reason": args.reason})
+    else:
+        answer = client.post(f"{path}/rollback", {"step": args.step, "reason": args.reason})
+    deadline, shown = time.monotonic() + ROLL_OUT_S, ""
+    while not args.no_wait and answer["roll_out"]["state"] not in ("in use", "refused"):
+        if answer["roll_out"]["state"] != shown and not args.json:
+            shown = answer["roll_out"]["state"]
+            print(
+                {"preparing": "making and verifying the step"}.get(shown, "verified; waiting for the end of the round")
+            )
+        if time.monotonic() > deadline:
+            raise PeerError(
+                f"the step of {args.job} is not in use after {ROLL_OUT_S:g} s; planetary jobs steps shows it"
+            )
+        time.sleep(LOOK_S)
+        answer = client.get(path)
+    if answer["roll_out"]["state"] == "refused":
+        raise CompileError(f"the run {args.job} keeps its training step: {answer['roll_out']['reason']}")
+    return answer
+
+
+def _step_table(answer: dict[str, Any]) -> str:
+    rows = [("STEP", "FROM ROUND", "SINCE", "BY", "")]
+    for one in answer["steps"]:
+        why = "; ".join(filter(None, ("rolled back" if one["rolled_back"] else "", one["why"])))
+        rows.append((one["step"][:12], str(one["first_round"]), _date(one["at"]), one["by"], why))
+    stage = answer["roll_out"]
+    last = (
+        f"\nroll-out: {stage['state']}" + (f": {stage['reason']}" if stage["reason"] else "") if stage["state"] else ""
+    )
+    return table_of(rows) + last
+
+
+def table_of(rows: list[tuple[str, ...]]) -> str:
+    """Return rows as text, in columns that are as wide as their widest entry."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
 
 
 def _submission(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
@@ -132,10 +207,7 @@ def job_table(jobs: list[dict[str, Any]]) -> str:
                 job["reason"],
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return table_of(rows)
 
 
 def _lines(job: dict[str, Any]) -> list[str]:

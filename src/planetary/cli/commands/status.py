@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from planetary.cli.command_table import command_parser
-from planetary.cli.commands.jobs import add_gateway_flags, job_table
+from planetary.cli.commands.jobs import add_gateway_flags, job_table, table_of
 from planetary.cli.exit_codes import EXIT_OK
 
 
@@ -59,7 +59,4 @@ def _worker_table(workers: list[dict[str, Any]]) -> str:
             f"only {one['controller']}" if one["controller"] else "",
         ]
         rows.append((one["name"], job, state, "; ".join(filter(None, notes))))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return table_of(rows)

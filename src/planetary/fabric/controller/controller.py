@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from planetary.diloco.rounds import RoundAction, decide_round
 from planetary.fabric.controller.checkpointing import Checkpointing
 from planetary.fabric.controller.desk import RoundsDesk
@@ -26,7 +28,7 @@ from planetary.fabric.controller.topology import ReductionOutcome, Topology
 from planetary.fabric.protocol import fabric_events as e
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
-from planetary.fabric.protocol.records import CheckpointWritten, EndKind, Mark, RolledBack, RoundStarted
+from planetary.fabric.protocol.records import CheckpointWritten, EndKind, Mark, RolledBack, RoundStarted, StepReplaced
 from planetary.fabric.protocol.sessions import WorkerSession
 from planetary.fabric.protocol.state import ControllerState, OpenRound, contradiction
 from planetary.fabric.protocol.status import RoundMetrics
@@ -49,16 +51,21 @@ class Controller(RunController[RoundsDesk]):
         `unreported` are the metrics of finished rounds whose lines were not written before a crash.
         """
         super().__init__(RoundsDesk(policy, state), policy.round.grace_s, now)
-        self.policy = policy
         self.state = state
         self.topology: Topology = self._topology_of(policy)
         self.guard = Guard(self.desk)
         self.training = RoundTraining(self.desk, self.topology, self.guard, now)
         self.evaluation = Evaluation(self.desk, self.topology, self.guard, now)
         self._stop_reason = ""  # why it is stopping
+        self._offered: e.StepOffered | None = None  # a training step that waits for the end of the round
         self.lines = MetricsLines(self.desk, self.evaluation, unreported)
         if state.round not in state.evals:
             self.evaluation.begin(state.round)
+
+    @property
+    def policy(self) -> ControllerPolicy:
+        """The constants of the run."""
+        return self.desk.policy
 
     def _topology_of(self, policy: ControllerPolicy) -> Topology:
         """Make the topology, at the start."""
@@ -116,6 +123,8 @@ class Controller(RunController[RoundsDesk]):
                 self.lines.add(self.training.checkpoint_done(now))
             case e.CheckpointLost():
                 self.lines.add(self.training.checkpoint_lost(event.reason, now))
+            case e.StepOffered():
+                self._offered = event
 
     def _payload_sent(self, session: int, now: float) -> None:
         worker = self.desk.workers.get(session)
@@ -140,6 +149,8 @@ class Controller(RunController[RoundsDesk]):
 
     def _take_message(self, worker: WorkerSession, event: e.Received, now: float) -> None:
         match message := event.message:
+            case m.Ready() if message.artifact != worker.artifact:
+                pass  # of the training step before
             case m.Ready():
                 self.membership.ready(worker, now, message.device, message.verified)
                 self.topology.ready(worker, message)
@@ -212,6 +223,8 @@ class Controller(RunController[RoundsDesk]):
 
     def _advance(self, now: float) -> bool:
         """Go on with the rounds; true when one came to an end, so that more may have become possible."""
+        if self._offered is not None and self.training.may_open:
+            self._replace_step(self._offered)
         self._supply(now)
         if self._may_open(now):
             self.training.open(now)
@@ -223,6 +236,24 @@ class Controller(RunController[RoundsDesk]):
             self._outer_step_done(reduced, now)
             self.evaluation.hand_out(now)  # before the next round's tasks
         return reduced is not None
+
+    def _replace_step(self, offered: e.StepOffered) -> None:
+        """Go on with another training step. No round is under way, so that no task is; evaluations are begun again."""
+        self._offered, state, model = None, self.state, offered.spec.stablehlo_digest
+        before = state.steps[-1]
+        self.desk.append(
+            StepReplaced(
+                round=state.round, model=model, before=before, by=offered.by, why=offered.why, back=offered.back
+            )
+        )
+        self.desk.use_policy(msgspec.structs.replace(self.policy, spec=offered.spec, buffers=offered.buffers))
+        self.desk.out.append(e.UseStep(model))
+        for worker in self.desk.workers.values():
+            worker.version = -1  # what it was sent goes with the step that it has loaded
+            if worker.evaluate is not None:
+                self.evaluation.give_back(worker.evaluate)
+                worker.evaluate = None
+        self.membership.replace_step(offered.compiled)
 
     def _outer_step_done(self, round_: int, now: float) -> None:
         self.evaluation.begin(round_)

@@ -80,6 +80,10 @@ class Desk(Generic[Policy_co, State_co]):
         """The fold of the journal; changed through `append` alone."""
         return self._state
 
+    def use_policy(self, policy: Policy_co) -> None:  # type: ignore[misc]
+        """Let these be the run's constants from now on."""
+        self._policy = policy
+
     def append(self, record: Record) -> None:
         """Apply a record to the state and put it in the journal."""
         self._state.apply(record)

@@ -36,6 +36,7 @@ class Membership:
         self._artifacts: dict[Target, str] = {}  # digest; "" while it is being compiled
         self._asked: dict[str, set[Target]] = {}  # machine -> targets that were compiled because it came
         self._references: dict[str, str] = {}  # artifact -> what workers compare its results with
+        self._edition = 0  # how often the step was replaced
         self._strikes: dict[str, int] = {}  # worker -> failed tasks in a row
         self.banned: dict[str, str] = {}  # since this gateway began: worker -> why it is not used any more
         self.first_ready_at: float | None = None
@@ -79,24 +80,53 @@ class Membership:
         )
         desk.workers[session] = worker
         self.deserted_at = None
+        if self._artifacts.get(_target(worker)):
+            self._offer_job(worker)
+        elif refused := self._compile_for(worker):
+            self.refuse_worker(worker, refused)
+        return replaced
+
+    def _compile_for(self, worker: WorkerSession) -> str:
+        """Have the step compiled for a worker unless that is under way; return why it is not, "" where it is."""
         target = _target(worker)
         if target not in self._artifacts:
             asked = self._asked.setdefault(worker.identity or worker.node, set())
             if len(asked | {target}) > MOST_TARGETS:
                 names = ", ".join(sorted({f"{backend}:{name}" for backend, name, _ in asked}))
-                self.refuse_worker(
-                    worker, f"node {worker.node} has had the step compiled for {len(asked)} targets: {names}"
-                )
-                return replaced
+                return f"node {worker.node} has had the step compiled for {len(asked)} targets: {names}"
             asked.add(target)
             self._artifacts[target] = ""
-            desk.out.append(Compile(*target))
-        elif self._artifacts[target]:
-            self._offer_job(worker, self._artifacts[target])
-        return replaced
+            self._desk.out.append(Compile(*target, self._edition))
+        return ""
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """Those that the step is compiled for, or is being compiled for."""
+        return tuple(self._artifacts)
+
+    def replace_step(self, compiled: Sequence[Compiled]) -> None:
+        """Have every worker load another step: of `compiled`, or compiled for it once its connection asks for it."""
+        self._edition += 1
+        self._artifacts, self._references = {}, {}
+        for event in compiled:
+            self._publish(event)
+        for worker in list(self._desk.workers.values()):
+            worker.advance("step replaced")
+            if self._artifacts.get(_target(worker)):
+                self._offer_job(worker)
+            else:
+                self._compile_for(worker)
 
     def compiled(self, event: Compiled) -> None:
         """Offer a finished artifact to everyone who waits for it."""
+        if event.edition != self._edition:
+            return  # of the step before
+        target = self._publish(event)
+        for worker in self._desk.workers.values():
+            if worker.phase is Phase.COMPILING and _target(worker) == target:
+                self._offer_job(worker)
+
+    def _publish(self, event: Compiled) -> Target:
         target = (event.backend, event.target, event.features)
         self._artifacts[target] = event.digest
         self._references[event.digest] = event.reference
@@ -110,12 +140,12 @@ class Membership:
                 verified=event.verified,
             )
         )
-        for worker in self._desk.workers.values():
-            if worker.phase is Phase.COMPILING and _target(worker) == target:
-                self._offer_job(worker, event.digest)
+        return target
 
     def compile_failed(self, event: CompileFailed) -> None:
         """Turn away everyone who needs an artifact that cannot be made; the others go on."""
+        if event.edition != self._edition:
+            return  # of the step before
         target = (event.backend, event.target, event.features)
         del self._artifacts[target]
         reason = f"{self._desk.policy.loaded} does not work on {event.backend}:{event.target}: {event.reason}"
@@ -297,7 +327,8 @@ class Membership:
             return f"waiting for a worker that can train: {', '.join(sorted(self.banned))} cannot"
         return "waiting for a worker to connect"
 
-    def _offer_job(self, worker: WorkerSession, digest: str) -> None:
+    def _offer_job(self, worker: WorkerSession) -> None:
+        digest = self._artifacts[_target(worker)]
         worker.advance("artifact offered")
         worker.artifact, worker.reference = digest, self._references.get(digest, "")
         self._desk.send(worker.session, self._desk.policy.job(digest, worker.reference))

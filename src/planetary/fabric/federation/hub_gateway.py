@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 
 from planetary.artifacts.store import write_atomically
-from planetary.core.errors import TrustError
+from planetary.core.errors import ClosedError, TrustError
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.controller.topology import Topology
 from planetary.fabric.federation.federation_messages import FEDERATION
 from planetary.fabric.federation.federation_status import FederatedSite, FederationStanding
 from planetary.fabric.federation.hub_policy import HubPolicy, hub_policy
 from planetary.fabric.federation.sites import Sites
+from planetary.fabric.gateway.gateway import StepWanted
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.gateway.rounds_start import RoundsStart
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
@@ -46,6 +47,12 @@ class HubGateway(RoundsGateway):
 
     def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
         return HubController(start.policy, start.state, self._clock.monotonic(), start.unreported)
+
+    def roll_out(self, wanted: StepWanted) -> None:
+        """See `Gateway`."""
+        raise ClosedError(
+            "a hub has no training step: roll it out at its sites, whose parameters stay those of the hub"
+        )
 
     def federation(self) -> FederationStanding:
         """Return the federation as it is now. Called on the event loop."""

@@ -99,6 +99,15 @@ class SiteGateway(RoundsGateway):
             sites=(),
         )
 
+    def _unfit(self, made: Prepared) -> str:
+        """See `RoundsGateway`: what the hub compares at a border stays as it is."""
+        assert self.prepared is not None
+        if facts_of(made.config, made) == facts_of(self.config, self.prepared):
+            return ""
+        return (
+            "a site trains the model of its hub, and this step has another [model]; give keys of [optimizer] or [train]"
+        )
+
     # --- instructions -----------------------------------------------------------------------------------------
 
     def _carry_out(self, instruction: e.Instruction) -> e.Finish | None:

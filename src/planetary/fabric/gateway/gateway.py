@@ -23,7 +23,7 @@ from planetary.artifacts.store import BlobStore
 from planetary.compiler.backends.targets import nearest
 from planetary.core.clock import Clock
 from planetary.core.config import Config
-from planetary.core.errors import PlanetaryError
+from planetary.core.errors import ClosedError, PlanetaryError
 from planetary.core.tensors import TensorSpec
 from planetary.data.fitting import changes
 from planetary.data.prepare import PreparedData
@@ -42,6 +42,7 @@ from planetary.fabric.protocol.records import (
     RunFinished,
     RunResumed,
     RunStarted,
+    StepReplaced,
 )
 from planetary.fabric.protocol.status import MOST_EVENTS, RoundMetrics, RunStatus
 from planetary.fabric.protocol.traffic import WorkerTraffic
@@ -116,6 +117,22 @@ class Security(msgspec.Struct, frozen=True):
         return Security(authority.server_context(), tokens, authority, invites)
 
 
+class StepWanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A training step that a run is to go on with.
+
+    Attributes:
+        overrides: "section.key=value" of its configuration; none: the model is exported again from its files.
+        back_to: digest, or its beginning, of the earlier step that it goes back to; "": it is a new one.
+        by: name of the token.
+        why: for the journal.
+    """
+
+    overrides: tuple[str, ...] = ()
+    back_to: str = ""
+    by: str = ""
+    why: str = ""
+
+
 class PreparedRun(Protocol):
     """The parts that every kind of run is made of."""
 
@@ -178,7 +195,14 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
     protocol: ClassVar[WireProtocol] = m.FABRIC
     compiles: ClassVar[str] = "the training step"
-    synced: ClassVar[tuple[type[Record], ...]] = (RunStarted, RunResumed, RoundClosed, RoundFinished, RunFinished)
+    synced: ClassVar[tuple[type[Record], ...]] = (
+        RunStarted,
+        RunResumed,
+        StepReplaced,
+        RoundClosed,
+        RoundFinished,
+        RunFinished,
+    )
 
     def __init__(
         self,
@@ -264,6 +288,17 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
     async def _fit(self, prepared: PreparedT) -> PreparedT | None:
         """Fit a new run to this machine; return its parts then, None to stop."""
         return prepared
+
+    def roll_out(self, wanted: StepWanted) -> None:
+        """Begin to replace the run's training step at the end of a round. Called on the event loop.
+
+        Raises:
+            ClosedError: a run of this kind, or in this state, has none that can be replaced.
+            UserError: there is no such step.
+        """
+        raise ClosedError(
+            f"{self.compiles} of this run cannot be replaced: runs in rounds have one training step that can"
+        )
 
     def _begun(self) -> None:
         """Take note that the controller decides from now on. Called on the event loop."""
@@ -593,7 +628,11 @@ class Gateway(ABC, Generic[PreparedT, StartT, ControllerT]):
 
 
 class Background:
-    """One per run. Its methods are called on the event loop."""
+    """One per run. Its methods are called on the event loop.
+
+    Attributes:
+        free_compilers: held by whatever compiles.
+    """
 
     def __init__(
         self,
@@ -603,7 +642,7 @@ class Background:
         compilers: int,
     ) -> None:
         """`compile_for` compiles and verifies an artifact, `compilers` at once; `post` takes the events."""
-        self._free_compilers = asyncio.Semaphore(compilers)
+        self.free_compilers = asyncio.Semaphore(compilers)
         self._compile_for, self.post, self._clock = compile_for, post, clock
         self._tasks: set[asyncio.Task[None]] = set()
         self.compiled_at = 0.0  # Unix time in seconds at which compiling last ended; 0: it never did
@@ -634,29 +673,36 @@ class Background:
         try:
             if note := nearest(backend, target)[1]:
                 log.info("%s", note)
-            async with self._free_compilers:  # each takes some hundred MB, and every invite can ask for one
+            async with self.free_compilers:  # each takes some hundred MB, and every invite can ask for one
                 began, self.compiling[name] = self._clock.monotonic(), self._clock.wall()
                 published = await self._compile_for(CompileTarget(backend, target, features))
         except PlanetaryError as error:
-            self.post(e.CompileFailed(backend, target, features, str(error)))
+            self.post(e.CompileFailed(backend, target, features, str(error), instruction.edition))
             return
         except Exception as error:
             log.exception("compiling for %s:%s failed", backend, target)
-            self.post(e.CompileFailed(backend, target, features, f"{type(error).__name__}: {error}"))
+            text = f"{type(error).__name__}: {error}"
+            self.post(e.CompileFailed(backend, target, features, text, instruction.edition))
             return
         finally:
             self.compiling.pop(name, None)
             self.compiled_at = self._clock.wall()
         seconds = self._clock.monotonic() - began
-        self.post(
-            e.Compiled(
-                backend,
-                target,
-                features,
-                published.digest,
-                published.nbytes,
-                seconds,
-                published.verified,
-                published.reference,
-            )
-        )
+        self.post(compiled_event(CompileTarget(backend, target, features), published, seconds, instruction.edition))
+
+
+def compiled_event(
+    target: CompileTarget, published: PublishedArtifact, seconds: float = 0.0, edition: int = 0
+) -> e.Compiled:
+    """Return the event of an artifact that was published for a target, after `seconds` of work."""
+    return e.Compiled(
+        target.backend,
+        target.name,
+        target.features,
+        published.digest,
+        published.nbytes,
+        seconds,
+        published.verified,
+        published.reference,
+        edition,
+    )

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from planetary.artifacts.jsonl import JsonLinesWriter
 from planetary.core.config import Config
 from planetary.core.configuration.outer_rule import why_chosen
-from planetary.core.errors import RemoteProtocolError
+from planetary.core.errors import ClosedError, PlanetaryError, RemoteProtocolError, TrustError, UserError
 from planetary.core.tensors import TensorSpec
 from planetary.data.reader import read_slice
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.disk_room import DiskRoom
-from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security
+from planetary.fabric.gateway.gateway import Gateway, GatewayOptions, Security, StepWanted, compiled_event
 from planetary.fabric.gateway.gateway_topology import GatewayTopology, topology_of
 from planetary.fabric.gateway.round_work import RoundWork
 from planetary.fabric.gateway.rounds_start import RoundsStart, begin, trim_metrics
+from planetary.fabric.gateway.run_files import STEPS
 from planetary.fabric.gateway.run_status import status_of
-from planetary.fabric.gateway.run_step import own_record, step_news
+from planetary.fabric.gateway.run_step import keep_step, own_record, record_of, step_news
 from planetary.fabric.preparation.budget import MachineSpeed
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact, compile_apart
 from planetary.fabric.preparation.machine_speed import fit_run, local_target, measure_speed
+from planetary.fabric.preparation.next_step import ExportStep, export_apart, in_place_of
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared, prepare_run
 from planetary.fabric.preparation.prepared_steps import StepRecord
@@ -36,6 +41,30 @@ from planetary.fabric.shell.system import SYSTEM, System
 from planetary.net.authority import Authority
 from planetary.wire.inbox import ReceivedMessage
 from planetary.wire.limits import MIB, Limits
+
+log = logging.getLogger(__name__)
+
+BEFORE = "before"
+"""In place of a digest: the step before the one in use."""
+
+
+class RollOut(msgspec.Struct, frozen=True):
+    """The last training step that was to replace the run's, since this gateway began.
+
+    Attributes:
+        state: "": there was none; "verified": it waits for the end of the round.
+        step: digest; "": it is not made yet.
+        overrides, by, why: as of `StepWanted`.
+        reason: that it was refused for.
+    """
+
+    state: Literal["", "preparing", "verified", "in use", "refused"] = ""
+    step: str = ""
+    overrides: tuple[str, ...] = ()
+    by: str = ""
+    why: str = ""
+    reason: str = ""
+
 
 Prepare = Callable[[Config, Path, Callable[[str], None], StepRecord | None], Prepared]
 """As `prepare_run`."""
@@ -58,10 +87,13 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         prepare: Prepare = prepare_run,
         compile_for: CompileFor = compile_apart,
         topology: TopologyOf = topology_of,
+        export_step: ExportStep = export_apart,
     ) -> None:
         """See `Gateway`; the other arguments are functions that a simulation replaces."""
         super().__init__(config, options, security, system=system)
-        self._prepare_run, self._compile_apart = prepare, compile_for
+        self._prepare_run, self._compile_apart, self._export_step = prepare, compile_for, export_step
+        self.roll_out_stage = RollOut()
+        self._next: Prepared | None = None  # with the step that was offered
         self.room = DiskRoom(options.folder, system.files)
         self._topology = topology(config, options.host, security.authority)
 
@@ -114,6 +146,96 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
     def _release(self) -> None:
         self._topology.stop()
 
+    # --- another training step --------------------------------------------------------------------------------
+
+    def roll_out(self, wanted: StepWanted) -> None:
+        """See `Gateway`: the step is made, compiled and verified, then used from the next round on."""
+        controller, stage = self.controller, self.roll_out_stage
+        if controller is None or self.ended_at is not None:
+            raise ClosedError("the run is being prepared, or over: it has no training step that could be replaced")
+        if self.config.sync.topology != "star":
+            raise ClosedError(
+                "in a ring workers hold the outer state, which a worker that loads another step loses: resume the run "
+                'with --set, or train with sync.topology = "star"'
+            )
+        if stage.state in ("preparing", "verified"):
+            raise ClosedError(f"another step is being rolled out: {stage.state}")
+        digest = self._earlier(controller, wanted.back_to) if wanted.back_to else ""
+        self.roll_out_stage = RollOut("preparing", digest, wanted.overrides, wanted.by, wanted.why)
+        self._work.add(self._offer_step(controller, msgspec.structs.replace(wanted, back_to=digest)), name="compile")
+
+    def _earlier(self, controller: Controller, wanted: str) -> str:
+        """Return the digest of an earlier step. Raises `UserError` unless exactly one begins so."""
+        steps = controller.state.steps
+        found = [one for one in steps[:-1] if one.startswith(wanted)] if wanted != BEFORE else steps[-2:-1]
+        if len(found) != 1:
+            known = ", ".join(one[:12] for one in steps[:-1]) or "none: it has the step that it began with"
+            raise UserError(f"no earlier step of the run is {wanted!r}; there are {known}")
+        return found[0]
+
+    async def _offer_step(self, controller: Controller, wanted: StepWanted) -> None:
+        try:
+            offered = await self._step_to_offer(controller, wanted)
+        except PlanetaryError as error:
+            self._refuse_step(str(error))
+        except Exception as error:
+            log.exception("preparing another training step failed")
+            self._refuse_step(f"{type(error).__name__}: {error}")
+        else:
+            self.roll_out_stage = msgspec.structs.replace(
+                self.roll_out_stage, state="verified", step=offered.spec.stablehlo_digest
+            )
+            self._post(offered)
+
+    def _refuse_step(self, reason: str) -> None:
+        self.roll_out_stage = msgspec.structs.replace(self.roll_out_stage, state="refused", reason=reason)
+        self.warn(f"the training step is not replaced: {reason}")
+
+    async def _step_to_offer(self, controller: Controller, wanted: StepWanted) -> e.StepOffered:
+        """Make a step, compile it for the targets in use, and verify it there. Raises `PlanetaryError`."""
+        current, cache, folder = self.prepared, self.options.cache, self.options.folder
+        assert current is not None
+        if wanted.back_to:
+            record = record_of(folder / STEPS / f"{wanted.back_to}.json", StepRecord)
+            if record is None:
+                raise TrustError(f"the run folder has no usable record of the step {wanted.back_to[:12]}")
+            made = await asyncio.to_thread(self._prepare_run, self.config, cache, lambda stage: None, record)
+        else:
+            made = await self._export_step(self.config, wanted.overrides, cache)
+            if why := self._unfit(made):
+                raise UserError(why)
+        offered = in_place_of(made, current)
+        compiled = []
+        for target in (CompileTarget(*one) for one in controller.membership.targets):
+            async with self._work.free_compilers:
+                began = self._clock.monotonic()
+                published = await self._compile_apart(offered, target, cache)
+            compiled.append(compiled_event(target, published, self._clock.monotonic() - began))
+        await asyncio.to_thread(keep_step, folder, current.record, self._system.files)
+        await asyncio.to_thread(keep_step, folder, offered.record, self._system.files)
+        self._next = offered
+        return e.StepOffered(
+            spec=offered.step.spec,
+            buffers=offered.buffers,
+            compiled=tuple(compiled),
+            by=wanted.by,
+            why="; ".join(filter(None, (wanted.why, ", ".join(wanted.overrides)))),
+            back=bool(wanted.back_to),
+        )
+
+    def _unfit(self, made: Prepared) -> str:
+        """Return why a step is not for this run, though its signature is equal; "" where it is."""
+        return ""
+
+    def _use_step(self, model: str) -> None:
+        following, start, controller = self._next, self._start, self.controller
+        assert following is not None
+        assert start is not None
+        assert controller is not None
+        self.prepared, self._next = following, None
+        start.policy = controller.policy
+        self.roll_out_stage = msgspec.structs.replace(self.roll_out_stage, state="in use", step=model)
+
     # --- messages of workers ------------------------------------------------------------------------------------
 
     @cached_property
@@ -150,7 +272,7 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
         assert self._start is not None
         return self._start.parameters
 
-    @cached_property
+    @property
     def _round_work(self) -> RoundWork:
         """The work of instructions in threads."""
         assert self.prepared is not None
@@ -177,6 +299,8 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
                 self.parameters.adopt(instruction.version, instruction.attachment)
             case e.ForgetRounds():
                 self._forget_rounds(instruction.after)
+            case e.UseStep():
+                self._use_step(instruction.model)
             case _:
                 return self._carry_out_common(instruction)
         return None

@@ -23,12 +23,12 @@ from planetary.diloco.rounds import RoundPolicy
 from planetary.fabric.controller.desk import RoundsDesk
 from planetary.fabric.controller.round_end import finished_by_checkpoint, lines_at_resume
 from planetary.fabric.gateway.run_files import CHECKPOINTS, CONFIG, EVENTS, METRICS
-from planetary.fabric.gateway.run_step import write_record
+from planetary.fabric.gateway.run_step import keep_step, write_record
 from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared, schedule_of
 from planetary.fabric.protocol.messages import Compression, Fragmentation
 from planetary.fabric.protocol.policy import ControllerPolicy, EvalChunk, OuterConstants
-from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted
+from planetary.fabric.protocol.records import AnyRecord, Mark, RunResumed, RunStarted, StepReplaced
 from planetary.fabric.protocol.run_fold import forgiven
 from planetary.fabric.protocol.state import ControllerState
 from planetary.fabric.protocol.status import RoundMetrics
@@ -88,11 +88,12 @@ def begin(
         parameters = ParameterVersions(
             specs, initial_state(specs, prepared.params), 0, policy.compression, fragments=policy.fragments.count
         )
-        policy = topology.extend(policy, parameters.state)
+        policy = topology.extend(msgspec.structs.replace(policy, inner_state_of=started.model), parameters.state)
         return RoundsStart(policy, replay([started], ControllerState()), parameters, [started], [], [])
     if not earlier:
         raise UserError(f"{folder} holds no run that could be resumed: {EVENTS} is missing or empty")
     start = _resume(config, options, prepared, policy, earlier, files=files)
+    policy = msgspec.structs.replace(policy, inner_state_of=start.state.inner_state_of)
     start.policy = topology.extend(policy, start.parameters.state)
     return start
 
@@ -124,6 +125,12 @@ def _resume(
         run=config.run.name, rounds=policy.length.expected_rounds, mark=mark, config_hash=policy.config_hash
     )
     state.apply(resumed)
+    model, replaced = prepared.step.spec.stablehlo_digest, []
+    if model != state.steps[-1]:  # the configuration, or a model's file whose own step is lost, changed
+        why = "the run was resumed with another step"
+        replaced = [StepReplaced(round=mark.round, model=model, before=state.steps[-1], why=why, keeps_state=False)]
+        state.apply(replaced[0])
+        keep_step(folder, prepared.record, files)
     for pardon in (pardons := forgiven(state, options.forgive)):
         state.apply(pardon)
     evaluates = mark.round not in state.evals and RoundsDesk(policy, state).eval_due(mark.round)
@@ -132,7 +139,7 @@ def _resume(
     )
     write_atomically(folder / CONFIG, to_toml(config).encode(), files)
     write_record(folder, prepared.record, files)
-    records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *pardons]
+    records: list[AnyRecord] = [*([] if late is None else [late]), resumed, *replaced, *pardons]
     shown = {} if checkpoint is None else checkpoint.shown
     parameters = ParameterVersions(
         specs, outer, mark.round, policy.compression, shown, fragments=policy.fragments.count

@@ -12,6 +12,7 @@ from planetary.data.tokenizer import CHARACTERS
 
 CONFIG, EVENTS, METRICS, CHECKPOINTS = "config.toml", "events.jsonl", "metrics.jsonl", "checkpoints"
 STEP = "step.json"  # sources of the training step or program: a `PreparedRecord`
+STEPS = "steps"  # folder with the records of the steps that were rolled out, and of those before them, by digest
 PAYLOADS = "payloads"  # of a mixture, unless moe.store says otherwise
 LOCK = "gateway.lock"
 

@@ -136,6 +136,8 @@ def status_of(gateway: RoundsGateway) -> RunStatus:
         waiting_for=tuple(waiting_for),
         waiting_since=gateway.wall_of(waiting_since) if waiting_for else 0.0,
         message=message_of(gateway, controller.stalls.why),
+        step=state.steps[-1],
+        roll_out=gateway.roll_out_stage.state,
     )
 
 

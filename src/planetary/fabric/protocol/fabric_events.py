@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from planetary.core.step import StepSpec
 from planetary.diloco.deltas import Table
 from planetary.fabric.protocol.records import EndKind, Mark
 from planetary.fabric.protocol.status import RoundMetrics
@@ -39,6 +40,7 @@ class Compiled(Event, frozen=True):
     seconds: float
     verified: str
     reference: str = ""  # digest of the reference results for workers' devices; "": none
+    edition: int = 0  # as of `Compile`
 
 
 class CompileFailed(Event, frozen=True):
@@ -48,6 +50,18 @@ class CompileFailed(Event, frozen=True):
     target: str
     features: str
     reason: str
+    edition: int = 0  # as of `Compile`
+
+
+class StepOffered(Event, frozen=True, kw_only=True):
+    """A training step of equal signature is compiled for the targets in use and verified: it replaces the run's."""
+
+    spec: StepSpec
+    buffers: str  # digest, as of `Job`
+    compiled: tuple[Compiled, ...]
+    by: str  # name of the token
+    why: str
+    back: bool = False  # whether the run had it before
 
 
 class SendFailed(Event, frozen=True):
@@ -190,6 +204,13 @@ class Compile(Instruction, frozen=True):
     backend: str
     target: str
     features: str
+    edition: int = 0  # how often the step was replaced since this gateway began
+
+
+class UseStep(Instruction, frozen=True):
+    """The offered step of this digest is the run's from now on."""
+
+    model: str
 
 
 class MeasureContributions(Instruction, frozen=True):

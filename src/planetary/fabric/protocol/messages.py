@@ -194,6 +194,7 @@ class TrainingJob(WorkerJob, frozen=True, kw_only=True):
     compression: Compression = Compression()
     eager_rate: float = 0.0  # star: how far a worker's own delta moves the start of its next lease; 0: not at all
     fragments: Fragmentation | None = None  # streaming; None: every lease begins at the newest version
+    inner_state_of: str = ""  # digest of the step whose optimizer states this one goes on with; "": its own
 
     @property
     def loads(self) -> tuple[str, ...]:

@@ -138,6 +138,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     fragments: Fragmentation = Fragmentation()
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any
+    inner_state_of: str = ""  # as of `Job`
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -180,6 +181,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
             compression=self.compression,
             eager_rate=eager_rate(self.outer.learning_rate, self.outer.momentum) if self.overlap == "eager" else 0.0,
             fragments=self.fragments if self.overlap == "streaming" else None,
+            inner_state_of=self.inner_state_of,
         )
 
     def may_fetch(self, digest: str, artifact: str, reference: str) -> bool:

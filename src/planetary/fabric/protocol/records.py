@@ -66,6 +66,18 @@ class ArtifactPublished(Record, frozen=True, kw_only=True, tag="artifact_publish
     verified: str  # how: the two sides of the comparison, in words
 
 
+class StepReplaced(Record, frozen=True, kw_only=True, tag="step_replaced"):
+    """Rounds after `round` are trained with another training step, of equal signature."""
+
+    round: int
+    model: str  # sha256 of its portable artifact
+    before: str  # sha256 of that of the step until then
+    by: str = ""  # name of the token; "": the run was resumed with another step
+    why: str = ""
+    back: bool = False  # whether it is an earlier step of the run that is used again
+    keeps_state: bool = True  # whether workers go on with their optimizers' states
+
+
 class WorkerJoined(Record, frozen=True, kw_only=True, tag="worker_joined"):
     """A worker loaded its artifact, found it right on its own device, and can take tasks."""
 
@@ -390,6 +402,7 @@ AnyRecord = (
     RunStarted
     | RunResumed
     | ArtifactPublished
+    | StepReplaced
     | WorkerJoined
     | WorkerRefused
     | WorkerBanned

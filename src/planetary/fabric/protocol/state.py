@@ -26,6 +26,8 @@ from planetary.fabric.protocol.records import (
     RoundFinished,
     RoundStarted,
     RunResumed,
+    RunStarted,
+    StepReplaced,
     VersionAdopted,
     WorkerLost,
     WorkerRecovered,
@@ -102,6 +104,9 @@ class ControllerState(RunFold):
         retreats: versions that the run went back from because they were of no use.
         slow: why each slow worker is.
         counted: of a hub: how many of each site's tokens, since its run began, are in the newest version.
+        steps: digests of the training steps that led to the one in use, which is the last; a roll-back drops the later
+            ones.
+        inner_state_of: the step that workers' optimizer states belong to: those of equal signature share them.
     """
 
     version: int = 0
@@ -115,6 +120,8 @@ class ControllerState(RunFold):
     retreats: list[int] = msgspec.field(default_factory=list)
     slow: dict[str, str] = msgspec.field(default_factory=dict)
     counted: dict[str, int] = msgspec.field(default_factory=dict)
+    steps: list[str] = msgspec.field(default_factory=list)
+    inner_state_of: str = ""
 
     def mark(self) -> Mark:
         """Return the part of the state that belongs to a checkpoint of the round that has just been closed.
@@ -152,6 +159,10 @@ class ControllerState(RunFold):
 
     def _apply_own(self, record: Record) -> None:
         match record:
+            case RunStarted():
+                self.steps, self.inner_state_of = [record.model], record.model
+            case StepReplaced():
+                _replace_step(self, record)
             case RunResumed():
                 _resume(self, record)
             case RolledBack():
@@ -240,6 +251,22 @@ def contradiction(state: ControllerState) -> str:
     if state.durable_round > state.round + 1:
         return f"round {state.durable_round} has a checkpoint, and the last finished round is {state.round}"
     return ""
+
+
+def _replace_step(state: ControllerState, record: StepReplaced) -> None:
+    if state.open is not None:
+        raise LocalProtocolError(f"the training step cannot be replaced while round {state.open.round} is under way")
+    if record.round != state.round or record.before != state.steps[-1]:
+        raise LocalProtocolError(
+            f"the step {record.before[:12]} cannot be replaced after round {record.round}: the run has the step "
+            f"{state.steps[-1][:12]} after round {state.round}"
+        )
+    if record.back and record.model in state.steps:
+        del state.steps[state.steps.index(record.model) + 1 :]
+    else:
+        state.steps.append(record.model)
+    if not record.keeps_state:
+        state.inner_state_of = record.model
 
 
 def _start(state: ControllerState, record: RoundStarted) -> None:

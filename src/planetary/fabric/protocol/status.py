@@ -145,6 +145,8 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     disk_free: int | None = None  # bytes that were free after the newest was written; None: not known
     waiting_for: tuple[str, ...] = ()  # workers without whose results the open round does not go on
     waiting_since: float = 0.0  # Unix time in seconds: when the others were done
+    step: str = ""  # sha256 of the training step in use; "": none is known
+    roll_out: str = ""  # of the last step that was to replace it: "preparing", "verified", "in use", "refused"
 
 
 class ContributionMetrics(msgspec.Struct, frozen=True, kw_only=True):

@@ -270,7 +270,7 @@ class TrainingLoader:
         """See `RoleLoader`."""
         assert isinstance(job, m.TrainingJob)
         step = OpenStep(job, place, self._open_executor)
-        folder = place.options.state / f"{job.run}-{job.spec.stablehlo_digest[:16]}"
+        folder = place.options.state / f"{job.run}-{(job.inner_state_of or job.spec.stablehlo_digest)[:16]}"
         states = InnerStates(folder, job.spec.opt_state)
         exchange = exchange_of(job.spec.params, job.compression, job.eager_rate, job.fragments)
         feedback = InnerStates(folder / "feedback", exchange.residual_specs) if exchange.residual_specs else None

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+from planetary.core.config import Config
+from planetary.core.step import StepSpec
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.gateway.gateway import GatewayOptions, Security
 from planetary.fabric.gateway.gateway_topology import GatewayTopology, RingGateway, StarGateway
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.gateway.rounds_start import policy_of
 from planetary.fabric.preparation.compiling import PublishedArtifact
+from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.protocol.records import AnyRecord
@@ -81,9 +85,13 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
         return found
 
     def _make_gateway(self, process: Process, options: GatewayOptions, system: System) -> RoundsGateway:
-        async def compile_for(*_: object) -> PublishedArtifact:
+        async def compile_for(prepared: Prepared, *_: object) -> PublishedArtifact:
             await asyncio.sleep(COMPILE_S)
-            return PublishedArtifact(self.training.artifact(gateway.store), 1, "simulated")
+            return PublishedArtifact(self.training.artifact(gateway.store, prepared.step.spec), 1, "simulated")
+
+        async def export_step(_config: Config, overrides: Sequence[str], _cache: Path) -> Prepared:
+            await asyncio.sleep(COMPILE_S)
+            return self.training.another_step(overrides)
 
         def topology(*_: object) -> GatewayTopology:
             if self.config.sync.topology == "star":
@@ -101,15 +109,16 @@ class SimCluster(SimulatedCluster[RoundsGateway]):
             options,
             Security(),
             system=system,
-            prepare=lambda *_: self.training.prepared,
+            prepare=lambda config, cache, stage, own: self.training.prepared_with(own),
             compile_for=compile_for,
             topology=topology,
+            export_step=export_step,
         )
         return gateway
 
     def _roles(self, number: int, process: Process, health: Health) -> Roles:
-        def open_executor(*_: object, **__: object) -> TimedExecutor:
-            inner = DoubtfulExecutor(self.training.open_executor(), number, self.gossip)
+        def open_executor(_path: Path, spec: StepSpec, **__: object) -> TimedExecutor:
+            inner = DoubtfulExecutor(self.training.open_executor(spec), number, self.gossip)
             return TimedExecutor(inner, health)
 
         loader = TrainingLoader(

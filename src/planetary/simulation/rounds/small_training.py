@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from planetary.core.configuration.schema import (
     SyncConfig,
     TrainConfig,
 )
+from planetary.core.errors import UserError
 from planetary.core.step import StepSpec
 from planetary.core.tensors import Tensors, TensorSpec
 from planetary.data.prepare import PreparedData, prepare
@@ -47,6 +49,7 @@ from planetary.fabric.protocol.records import (
     RoundClosed,
     RoundFinished,
     RunResumed,
+    StepReplaced,
 )
 from planetary.fabric.worker.compute import Batch, batches_of
 from planetary.machine.journal import Record
@@ -56,6 +59,8 @@ BATCH, LENGTH = 2, 4
 SIZE = 8
 PARAMS = (TensorSpec("w", "f32", (SIZE,)),)
 _TOKENS = tuple(TensorSpec(name, "i32", (BATCH, LENGTH)) for name in ("inputs", "targets"))
+STEPS = {character * 64: pull for character, pull in zip("0123", (0.1, 0.06, 0.15, 0.08), strict=True)}
+"""Digests of the steps that a run may have, and how far each draws the parameters; the first is that of the start."""
 SPEC = StepSpec("simulated", PARAMS, (), (), _TOKENS, "0" * 64)
 
 
@@ -88,8 +93,8 @@ class SmallExecutor:
     device_name = "none"
 
     def __init__(self, spec: StepSpec = SPEC) -> None:
-        """Start without parameters."""
-        self.spec = spec
+        """Start without parameters; `spec`: of one of `STEPS`."""
+        self.spec, self._pull = spec, np.float32(STEPS[spec.stablehlo_digest])
         self._values = np.zeros(SIZE, np.float32)
 
     def peak_memory(self) -> int:
@@ -110,7 +115,7 @@ class SmallExecutor:
     def train_step(self, step: int, rate: float, batch: Sequence[np.ndarray]) -> StepResult:
         """See `Executor`."""
         difference = self._values - _goal(batch)
-        self._values = (self._values - np.float32(0.1) * difference).astype(np.float32)
+        self._values = (self._values - self._pull * difference).astype(np.float32)
         return StepResult(LEAST_LOSS + float(np.square(difference, dtype=np.float64).mean()), 1.0)
 
     def eval_step(self, batch: Sequence[np.ndarray]) -> float:
@@ -146,18 +151,26 @@ class SmallTraining:
 
     def __init__(self, config: Config) -> None:
         """`config`: of `small_config`."""
-        made = StepRecord(made_from="", environment="", sources={}, spec=spec_of(config), params="", buffers="")
-        params = split(made.spec, np.linspace(-1, 1, SIZE, dtype=np.float32))
-        self.prepared = Prepared(config, _small_data(), TrainStep("", made.spec, b""), params, {}, made)
-        self.fragments = Fragments(made.spec.params, config.sync.fragments)
+        self.prepared = _prepared(config, spec_of(config))
+        self.fragments = Fragments(self.spec.params, config.sync.fragments)
 
-    def artifact(self, store: BlobStore) -> str:
+    def prepared_with(self, own: StepRecord | None) -> Prepared:
         """See `Training`."""
-        return store.put(b"a small known function")
+        return self.prepared if own is None else dataclasses.replace(_prepared(self.config, own.spec), record=own)
 
-    def open_executor(self) -> Executor:
+    def another_step(self, overrides: Sequence[str]) -> Prepared:
+        """See `Training`: the first override is the digest of one of `STEPS`."""
+        if overrides[0] not in STEPS:
+            raise UserError(f"there is no step {overrides[0]!r}")
+        return _prepared(self.config, msgspec.structs.replace(self.spec, stablehlo_digest=overrides[0]))
+
+    def artifact(self, store: BlobStore, spec: StepSpec) -> str:
         """See `Training`."""
-        return SmallExecutor(self.spec)
+        return store.put(b"a small known function, " + spec.stablehlo_digest.encode())
+
+    def open_executor(self, spec: StepSpec) -> Executor:
+        """See `Training`."""
+        return SmallExecutor(spec)
 
     @property
     def spec(self) -> StepSpec:
@@ -174,16 +187,16 @@ class SmallTraining:
         return initial_state(self.spec.params, self.prepared.params)
 
     def trained(
-        self, params: Tensors, lease: int, mix: Callable[[Tensors], Tensors] | None = None
+        self, params: Tensors, lease: int, mix: Callable[[Tensors], Tensors] | None = None, step: str = ""
     ) -> dict[str, np.ndarray]:
-        """Return the parameters after the training of a lease from `params`.
+        """Return the parameters after the training of a lease from `params`, with the step of that digest.
 
         `mix` returns the parameters to go on with after the delay of a fragment.
         """
-        executor = SmallExecutor(self.spec)
+        executor = SmallExecutor(msgspec.structs.replace(self.spec, stablehlo_digest=step or self.spec.stablehlo_digest))
         executor.set_params(params)
-        for step, batch in enumerate(_batches(self.config.train.inner_steps, lease)):
-            if mix is not None and step == self.config.sync.delay:
+        for number, batch in enumerate(_batches(self.config.train.inner_steps, lease)):
+            if mix is not None and number == self.config.sync.delay:
                 executor.set_params(mix(executor.read_params()))
             executor.train_step(0, 0.0, batch)
         if mix is not None and self.config.sync.delay == self.config.train.inner_steps:
@@ -220,6 +233,7 @@ class SmallTraining:
         states: Mapping[int, OuterState],
         held: Mapping[int, HeldContribution],
         ends_of: dict[int, Tensors],
+        step: str,
     ) -> HeldContribution:
         """Return what an accepted task gave, and what it was trained from; streaming: add its ends to `ends_of`."""
         if self.config.sync.overlap == "streaming":
@@ -228,7 +242,7 @@ class SmallTraining:
         if begun.ahead:
             outer, own = self.config.outer, [held[task] for task in begun.ahead]
             start = eager_start(PARAMS, start, own, begun.ahead_tokens, eager_rate(outer.learning_rate, outer.momentum))
-        ends = self.trained(published_params(PARAMS, start), record.lease)
+        ends = self.trained(published_params(PARAMS, start), record.lease, step=step)
         if self.config.sync.compression == "none":
             return HeldContribution(Contribution(record.task, record.tokens, ends), start)
         deltas = {name: start[name] - values for name, values in ends.items()}
@@ -275,9 +289,12 @@ class SmallTraining:
         held: dict[int, HeldContribution] = {}  # task -> what it gave
         ends_of: dict[int, Tensors] = {}  # streaming: task -> all its end parameters
         rules: dict[int, str] = {}  # round -> how its contributions were merged
-        round_ = 0
+        round_, step = 0, SPEC.stablehlo_digest
         for record in journal:
             match record:
+                case StepReplaced():
+                    assert (record.round, record.before) == (round_, step)
+                    step = record.model
                 case RunResumed() | RolledBack():
                     round_ = record.mark.round
                     accepted = []
@@ -288,7 +305,7 @@ class SmallTraining:
                 case DeltaAccepted():
                     accepted.append(record)
                     if self._is_exact:
-                        held[record.task] = self._held(record, begun[record.task], states, held, ends_of)
+                        held[record.task] = self._held(record, begun[record.task], states, held, ends_of, step)
                 case DeltaWithdrawn():
                     accepted = [a for a in accepted if a.task != record.task]
                 case RoundClosed():
@@ -309,6 +326,12 @@ class SmallTraining:
                 case _:
                     pass
         return dict(states[round_].params)
+
+
+def _prepared(config: Config, spec: StepSpec) -> Prepared:
+    made = StepRecord(made_from="", environment="", sources={}, spec=spec, params="", buffers="")
+    params = split(spec, np.linspace(-1, 1, SIZE, dtype=np.float32))
+    return Prepared(config, _small_data(), TrainStep("", spec, b""), params, {}, made)
 
 
 def small_training(

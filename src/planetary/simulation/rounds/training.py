@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from planetary.artifacts.store import BlobStore
 from planetary.core.config import Config
+from planetary.core.errors import UserError
+from planetary.core.step import StepSpec
 from planetary.fabric.preparation.preparation import Prepared
+from planetary.fabric.preparation.prepared_steps import StepRecord
 from planetary.runtime.executor import Executor
 from planetary.simulation.executors import Device, View
 
@@ -27,12 +31,20 @@ class Training(Protocol):
         """Folder with the blobs of what was prepared; None: there are none."""
         ...
 
-    def artifact(self, store: BlobStore) -> str:
-        """Return the digest of what workers load; the store has it."""
+    def prepared_with(self, own: StepRecord | None) -> Prepared:
+        """Return the same for a run that goes on with a step of its own."""
         ...
 
-    def open_executor(self) -> Executor:
-        """Return a worker's executor."""
+    def another_step(self, overrides: Sequence[str]) -> Prepared:
+        """Return a step that is to be rolled out. Raises `UserError`."""
+        ...
+
+    def artifact(self, store: BlobStore, spec: StepSpec) -> str:
+        """Return the digest of the artifact of a step, which the store has."""
+        ...
+
+    def open_executor(self, spec: StepSpec) -> Executor:
+        """Return a worker's executor of a step."""
         ...
 
 
@@ -49,10 +61,18 @@ class StepTraining:
         other.prepared = dataclasses.replace(self.prepared, config=config)
         return other
 
-    def artifact(self, store: BlobStore) -> str:
-        """See `Training`."""
-        return self.prepared.step.spec.stablehlo_digest
+    def prepared_with(self, own: StepRecord | None) -> Prepared:
+        """See `Training`: there is one executor, and one step."""
+        return self.prepared
 
-    def open_executor(self) -> Executor:
+    def another_step(self, overrides: Sequence[str]) -> Prepared:
+        """See `Training`."""
+        raise UserError("the workers of this simulation share one executor, which has one training step")
+
+    def artifact(self, store: BlobStore, spec: StepSpec) -> str:
+        """See `Training`."""
+        return spec.stablehlo_digest
+
+    def open_executor(self, spec: StepSpec) -> Executor:
         """See `Training`."""
         return View(self._device)

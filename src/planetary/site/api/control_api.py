@@ -16,6 +16,7 @@ from planetary.site.api.invite_operations import InviteOperations
 from planetary.site.api.job_operations import JobOperations, status_of
 from planetary.site.api.observing_operations import ObservingOperations
 from planetary.site.api.result_operations import ArtifactOperations, CheckpointOperations
+from planetary.site.api.step_operations import StepOperations
 from planetary.site.api.worker_operations import WorkerOperations
 from planetary.site.jobs import Job
 from planetary.site.site import Site
@@ -40,6 +41,7 @@ def operations_of(site: Site, *, lab: str = "") -> tuple[Operations, ...]:
         InviteOperations(site),
         CheckpointOperations(site),
         ArtifactOperations(site),
+        StepOperations(site),
         ObservingOperations(site, lab=lab),
         FederationOperations(site),
         page_of(site),

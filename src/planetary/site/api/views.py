@@ -168,6 +168,52 @@ class ArtifactHistory(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[ArtifactUse, ...]
 
 
+class RollOutRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Another training step that is asked for."""
+
+    overrides: tuple[
+        str, ...
+    ] = ()  # "section.key=value" of the run's configuration; none: the model's files as they are
+    reason: str = ""  # for the journal
+
+
+class RollBackRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An earlier training step that is asked for."""
+
+    step: str = ""  # digest, or its beginning; "": the one before
+    reason: str = ""  # for the journal
+
+
+class StepUse(msgspec.Struct, frozen=True, kw_only=True):
+    """From when on a run had a training step."""
+
+    step: str  # sha256 of its portable artifact
+    first_round: int  # that is trained with it
+    at: float  # Unix time in seconds
+    by: str = ""  # name of the token
+    why: str = ""
+    rolled_back: bool = False  # whether the run had it before
+
+
+class RollOutView(msgspec.Struct, frozen=True, kw_only=True):
+    """The last training step that was to replace the run's, since the gateway began."""
+
+    state: str  # "": there was none; "preparing", "verified" (it waits for the end of the round), "in use", "refused"
+    step: str  # sha256; "": it is not made yet
+    overrides: tuple[str, ...]
+    by: str
+    reason: str  # that it was refused for
+
+
+class StepHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """The training steps of a job's run, oldest first."""
+
+    job_id: str
+    step: str  # in use, or the last one; "": the run has none
+    steps: tuple[StepUse, ...]
+    roll_out: RollOutView
+
+
 class CheckpointFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a checkpoint."""
 

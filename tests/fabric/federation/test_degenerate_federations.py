@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 
+from planetary.compiler.step.step_module import TrainStep
 from planetary.core.config import Config
 from planetary.core.configuration.schema import OuterConfig, SiteEntry
+from planetary.core.step import StepSpec
+from planetary.core.tensors import Tensors, TensorSpec
+from planetary.diloco.bfloat16 import bf16_to_f32, f32_to_bf16
 from planetary.fabric.protocol.records import ContributionOffered, DeltaAccepted, VersionAdopted
 from planetary.simulation.rounds.cluster import SimCluster
 from planetary.simulation.rounds.federation import SimFederation, hub_config, site_config
-from planetary.simulation.rounds.small_training import SmallTraining, small_training
+from planetary.simulation.rounds.small_training import SmallExecutor, SmallTraining, small_training
 from planetary.simulation.rounds.training import StepTraining, Training
 
 PLAIN = OuterConfig(learning_rate=1.0, momentum=0.0, loss_rise=0.0)
@@ -64,6 +69,45 @@ def test_a_hub_over_one_site_equals_the_site_alone(every_rounds: int) -> None:
     assert federation.hub.controller.state.counted == {"a": tokens}
     mine, theirs = federation.sites["a"].metrics, reference.metrics
     assert [mine[n].eval_loss for n in sorted(mine)] == [theirs[n].eval_loss for n in sorted(theirs)]
+
+
+class NarrowExecutor(SmallExecutor):
+    """A worker that holds its parameters in bfloat16."""
+
+    def set_params(self, params: Tensors) -> None:
+        super().set_params({"w": bf16_to_f32(params["w"])})
+
+    def read_params(self, into: Tensors | None = None) -> dict[str, np.ndarray]:
+        return {"w": f32_to_bf16(super().read_params()["w"])}
+
+
+class NarrowTraining(SmallTraining):
+    """The small training of a model in bfloat16."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        prepared = self.prepared
+        spec = msgspec.structs.replace(prepared.step.spec, params=(TensorSpec("w", "bf16", (8,)),))
+        params = {"w": f32_to_bf16(prepared.params["w"])}
+        self.prepared = dataclasses.replace(prepared, step=TrainStep("", spec, b""), params=params)
+
+    def open_executor(self, spec: StepSpec) -> NarrowExecutor:
+        return NarrowExecutor(spec)
+
+
+def test_masters_of_a_bfloat16_model_cross_the_border_whole() -> None:
+    """The low bits that gather what an outer step adds are those of the site alone, after six borders."""
+    config = small_training(rounds=6, workers=2).config
+    reference = alone(NarrowTraining(config), 2)
+    hub = hub_over(config, "a", rounds=6, outer=PLAIN)
+    site = site_config(config, "a", workers=2, outer=config.outer)
+    federation = SimFederation(2, NarrowTraining(hub), {"a": NarrowTraining(site)}, lambda name: 2)
+    finished(federation)
+    assert_equal(federation.hub, reference)
+    assert_equal(federation.sites["a"], reference)
+    assert reference.gateway is not None
+    masters = reference.gateway.parameters.state.params["w"]
+    assert (masters != bf16_to_f32(f32_to_bf16(masters))).any()
 
 
 def test_a_hub_over_two_sites_of_one_worker_equals_one_site_of_two() -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from planetary.core.configuration.schema import SiteEntry
+from planetary.core.tensors import TensorSpec
 from planetary.fabric.protocol import messages as m
+
+
+def masters_of(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """Return what crosses a border for parameters of these types: their float32 masters.
+
+    In a narrower type the low bits that an outer step adds would be lost at each border.
+    """
+    return tuple(TensorSpec(spec.name, "f32", spec.shape) for spec in specs)
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

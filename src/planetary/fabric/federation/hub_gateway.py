@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import ClosedError, TrustError
+from planetary.core.tensors import TensorSpec
 from planetary.fabric.controller.controller import Controller
 from planetary.fabric.controller.topology import Topology
-from planetary.fabric.federation.federation_messages import FEDERATION
+from planetary.fabric.federation.federation_messages import FEDERATION, masters_of
 from planetary.fabric.federation.federation_status import FederatedSite, FederationStanding
 from planetary.fabric.federation.hub_policy import HubPolicy, hub_policy
 from planetary.fabric.federation.sites import Sites
@@ -18,6 +21,7 @@ from planetary.fabric.gateway.gateway import StepWanted
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.gateway.rounds_start import RoundsStart
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
+from planetary.fabric.preparation.parameters import Parameters
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.shell.system import System
@@ -43,7 +47,14 @@ class HubGateway(RoundsGateway):
         start = super()._begin(prepared)
         hub = f"{self.config.run.name}-{_identity(self.options.folder, self._system)}"
         start.policy = hub_policy(start.policy, self.config, prepared, hub)
+        masters, mark = masters_of(prepared.step.spec.params), start.state.round
+        start.parameters = Parameters(masters, start.parameters.state, mark)
         return start
+
+    @cached_property
+    def _accepted(self) -> Mapping[str, TensorSpec]:
+        assert self.prepared is not None
+        return {spec.name: spec for spec in masters_of(self.prepared.step.spec.params)}
 
     def _control(self, prepared: Prepared, start: RoundsStart) -> Controller:
         return HubController(start.policy, start.state, self._clock.monotonic(), start.unreported)

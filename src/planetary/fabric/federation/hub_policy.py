@@ -10,7 +10,7 @@ from planetary.core.config import Config
 from planetary.diloco.deltas import Table
 from planetary.diloco.judgement import Claim, Judge, Judgement
 from planetary.fabric.federation.facts import facts_of
-from planetary.fabric.federation.federation_messages import Facts, SiteJob, SiteTerms
+from planetary.fabric.federation.federation_messages import Facts, SiteJob, SiteTerms, masters_of
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.protocol import messages as m
 from planetary.fabric.protocol.policy import ControllerPolicy
@@ -100,7 +100,7 @@ def hub_policy(policy: ControllerPolicy, config: Config, prepared: Prepared, hub
 
 def _slowest_s(policy: ControllerPolicy, config: Config) -> float:
     """Return the seconds that the parameters take to the site with the slowest line, and back."""
-    bits = 8 * sum(spec.nbytes for spec in policy.spec.params)
+    bits = 8 * sum(spec.nbytes for spec in masters_of(policy.spec.params))
     return max((2 * bits / (1e6 * site.mbit_per_s) for site in config.federation.sites if site.mbit_per_s), default=0.0)
 
 

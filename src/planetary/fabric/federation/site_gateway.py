@@ -104,9 +104,7 @@ class SiteGateway(RoundsGateway):
         assert self.prepared is not None
         if facts_of(made.config, made) == facts_of(self.config, self.prepared):
             return ""
-        return (
-            "a site trains the model of its hub, and this step has another [model]; give keys of [optimizer] or [train]"
-        )
+        return "a site trains the model of its hub, and this step has another [model]; give keys of [optimizer]"
 
     # --- instructions -----------------------------------------------------------------------------------------
 
@@ -147,7 +145,7 @@ class SiteGateway(RoundsGateway):
         uplink, points = self._uplink, self._points
         assert uplink is not None
         assert points is not None
-        newest, ends = self.parameters.state.params, self.parameters.of_version(asked.offered.round)
+        newest = self.parameters.state.params
         try:
             await asyncio.to_thread(points.offer, asked.offered, newest)
         except ResourceError as error:
@@ -164,4 +162,4 @@ class SiteGateway(RoundsGateway):
             asked.offered.tokens,
         )
         self._post(s.ContributionKept())
-        uplink.work.offer(done, ends)
+        uplink.work.offer(done, newest)

@@ -22,7 +22,6 @@ from planetary.artifacts.packed_arrays import pack_arrays, unpack_arrays
 from planetary.artifacts.store import write_atomically
 from planetary.core.errors import PlanetaryError, TrustError
 from planetary.core.tensors import Tensors, TensorSpec
-from planetary.diloco.bfloat16 import to_master
 from planetary.diloco.rebase import rebase
 from planetary.fabric.federation.federation_messages import SiteTerms
 
@@ -60,7 +59,7 @@ class SitePoints:
     """
 
     def __init__(self, run_folder: Path, specs: Sequence[TensorSpec], files: DurableFiles = DISK) -> None:
-        """Read what is there. Raises `TrustError` for a file that is damaged."""
+        """Read the files; `specs`: of the model's parameters. Raises `TrustError` for a file that is damaged."""
         self._folder, self.specs, self._files = run_folder / FOLDER, tuple(specs), files
         self.anchor: Anchor | None = None
         self.offered: Offered | None = None
@@ -78,7 +77,7 @@ class SitePoints:
         return (
             self.anchor is not None
             and self.anchor.version == version
-            and all(np.array_equal(self._version[s.name], to_master(s.dtype, params[s.name])) for s in self.specs)
+            and all(np.array_equal(self._version[s.name], params[s.name]) for s in self.specs)
         )
 
     def forget_after(self, round_: int) -> None:
@@ -93,14 +92,14 @@ class SitePoints:
 
         Args:
             anchor: the new one.
-            params: the version, in the parameters' own element types.
+            params: the version, float32 masters.
             newest: the site's own masters.
             base: where the tokens begin that are put on top of the version; None: nothing is.
 
         Raises:
             ResourceError: the disk is full.
         """
-        version = {spec.name: to_master(spec.dtype, params[spec.name]) for spec in self.specs}
+        version = {spec.name: params[spec.name] for spec in self.specs}
         start = version
         if base is not None:
             start = rebase(version, self._ends if isinstance(base, Offered) else self._version, newest)

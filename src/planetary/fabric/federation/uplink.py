@@ -19,7 +19,7 @@ from planetary.core.schedules import Schedule
 from planetary.core.tensors import Tensors
 from planetary.fabric.federation import site_events as s
 from planetary.fabric.federation.facts import differences
-from planetary.fabric.federation.federation_messages import FEDERATION, Facts, SiteJob
+from planetary.fabric.federation.federation_messages import FEDERATION, Facts, SiteJob, masters_of
 from planetary.fabric.federation.federation_status import terms_in_words
 from planetary.fabric.federation.hub_policy import SITE
 from planetary.fabric.federation.site_points import SitePoints
@@ -246,7 +246,7 @@ class SiteRole(TrainingRole):
     ) -> None:
         super().__init__(job, place, work, ready)
         self._work, self._is_anchor = work, is_anchor
-        work.exchange = WholeParameters(job.spec.params)
+        work.exchange = WholeParameters(masters_of(job.spec.params))
         self._counted: dict[int, int] = {}  # version -> tokens of this site in it
 
     def carry_out(self, instruction: Instruction) -> None:

@@ -93,6 +93,14 @@ class Running:
         await self.until(holds)
         return await self.job(name)
 
+    async def until_open(self, name: str) -> None:
+        """Wait until the run of a job has its folder."""
+
+        async def holds() -> bool:
+            return name in self.site.runs
+
+        await self.until(holds)
+
     def join(self, name: str, *, answers: bool = False, roles: tuple[str, ...] = ()) -> None:
         """Start a worker that dials again whenever its connection ends."""
         self.workers[name] = asyncio.ensure_future(self._work(name, answers=answers, roles=roles))
@@ -157,6 +165,7 @@ async def running(
     *,
     access: Access | None = None,
     security: Security | None = None,
+    tls: bool = False,
 ) -> AsyncIterator[Running]:
     options = SiteOptions(
         name="lab", folder=folder / "runs", cache=folder / "cache", host="127.0.0.1", port=0, controllers=controllers
@@ -167,10 +176,11 @@ async def running(
     access = access or Access(
         AccessTokens(folder / "state"), anonymous=Scope.READ, known={"the test": (Scope.ADMIN, ADMIN)}
     )
-    server = await WebServer.start(control_api(site, access, host="127.0.0.1"), "127.0.0.1", 0, what="the test's API")
+    app, context = control_api(site, access, host="127.0.0.1"), site.security.tls if tls else None
+    server = await WebServer.start(app, "127.0.0.1", 0, what="the test's API", tls=context)
     serving = asyncio.ensure_future(site.serve())
     headers = {"authorization": f"Bearer {ADMIN}"}
-    client = httpx.AsyncClient(base_url=server.url, timeout=20, headers=headers)
+    client = httpx.AsyncClient(base_url=server.url, timeout=20, headers=headers, verify=False)
     found = Running(site, server.url, folder, client)
     try:
         yield found

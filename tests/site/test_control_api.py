@@ -12,7 +12,9 @@ import pytest
 from openapi_spec_validator import validate
 from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
 
+from planetary.cli.gateway_client import GatewayClient, client_of
 from planetary.core.clock import SystemClock
+from planetary.core.errors import TrustError, UserError
 from planetary.fabric.gateway.gateway import Security
 from planetary.net import invite
 from planetary.net.authority import Authority
@@ -179,7 +181,7 @@ def test_a_run_without_a_training_step_keeps_what_it_has(tmp_path: Path) -> None
     async def test(site: Running) -> None:
         await site.submit()
         assert (await site.post("/v1/jobs/nothing/steps")).status_code == 404
-        await site.until_state("toy", "running")
+        await site.until_open("toy")
         for path in ("/v1/jobs/toy/steps", "/v1/jobs/toy/steps/rollback"):
             refused = await site.post(path)
             assert refused.status_code == 409
@@ -188,7 +190,7 @@ def test_a_run_without_a_training_step_keeps_what_it_has(tmp_path: Path) -> None
         assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "override")
         await site.post("/v1/jobs/toy/cancel")
         await site.until_state("toy", "cancelled")
-        assert "does not run: it is cancelled" in message_of(await site.post("/v1/jobs/toy/steps"))
+        assert "the job toy is cancelled: a running one" in message_of(await site.post("/v1/jobs/toy/steps"))
         steps = (await site.get("/v1/jobs/toy/steps")).json()
         assert (steps["steps"], steps["roll_out"]["state"]) == ([], "")
 
@@ -270,8 +272,8 @@ def test_metrics_are_json_and_for_prometheus(tmp_path: Path) -> None:
     async def test(site: Running) -> None:
         await site.submit(name="toy")
         await site.submit(name="toy-serve")
-        await site.until_state("toy", "running")
-        await site.until_state("toy-serve", "running")
+        await site.until_open("toy")
+        await site.until_open("toy-serve")
         assert set((await site.get("/v1/metrics")).json()["runs"]) == {"toy", "toy-serve"}
         text = (await site.get("/v1/metrics?format=prometheus")).text
         assert text.count("# TYPE planetary_rounds_finished_total") == 1
@@ -335,6 +337,36 @@ def test_invites_are_made_listed_and_revoked(tmp_path: Path) -> None:
         assert (await site.post("/v1/invites", {"expires_in_s": -1})).status_code == 400
 
     run(tmp_path, test, security=Security.by(Authority.open(tmp_path / "state", SystemClock().wall())))
+
+
+def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token(tmp_path: Path) -> None:
+    authority = Authority.open(tmp_path / "state", SystemClock().wall())
+    fingerprint = authority.fingerprint.hex()
+    (tmp_path / "state" / "api-token.txt").write_text(ADMIN)
+
+    async def test(site: Running) -> None:
+        assert site.url.startswith("https://")
+        await site.submit()
+
+        async def asked(token: str) -> Any:
+            return await asyncio.to_thread(lambda: GatewayClient(site.url, token).get("/v1/jobs"))
+
+        beside = await asyncio.to_thread(client_of, site.url, tmp_path / "state" / "api-token.txt")
+        for answer in (await asked(f"{ADMIN}@{fingerprint}"), await asyncio.to_thread(beside.get, "/v1/jobs")):
+            assert [job["job_id"] for job in answer["jobs"]] == ["toy"]
+        for token, said in (
+            (f"{ADMIN}@{'0' * 64}", "is not the gateway that the invite token is for"),
+            (ADMIN, "shows a certificate that is not known here"),
+        ):
+            with pytest.raises(TrustError, match=said):
+                await asked(token)
+        with pytest.raises(UserError, match="not hexadecimal"):
+            await asked(f"{ADMIN}@xyz")
+        own_page = await site.get("/v1/jobs", headers={"origin": site.url})
+        assert own_page.status_code == 200
+        assert (await site.get("/v1/jobs", headers={"origin": site.url.replace("https", "http")})).status_code == 403
+
+    run(tmp_path, test, security=Security.by(authority), tls=True)
 
 
 def test_jobs_outlive_the_site(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import ssl
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -33,6 +34,7 @@ class GatewayClient:
     Attributes:
         url: of the gateway's root.
         token: that it shows; "": none.
+        fingerprint: of the certificate authority of a gateway that speaks HTTPS; "": the system's authorities count.
     """
 
     def __init__(self, url: str, token: str) -> None:
@@ -42,7 +44,8 @@ class GatewayClient:
             raise UserError(f"expected the address of a gateway, such as {DEFAULT_URL}, found {url!r}")
         shown = urllib.parse.parse_qs(parts.query).get("token", [""])[0]
         self.url = parts._replace(path=parts.path.rstrip("/"), query="", fragment="").geturl()
-        self.token = token or shown
+        self.token, _, self.fingerprint = (token or shown).partition("@")
+        self._opener: urllib.request.OpenerDirector | None = None
 
     def get(self, path: str) -> Any:
         """Return the response at a path."""
@@ -60,15 +63,71 @@ class GatewayClient:
         if body is not None:
             request.add_header("Content-Type", "application/json")
         try:
-            with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            with self._open(request) as answer:
                 return json.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise _refusal(error, self.url) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                raise TrustError(
+                    f"{self.url} shows a certificate that is not known here: {reason.verify_message}. Give the token "
+                    "with its fingerprint (TOKEN@FINGERPRINT), as `planetary token` prints it on the gateway"
+                ) from error
             raise PeerError(
                 f"cannot ask {self.url}: {reason}; is a gateway running, and is this its address?"
             ) from error
+
+    def _open(self, request: urllib.request.Request) -> Any:
+        if self._opener is None:
+            https = self.fingerprint and self.url.startswith("https:")
+            handlers = [_HttpsOfGateway(self._context())] if https else []
+            self._opener = urllib.request.build_opener(*handlers)
+        return self._opener.open(request, timeout=_TIMEOUT_S)
+
+    def _context(self) -> ssl.SSLContext:
+        """Return a context that trusts this gateway alone. Raises `TrustError` where its authority is another one."""
+        from planetary.net.authority import authority_in
+        from planetary.net.certificates import client_context
+
+        parts = urllib.parse.urlsplit(self.url)
+        shown = ssl.get_server_certificate((parts.hostname or "", parts.port or 443), timeout=_TIMEOUT_S)
+        try:
+            expected = bytes.fromhex(self.fingerprint)
+        except ValueError:
+            raise UserError("the fingerprint behind the token's @ is not hexadecimal: was it copied whole?") from None
+        return client_context(authority_in(ssl.PEM_cert_to_DER_cert(shown), expected, self.url))
+
+
+class _HttpsOfGateway(urllib.request.HTTPSHandler):
+    """Opens HTTPS connections to gateways, whose certificates have one name whatever address was dialled."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__()
+        self._trusting = context
+
+    def https_open(self, request: urllib.request.Request) -> Any:
+        """See `HTTPSHandler`."""
+
+        def connection(host: str, **options: Any) -> http.client.HTTPConnection:
+            return _ConnectionToGateway(host, context=self._trusting, **options)
+
+        return self.do_open(connection, request)  # type: ignore[arg-type]
+
+
+class _ConnectionToGateway(http.client.HTTPSConnection):
+    """Checks the name of gateways in place of the host's."""
+
+    def __init__(self, host: str, *, context: ssl.SSLContext, **options: Any) -> None:
+        super().__init__(host, context=context, **options)
+        self._trusting = context
+
+    def connect(self) -> None:
+        """See `HTTPSConnection`."""
+        from planetary.net.authority import SERVER_NAME
+
+        http.client.HTTPConnection.connect(self)
+        self.sock = self._trusting.wrap_socket(self.sock, server_hostname=SERVER_NAME)
 
 
 def client_of(url: str | None, token_file: Path | None) -> GatewayClient:
@@ -82,23 +141,28 @@ def client_of(url: str | None, token_file: Path | None) -> GatewayClient:
             token = token_file.read_text().strip()
         except OSError as error:
             raise UserError(f"cannot read the token {token_file}: {error.strerror or error}") from None
-    client = GatewayClient(url or DEFAULT_URL, token)
-    client.token = client.token or _own_token(client.url)
+    client, folder = GatewayClient(url or DEFAULT_URL, token), None if token_file is None else token_file.parent
+    if not client.token:
+        client.token, folder = _own_token(client.url)
+    if not client.fingerprint and folder is not None and client.url.startswith("https:"):
+        from planetary.net.authority import fingerprint_in
+
+        client.fingerprint = fingerprint_in(folder)  # the operator's own token lies beside the authority
     return client
 
 
-def _own_token(url: str) -> str:
-    """Return the token of this user's gateway on this machine; no other one is shown it."""
+def _own_token(url: str) -> tuple[str, Path | None]:
+    """Return the token of this user's gateway on this machine and its folder; no other gateway is shown it."""
     from planetary.net.addresses import is_loopback
     from planetary.run.places import default_state_folder
 
     host = urllib.parse.urlsplit(url).hostname or ""
     if host != "localhost" and not is_loopback(host):
-        return ""
+        return "", None
     try:
-        return (default_state_folder() / OPERATOR_TOKEN).read_text().strip()
+        return (default_state_folder() / OPERATOR_TOKEN).read_text().strip(), default_state_folder()
     except OSError:
-        return ""
+        return "", None
 
 
 def _refusal(error: urllib.error.HTTPError, url: str) -> PlanetaryError:

@@ -84,6 +84,15 @@ class Authority:
         return serving_context(self.folder / "server.pem")
 
 
+def fingerprint_in(folder: Path) -> str:
+    """Return the fingerprint, hexadecimal, of the authority in a folder; "" where there is none yet.
+
+    Raises `TrustError` when its file is damaged, foreign or readable by others.
+    """
+    path = folder / "authority.pem"
+    return fingerprint_of(_load_pair(path)[1]).hex() if path.exists() else ""
+
+
 def authority_in(server_certificate: bytes, expected_fingerprint: bytes, where: str) -> str:
     """Return the authority (PEM) that a server certificate (DER) carries, once its fingerprint is the
     expected one.

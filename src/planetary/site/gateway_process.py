@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,8 @@ from planetary.site.site_config import Controllers, SiteConfig
 from planetary.web.access import Access, AccessTokens, Scope, new_token
 from planetary.web.http_server import WebServer
 
+log = logging.getLogger(__name__)
+
 INVITE_S = 7 * 86400  # validity of the token that a gateway's start makes
 OPERATOR_TOKEN = "api-token.txt"
 """File in the state folder with the token of whoever may read it: the user that the gateway runs as."""
@@ -39,6 +42,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
         state: folder of the certificate authority and of the API's tokens.
         plain: no TLS and no invites; loopback addresses only.
         api_host, api_port: that the control API listens on; port 0: any.
+        api_tls: whether it shows the certificate that workers see, and speaks HTTPS alone.
         ends_with_parent: whether it ends when the process does that started it.
     """
 
@@ -46,6 +50,7 @@ class HostOptions(msgspec.Struct, frozen=True, kw_only=True):
     plain: bool
     api_host: str
     api_port: int
+    api_tls: bool = False
     ends_with_parent: bool = False
 
 
@@ -108,6 +113,8 @@ class _GatewayProcess:
         self._options, self._lab = options, lab
         security, self._invite = Security(), ""
         now = SystemClock().wall()
+        if options.plain and options.api_tls:
+            raise UserError("--api-tls needs the gateway's certificate authority, which --plain-loopback does without")
         if not options.plain:
             authority = Authority.open(options.state, now)
             security = Security.by(authority)
@@ -123,13 +130,22 @@ class _GatewayProcess:
             known=known,
         )
         self._server: WebServer | None = None
+        self._tls = security.tls if options.api_tls else None
+        if self._page_token and self._tls is None:
+            log.warning(
+                "the control API listens on %s without TLS: tokens and answers can be read on the way. Give --api-tls "
+                "(api.tls = true), or put a proxy with TLS in front",
+                options.api_host,
+            )
 
     async def __aenter__(self) -> _GatewayProcess:
         options, loop = self._options, asyncio.get_running_loop()
         await self.site.open()
         app = control_api(self.site, self._access, host=options.api_host, lab=self._lab)
         try:
-            self._server = await WebServer.start(app, options.api_host, options.api_port, what="the control API")
+            self._server = await WebServer.start(
+                app, options.api_host, options.api_port, what="the control API", tls=self._tls
+            )
         except BaseException:
             await self.site.close("the control API could not be started")
             raise

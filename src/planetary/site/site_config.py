@@ -65,6 +65,7 @@ class Api(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: str | None = None
     port: int | None = None
+    tls: bool = False  # HTTPS, with the certificate that workers see
     token_env: str | None = None
     internal_token_env: str | None = None
 

@@ -21,6 +21,8 @@ from planetary.artifacts.jsonl import JsonLinesWriter, read_json_lines
 from planetary.core.errors import PlanetaryError, UserError
 
 TOKENS = "api-tokens.jsonl"
+AUTHORITY = "@"
+"""Between a token and the fingerprint of its gateway's certificate authority, which only clients need."""
 
 
 class Scope(IntEnum):
@@ -182,5 +184,5 @@ def _shown_token(connection: HTTPConnection) -> str:
     """Return the bearer token; pages in a browser, which only read, have it in their address."""
     kind, _, token = connection.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
-        return token.strip()
+        return token.strip().partition(AUTHORITY)[0]
     return connection.query_params.get("token", "") if connection.scope.get("method") in ("GET", "HEAD") else ""

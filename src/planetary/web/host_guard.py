@@ -27,19 +27,20 @@ class HostGuard:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer, or let the application."""
-        refused = self._refusal(Headers(scope=scope)) if scope["type"] == "http" else None
+        refused = self._refusal(scope) if scope["type"] == "http" else None
         if refused is not None:
             await refused.response()(scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers) -> ApiError | None:
+    def _refusal(self, scope: Any) -> ApiError | None:
+        headers = Headers(scope=scope)
         host = headers.get("host", "")
         asked = urllib.parse.urlsplit(f"//{host}").hostname or ""
         if asked not in self._names and not _is_address(asked):
             return ApiError(421, f"This is no server for {asked!r}: use its address, or localhost.", code="wrong_host")
         origin = headers.get("origin")
-        if origin is not None and origin != f"http://{host}":
+        if origin is not None and origin != f"{scope.get('scheme', 'http')}://{host}":
             return ApiError(403, f"Pages of {origin} may not use this server.", code="wrong_origin")
         return None
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -30,25 +31,32 @@ class WebServer:
         host, port: the numeric address that it listens on.
     """
 
-    def __init__(self, server: uvicorn.Server, listener: socket.socket) -> None:
+    def __init__(self, server: uvicorn.Server, listener: socket.socket, scheme: str) -> None:
         self.host, self.port = listener.getsockname()[:2]
+        self._scheme = scheme
         self._server = server
         self._task = asyncio.get_running_loop().create_task(server.serve([listener]))
 
     @staticmethod
-    async def start(app: Any, host: str, port: int, *, what: str) -> WebServer:
+    async def start(app: Any, host: str, port: int, *, what: str, tls: ssl.SSLContext | None = None) -> WebServer:
         """Serve an ASGI application on `host` and `port` (0: any free one); `what` it is, for people.
+
+        `tls`: shows the server's certificate; None: plain HTTP.
 
         Raises:
             ResourceError: the port cannot be had; its holder is named where the system tells.
             UserError: the address is not this machine's.
         """
-        return WebServer(_Server(_config(app)), listen(host, port, what))
+        config = _config(app)
+        if tls is not None:
+            config.load()
+            config.ssl = tls
+        return WebServer(_Server(config), listen(host, port, what), "http" if tls is None else "https")
 
     @property
     def url(self) -> str:
         """Of the root, without a slash at its end."""
-        return f"http://{address_text(self.host, self.port)}"
+        return f"{self._scheme}://{address_text(self.host, self.port)}"
 
     async def close(self) -> None:
         """Stop listening; answers under way get a moment."""

@@ -46,8 +46,9 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from planetary.core.clock import SystemClock
     from planetary.core.errors import UserError
+    from planetary.net.authority import fingerprint_in
     from planetary.run.places import default_state_folder
-    from planetary.web.access import AccessTokens, scope_named
+    from planetary.web.access import AUTHORITY, AccessTokens, scope_named
 
     now = SystemClock().wall()
     tokens = AccessTokens(args.state or default_state_folder())
@@ -62,7 +63,12 @@ def run(args: argparse.Namespace) -> int:
     elif args.name is None:
         raise UserError("token: give a NAME for the token, --list, or --revoke NAME")
     else:
-        print(tokens.make(args.name, scope_named(args.scope), now))
+        state = args.state or default_state_folder()
+        fingerprint = fingerprint_in(state)
+        print(
+            tokens.make(args.name, scope_named(args.scope), now) + (f"{AUTHORITY}{fingerprint}" if fingerprint else "")
+        )
         if sys.stdout.isatty():
-            print("It is shown once. Send it as: Authorization: Bearer TOKEN", file=sys.stderr)
+            told = f"; the part behind {AUTHORITY} is the fingerprint of the gateway's authority" if fingerprint else ""
+            print(f"It is shown once. Send it as: Authorization: Bearer TOKEN{told}", file=sys.stderr)
     return EXIT_OK

@@ -15,7 +15,7 @@ from planetary.fabric.gateway.run_files import EVENTS
 from planetary.monitor.run_folder import Event, load_history
 from planetary.site.api.job_operations import job_of
 from planetary.site.api.views import RollBackRequest, RollOutRequest, RollOutView, StepHistory, StepUse
-from planetary.site.jobs import Job
+from planetary.site.jobs import Job, JobState
 from planetary.site.site import Site
 from planetary.web.access import Scope
 from planetary.web.errors import ApiError
@@ -88,7 +88,8 @@ class StepOperations:
         job = job_of(self._site, request)
         run = self._site.runs.get(job.job)
         if run is None:
-            raise ApiError(409, f"the job {job.job} does not run: it is {job.state.value}", code="not_running")
+            state = "begins, and has no step yet" if job.state is JobState.RUNNING else f"is {job.state.value}"
+            raise ApiError(409, f"the job {job.job} {state}: a running one has a training step", code="not_running")
         run.gateway.roll_out(wanted)
         return await self._view(job)
 

@@ -79,6 +79,12 @@ def add_gateway_flags(parser: argparse.ArgumentParser, default_port: int, defaul
         f"{default_api_port}; 0: any)",
     )
     parser.add_argument(
+        "--api-tls",
+        action="store_true",
+        help="dashboard and control API over HTTPS, with the certificate that workers see (planetary token prints "
+        "its fingerprint with each token)",
+    )
+    parser.add_argument(
         "--state", type=Path, metavar="DIR", help="certificate authority and invites (default: ~/.planetary/gateway)"
     )
     parser.add_argument("--cache", type=Path, metavar="DIR", help="prepared data and compiled steps")
@@ -154,11 +160,11 @@ def _run(args: argparse.Namespace, hosted: HostedAs) -> None:
         forgive=tuple(args.forgive),
         local_threads=args.local_threads,
     )
-    host = _host_options(args, DEFAULT_API_HOST, hosted.api_port)
+    host = _host_options(args, DEFAULT_API_HOST, hosted.api_port, tls=args.api_tls)
     asyncio.run(host_run(config, options, host, partial(_listening, args, hosted)))
 
 
-def _host_options(args: argparse.Namespace, host: str, port: int) -> HostOptions:
+def _host_options(args: argparse.Namespace, host: str, port: int, *, tls: bool) -> HostOptions:
     from planetary.site.gateway_process import HostOptions
 
     return HostOptions(
@@ -166,6 +172,7 @@ def _host_options(args: argparse.Namespace, host: str, port: int) -> HostOptions
         plain=args.plain_loopback,
         api_host=args.gateway_host or host,
         api_port=args.gateway_port if args.gateway_port is not None else port,
+        api_tls=tls,
         ends_with_parent=args.end_with_parent,
     )
 
@@ -203,7 +210,8 @@ def _run_site(args: argparse.Namespace, hosted: HostedAs) -> None:
         port=args.port if args.port is not None else fabric.port or hosted.port,
         controllers=config.controllers,
     )
-    host = _host_options(args, api.host or DEFAULT_API_HOST, hosted.api_port if api.port is None else api.port)
+    port_ = hosted.api_port if api.port is None else api.port
+    host = _host_options(args, api.host or DEFAULT_API_HOST, port_, tls=args.api_tls or api.tls)
     asyncio.run(host_site(config, site, host, partial(_listening, args, hosted)))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from openapi_spec_validator import validate
 from site_support import ADMIN, Running, run, running, toy_kinds  # noqa: F401
 
 from planetary.cli.gateway_client import GatewayClient, client_of
+from planetary.cli.main import main
 from planetary.core.clock import SystemClock
 from planetary.core.errors import TrustError, UserError
 from planetary.fabric.gateway.gateway import Security
@@ -367,6 +370,56 @@ def test_commands_recognise_a_gateway_with_tls_by_the_fingerprint_of_their_token
         assert (await site.get("/v1/jobs", headers={"origin": site.url.replace("https", "http")})).status_code == 403
 
     run(tmp_path, test, security=Security.by(authority), tls=True)
+
+
+def test_a_submission_brings_the_files_of_its_model_and_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text("def build(): ...\n")
+    (tmp_path / "notes.txt").write_text("some text " * 100)
+    (tmp_path / "token.txt").write_text(ADMIN)
+    (tmp_path / "toy.toml").write_text(
+        '[run]\nname = "toy"\n[model]\nsource = "net.py:build"\n[data]\nsource = "notes.txt"\n'
+    )
+    digest = hashlib.sha256((tmp_path / "net.py").read_bytes()).hexdigest()
+
+    async def test(site: Running) -> None:
+        sent_from = [str(tmp_path / "toy.toml"), "--send-files"]
+
+        def command() -> int:
+            return main(
+                ["jobs", "submit", *sent_from, f"--gateway={site.url}", f"--token-file={tmp_path / 'token.txt'}"]
+            )
+
+        assert await asyncio.to_thread(command) == 0, capsys.readouterr().err
+        config = tomllib.loads(site.site.book.jobs["toy"].config)
+        sent = site.folder / "runs" / "files"
+        assert config["model"]["source"] == f"{sent / digest / 'net.py'}:build"
+        assert Path(config["data"]["source"]).read_text() == "some text " * 100
+        put = site.client.put
+        again = await put(f"/v1/files/{digest}/net.py", content=b"anything: it is here")
+        assert again.json() == {"digest": digest, "name": "net.py", "nbytes": 17}
+        monkeypatch.setattr("planetary.site.submission.MOST_FILE", 1000)
+        for path, content, said in (
+            (f"{'0' * 64}/net.py", b"other bytes", "expected bytes of SHA-256 000"),
+            ("xyz/net.py", b"", "64 hexadecimal digits"),
+            (f"{digest}/.net", b"", "the name of one file"),
+            (f"{digest}/large.bin", b"x" * 1001, "more than 1000 bytes"),
+        ):
+            refused = await put(f"/v1/files/{path}", content=content)
+            assert refused.status_code == 400, refused.text
+            assert said in message_of(refused)
+        assert sorted(path.name for path in sent.rglob("*") if path.is_file()) == ["net.py", "notes.txt"]
+        toy = {"run": {"name": "toy"}}
+        for files, said in (
+            ({"model.source": {"digest": "0" * 64, "name": "net.py"}}, "send it first"),
+            ({"run.name": {"digest": digest, "name": "net.py"}}, "run.name takes no file"),
+        ):
+            refused = await site.post("/v1/jobs", {"config": toy, "files": files})
+            assert refused.status_code == 400
+            assert said in message_of(refused)
+
+    run(tmp_path, test)
 
 
 def test_jobs_outlive_the_site(tmp_path: Path) -> None:

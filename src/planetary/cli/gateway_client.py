@@ -55,13 +55,20 @@ class GatewayClient:
         """Return the answer to a body."""
         return self._ask("POST", path, json.dumps(body).encode())
 
-    def _ask(self, method: str, path: str, body: bytes | None) -> Any:
+    def put(self, path: str, file: Path) -> Any:
+        """Return the answer to the bytes of a file, which are read as they are sent."""
+        with file.open("rb") as data:
+            return self._ask("PUT", path, data, length=file.stat().st_size)
+
+    def _ask(self, method: str, path: str, body: Any, *, length: int | None = None) -> Any:
         request = urllib.request.Request(f"{self.url}{path}", data=body, method=method)
         request.add_header("Accept", "application/json")
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")
         if body is not None:
-            request.add_header("Content-Type", "application/json")
+            request.add_header("Content-Type", "application/json" if length is None else "application/octet-stream")
+        if length is not None:
+            request.add_header("Content-Length", str(length))
         try:
             with self._open(request) as answer:
                 return json.loads(answer.read())

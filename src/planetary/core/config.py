@@ -50,6 +50,7 @@ from planetary.core.errors import UserError
 
 __all__ = [
     "BUILT_IN_TOKENIZERS",
+    "FILE_KEYS",
     "CheckpointConfig",
     "Config",
     "DataConfig",
@@ -75,6 +76,8 @@ __all__ = [
 
 BUILT_IN_TOKENIZERS = ("byte", "char", "u16", "qwen")
 """Values of `data.tokenizer` that are no path."""
+FILE_KEYS = ("model.source", "model.weights", "data.source", "data.tokenizer")
+"""Keys whose files can be sent along with a configuration."""
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:

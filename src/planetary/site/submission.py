@@ -1,18 +1,107 @@
-"""From what is submitted to the configuration of a run, checked as the gateway's command does."""
+"""From a submission, and the files sent with it, to the configuration of a run, checked as the gateway's command does."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planetary.core.config import Config, config_from_tables, load_config
+from planetary.core.config import FILE_KEYS, Config, config_from_tables, load_config
+from planetary.core.errors import ResourceError, UserError
 from planetary.fabric.preparation.model_shapes import with_model_shapes
 from planetary.run.kinds import kind_of
 from planetary.site.site_config import ControllerOptions
 
 log = logging.getLogger(__name__)
+
+FILES = "files"
+"""Folder of submitted files beside the runs: files/DIGEST/NAME."""
+MOST_FILE, MOST_FILES = 4 << 30, 32 << 30  # bytes of one, and of all
+_HEX = frozenset("0123456789abcdef")
+
+
+class SubmittedFiles:
+    """Files that clients sent, by the SHA-256 of their bytes; they stay until a person removes them."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: of the site."""
+        self._folder = folder / FILES
+
+    def path_of(self, digest: str, name: str) -> Path:
+        """Return where a file is, or would be. Raises `UserError` for a digest or a name that cannot be."""
+        if len(digest) != 64 or not set(digest) <= _HEX:
+            raise UserError(f"expected the SHA-256 of a file, 64 hexadecimal digits, found {digest[:80]!r}")
+        if name != Path(name).name or name.startswith(".") or not name.isprintable() or len(name.encode()) > 200:
+            raise UserError(f"expected the name of one file, found {name[:80]!r}")
+        return self._folder / digest / name
+
+    async def receive(self, digest: str, name: str, pieces: AsyncIterator[bytes]) -> Path:
+        """Keep a file that arrives in pieces, unless it is here; return its path.
+
+        Raises:
+            UserError: its bytes have another digest, or are more than `MOST_FILE`.
+            ResourceError: the disk is full, or files of `MOST_FILES` bytes are here already.
+        """
+        path = self.path_of(digest, name)
+        if path.exists():
+            return path
+        room = MOST_FILES - await asyncio.to_thread(self._nbytes)
+        hashed, size = hashlib.sha256(), 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    async for piece in pieces:
+                        size += len(piece)
+                        if size > MOST_FILE:
+                            raise UserError(f"{name} has more than {MOST_FILE} bytes: put it on the gateway's machine")
+                        if size > room:
+                            raise ResourceError(
+                                f"files of {MOST_FILES - room} bytes were sent to this gateway, and {MOST_FILES} may "
+                                f"be: remove some from {self._folder}"
+                            )
+                        hashed.update(piece)
+                        await asyncio.to_thread(file.write, piece)
+                if hashed.hexdigest() != digest:
+                    raise UserError(f"{name}: expected bytes of SHA-256 {digest}, found {hashed.hexdigest()}")
+                os.replace(temporary, path)
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+        except OSError as error:
+            raise ResourceError(f"cannot keep {path}: {error.strerror or error}") from error
+        return path
+
+    def _nbytes(self) -> int:
+        return sum(path.stat().st_size for path in self._folder.rglob("*") if path.is_file())
+
+    def placed(self, tables: Mapping[str, Any], files: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
+        """Return tables of a configuration whose keys name files that were sent.
+
+        Args:
+            tables: sections.
+            files: "section.key" -> digest and name. The function of a `model.source` stays.
+
+        Raises:
+            UserError: a key takes no file, or the file is not here.
+        """
+        changed: dict[str, Any] = dict(tables)
+        for key, (digest, name) in files.items():
+            if key not in FILE_KEYS:
+                raise UserError(f"files: {key} takes no file; these do: {', '.join(FILE_KEYS)}")
+            path = self.path_of(digest, name)
+            if not path.exists():
+                raise UserError(f"files: {key}: there is no file {digest[:12]}…/{name} here: send it first")
+            section, _, field = key.partition(".")
+            given = changed.get(section) or {}
+            function = str(given.get(field, "")).rpartition(":")[2] if name.endswith(".py") else ""
+            changed[section] = {**given, field: f"{path}:{function}" if function else str(path)}
+        return changed
 
 
 def config_of_tables(tables: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
@@ -32,7 +121,7 @@ def config_of_controller(controller: ControllerOptions, overrides: Sequence[str]
 
 
 def checked(config: Config) -> Config:
-    """Return a configuration with what its model decides; warnings are logged. Raises `UserError`."""
+    """Return a configuration with the settings that its model implies; warnings are logged. Raises `UserError`."""
     config = with_model_shapes(config)
     for note in kind_of(config).check(config):
         log.warning("%s", note)

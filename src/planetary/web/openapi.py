@@ -91,6 +91,8 @@ def _described(operation: Operation) -> dict[str, Any]:
     }
     if operation.scope is not None:
         described["description"] = f"Needs a token with the scope {operation.scope.word}."
+    if operation.raw:
+        described["requestBody"] = {"required": True, "content": {operation.raw: {"schema": {}}}}
     if operation.body is not None:
         described["requestBody"] = {"required": not operation.optional, "content": _content(operation.body)}
     return described

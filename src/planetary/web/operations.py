@@ -46,6 +46,7 @@ class Operation:
         handler: answers it.
         body: type of the request's JSON; None: it has none.
         optional: whether a request may leave the body out.
+        raw: media type of a body that the handler reads itself, piece by piece; "": there is none.
         answer: type of the response's JSON, or the media type of another response.
         status: of the response.
         parameters: in the query.
@@ -61,6 +62,7 @@ class Operation:
     handler: Handler
     body: type[msgspec.Struct] | None = None
     optional: bool = False
+    raw: str = ""
     answer: Any = JSON
     status: int = 200
     parameters: Sequence[Parameter] = ()

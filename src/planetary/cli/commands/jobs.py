@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,12 @@ def add_parser(subparsers: Any) -> argparse.ArgumentParser:
     submit.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a config key")
     submit.add_argument("--name", default="", help="of the job and its folder (default: run.name, numbered)")
     submit.add_argument("--priority", type=int, metavar="N", help="of its claim to workers (default: its controller's)")
+    submit.add_argument(
+        "--send-files",
+        action="store_true",
+        help="send the files of model.source, model.weights, data.source and data.tokenizer to the gateway, where they "
+        "are on this machine (default: the gateway has them under the same paths)",
+    )
     _action(actions, "list", "list jobs", "planetary jobs list")
     show = _action(actions, "show", "show a job", "planetary jobs show stdlib")
     cancel = _action(actions, "cancel", "end a job at once", "planetary jobs cancel stdlib")
@@ -90,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
     match args.action:
         case "submit":
             path, body = _submission(args)
+            if args.send_files:
+                body["files"] = _send_files(body.get("config", {}), client)
             answer = client.post(path, body)
         case "list":
             answer = client.get("/v1/jobs")
@@ -182,6 +191,28 @@ def _submission(args: argparse.Namespace) -> tuple[str, dict[str, Any]]:
     else:
         body |= {"overrides": args.set, "resume": args.resume}
     return (f"/v1/{args.controller}/jobs" if args.controller else "/v1/jobs"), body
+
+
+def _send_files(tables: dict[str, Any], client: GatewayClient) -> dict[str, dict[str, str]]:
+    """Send the files that a configuration names; return them by key. Raises `UserError` for a folder."""
+    from planetary.core.config import FILE_KEYS
+    from planetary.core.errors import UserError
+
+    sent: dict[str, dict[str, str]] = {}
+    for key in FILE_KEYS:
+        section, _, field = key.partition(".")
+        value = str(tables.get(section, {}).get(field, ""))
+        place, _, function = value.rpartition(":")
+        path = Path(place if place.endswith(".py") and function else value)
+        if not value or not path.is_absolute():
+            continue  # a module, a URL, or built in
+        if not path.is_file():
+            raise UserError(f"--send-files: {key} = {value}: expected one file of this machine; a folder is not sent")
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        client.put(f"/v1/files/{digest}/{_quoted(path.name)}", path)
+        sent[key] = {"digest": digest, "name": path.name}
+    return sent
 
 
 def _quoted(name: str) -> str:

@@ -421,7 +421,7 @@ class RoleJob(WorkerJob, frozen=True, kw_only=True):
 
 
 FABRIC = Protocol(
-    16,
+    17,
     *SESSION,
     Hello,
     WorkerStarted,

@@ -18,14 +18,14 @@ from planetary.fabric.gateway.run_files import CONFIG, EVENTS
 from planetary.fabric.protocol.status import RunStatus
 from planetary.monitor.dashboard import shown_config
 from planetary.run.status_source import status_source
-from planetary.site.api.views import CancelRequest, JobList, JobView, Submission, job_view
+from planetary.site.api.views import CancelRequest, FileView, JobList, JobView, Submission, job_view
 from planetary.site.jobs import Job, JobState
 from planetary.site.site import Site
 from planetary.site.site_config import CONTROLLERS, ControllerOptions
-from planetary.site.submission import config_of_controller, config_of_file, config_of_tables
+from planetary.site.submission import SubmittedFiles, config_of_controller, config_of_file, config_of_tables
 from planetary.web.access import Scope
 from planetary.web.api_errors import ApiError, wrong
-from planetary.web.operations import TEXT, Operation, Parameter
+from planetary.web.operations import BYTES, TEXT, Operation, Parameter
 
 
 class JobOperations:
@@ -106,6 +106,19 @@ class JobOperations:
                 refuses=(404,),
             ),
             cancel,
+            Operation(
+                method="PUT",
+                path="/v1/files/{digest}/{name}",
+                name="send_file",
+                text="Keep a file for submissions, by the SHA-256 of its bytes; once more is fine.",
+                group="jobs",
+                scope=Scope.SUBMIT,
+                handler=self._receive,
+                raw=BYTES,
+                answer=FileView,
+                status=201,
+                refuses=(400, 409, 503),
+            ),
             *(
                 operation
                 for name in CONTROLLERS
@@ -151,6 +164,14 @@ class JobOperations:
         return job_view(job, tuple(self._site.workers_of(job.job)), endpoint)
 
     # --- changing ---------------------------------------------------------------------------------------------
+
+    async def _receive(self, request: Request) -> FileView:
+        folder = self._site.options.folder
+        if folder is None:
+            raise ApiError(409, "this gateway was started for one run and takes no jobs, and no files", code="one_run")
+        digest, name = request.path_params["digest"].lower(), request.path_params["name"]
+        path = await SubmittedFiles(folder).receive(digest, name, request.stream())
+        return FileView(digest=digest, name=name, nbytes=path.stat().st_size)
 
     async def _submit(self, request: Request, controller: str) -> JobView:
         asked: Submission = request.state.body or Submission()
@@ -202,10 +223,12 @@ def _checked(asked: Submission, controller: ControllerOptions, folder: Path | No
     given = [name for name in ("config", "toml", "resume") if getattr(asked, name)]
     if len(given) > 1:
         raise wrong(given[1], f"{' and '.join(given)} are given: expected one of them")
-    if asked.config is not None:
-        return config_of_tables(asked.config, asked.overrides)
-    if asked.toml is not None:
-        return config_of_tables(_toml(asked.toml), asked.overrides)
+    tables = _toml(asked.toml) if asked.toml is not None else asked.config
+    if asked.files and (tables is None or folder is None):
+        raise wrong("files", "they go with config or toml, to a gateway that takes jobs")
+    if tables is not None:
+        files = {key: (one.digest, one.name) for key, one in asked.files.items()}
+        return config_of_tables(SubmittedFiles(folder).placed(tables, files) if folder else tables, asked.overrides)
     if asked.resume:
         if "/" in asked.resume or folder is None or not (folder / asked.resume / CONFIG).exists():
             raise wrong("resume", f"there is no run named {asked.resume!r} here")

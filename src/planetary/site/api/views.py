@@ -54,12 +54,28 @@ class JobList(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobView, ...]
 
 
+class FileReference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A file that was sent to the gateway."""
+
+    digest: str  # sha256
+    name: str
+
+
+class FileView(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that the gateway keeps for submissions."""
+
+    digest: str  # sha256
+    name: str
+    nbytes: int
+
+
 class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A job that is asked for: one of `config`, `toml`, `resume`, or none for the controller's own configuration."""
 
     config: dict[str, dict[str, Any] | list[Any]] | None = None  # tables, as in a configuration file
     toml: str | None = None  # the text of one
     overrides: tuple[str, ...] = ()  # "section.key=value"
+    files: dict[str, FileReference] = {}  # "section.key" of config or toml -> a file that was sent, in place of a path
     name: str = ""  # of the job and its folder; "": the run's, with a number where that is taken
     priority: int | None = None  # of its claim to workers
     resume: str = ""  # name of a run's folder that goes on

@@ -1,4 +1,4 @@
-"""From a submission, and the files sent with it, to the configuration of a run, checked as the gateway's command does."""
+"""From a submission and its files to the configuration of a run, checked as the gateway's command does."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from planetary.fabric.gateway.gateway import StepWanted
 from planetary.fabric.gateway.rounds_gateway import RoundsGateway
 from planetary.fabric.gateway.rounds_start import RoundsStart
 from planetary.fabric.preparation.compiling import CompileTarget, PublishedArtifact
-from planetary.fabric.preparation.parameters import Parameters
+from planetary.fabric.preparation.parameters import ParameterVersions
 from planetary.fabric.preparation.preparation import Prepared
 from planetary.fabric.protocol.policy import ControllerPolicy
 from planetary.fabric.shell.system import System
@@ -48,7 +48,7 @@ class HubGateway(RoundsGateway):
         hub = f"{self.config.run.name}-{_identity(self.options.folder, self._system)}"
         start.policy = hub_policy(start.policy, self.config, prepared, hub)
         masters, mark = masters_of(prepared.step.spec.params), start.state.round
-        start.parameters = Parameters(masters, start.parameters.state, mark)
+        start.parameters = ParameterVersions(masters, start.parameters.state, mark)
         return start
 
     @cached_property

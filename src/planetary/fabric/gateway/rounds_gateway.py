@@ -158,6 +158,11 @@ class RoundsGateway(Gateway[Prepared, RoundsStart, Controller]):
                 "in a ring workers hold the outer state, which a worker that loads another step loses: resume the run "
                 'with --set, or train with sync.topology = "star"'
             )
+        if self.config.sync.overlap != "none":
+            raise ClosedError(
+                f'with sync.overlap = "{self.config.sync.overlap}" a round is always under way, so that no step can be '
+                "replaced between two: resume the run with --set"
+            )
         if stage.state in ("preparing", "verified"):
             raise ClosedError(f"another step is being rolled out: {stage.state}")
         digest = self._earlier(controller, wanted.back_to) if wanted.back_to else ""

@@ -57,7 +57,7 @@ class StepOffered(Event, frozen=True, kw_only=True):
     """A training step of equal signature is compiled for the targets in use and verified: it replaces the run's."""
 
     spec: StepSpec
-    buffers: str  # digest, as of `Job`
+    buffers: str  # digest, as of `TrainingJob`
     compiled: tuple[Compiled, ...]
     by: str  # name of the token
     why: str

@@ -138,7 +138,7 @@ class ControllerPolicy(FabricPolicy, frozen=True, kw_only=True):
     fragments: Fragmentation = Fragmentation()
     spec: StepSpec
     buffers: str  # digest of the packed model buffers, "" without any
-    inner_state_of: str = ""  # as of `Job`
+    inner_state_of: str = ""  # as of `TrainingJob`
 
     @property
     def roles(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from planetary.site.api.views import RollBackRequest, RollOutRequest, RollOutVie
 from planetary.site.jobs import Job, JobState
 from planetary.site.site import Site
 from planetary.web.access import Scope
-from planetary.web.errors import ApiError
+from planetary.web.api_errors import ApiError
 from planetary.web.operations import Operation
 
 

@@ -113,13 +113,13 @@ class _HttpsOfGateway(urllib.request.HTTPSHandler):
         super().__init__()
         self._trusting = context
 
-    def https_open(self, request: urllib.request.Request) -> Any:
+    def https_open(self, req: urllib.request.Request) -> Any:
         """See `HTTPSHandler`."""
 
         def connection(host: str, **options: Any) -> http.client.HTTPConnection:
             return _ConnectionToGateway(host, context=self._trusting, **options)
 
-        return self.do_open(connection, request)  # type: ignore[arg-type]
+        return self.do_open(connection, req)  # type: ignore[arg-type]
 
 
 class _ConnectionToGateway(http.client.HTTPSConnection):

@@ -193,7 +193,9 @@ class SmallTraining:
 
         `mix` returns the parameters to go on with after the delay of a fragment.
         """
-        executor = SmallExecutor(msgspec.structs.replace(self.spec, stablehlo_digest=step or self.spec.stablehlo_digest))
+        executor = SmallExecutor(
+            msgspec.structs.replace(self.spec, stablehlo_digest=step or self.spec.stablehlo_digest)
+        )
         executor.set_params(params)
         for number, batch in enumerate(_batches(self.config.train.inner_steps, lease)):
             if mix is not None and number == self.config.sync.delay:
@@ -229,13 +231,16 @@ class SmallTraining:
     def _held(
         self,
         record: DeltaAccepted,
-        begun: LeaseAssigned,
+        assigned: tuple[LeaseAssigned, str],
         states: Mapping[int, OuterState],
         held: Mapping[int, HeldContribution],
         ends_of: dict[int, Tensors],
-        step: str,
     ) -> HeldContribution:
-        """Return what an accepted task gave, and what it was trained from; streaming: add its ends to `ends_of`."""
+        """Return what an accepted task gave, and what it was trained from; streaming: add its ends to `ends_of`.
+
+        `assigned`: its record, and the digest of the step in use then.
+        """
+        begun, step = assigned
         if self.config.sync.overlap == "streaming":
             return self._streamed(record, begun, states, ends_of)
         start: Tensors = states[begun.version].params
@@ -285,7 +290,7 @@ class SmallTraining:
         """
         states = {0: self.start()}
         accepted: list[DeltaAccepted] = []
-        begun: dict[int, LeaseAssigned] = {}  # task -> where it was trained from
+        begun: dict[int, tuple[LeaseAssigned, str]] = {}  # task -> its start, and the step in use
         held: dict[int, HeldContribution] = {}  # task -> what it gave
         ends_of: dict[int, Tensors] = {}  # streaming: task -> all its end parameters
         rules: dict[int, str] = {}  # round -> how its contributions were merged
@@ -299,13 +304,13 @@ class SmallTraining:
                     round_ = record.mark.round
                     accepted = []
                 case LeaseAssigned():
-                    begun[record.task] = record
+                    begun[record.task] = record, step
                 case ContributionsJudged():
                     rules[record.round] = record.rule
                 case DeltaAccepted():
                     accepted.append(record)
                     if self._is_exact:
-                        held[record.task] = self._held(record, begun[record.task], states, held, ends_of, step)
+                        held[record.task] = self._held(record, begun[record.task], states, held, ends_of)
                 case DeltaWithdrawn():
                     accepted = [a for a in accepted if a.task != record.task]
                 case RoundClosed():
